@@ -1,0 +1,8 @@
+"""Pipes: composable steps of a data pipeline, read by iterating (`iter`) or by index (`map`)."""
+
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import DataChunk
+
+from . import iter, map, utils  # isort: skip - they import the names above
+
+__all__ = ["DataChunk", "functional_datapipe", "iter", "map", "utils"]

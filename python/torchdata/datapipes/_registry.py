@@ -1,0 +1,91 @@
+"""Functional forms: the names under which pipes are found as methods of other pipes.
+
+Role: one registry per kind of pipe (iter, map). Filled at import time by `functional_datapipe`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+
+class FunctionalForms:
+    """Gives a pipe base class a registry of functional forms and the lookup of them as methods."""
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        function = type(self).functions.get(name)
+        if function is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        bound = functools.partial(function, self)
+        functools.update_wrapper(bound, function, assigned=("__doc__",))
+        return bound
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *type(self).functions})
+
+    @classmethod
+    def register_function(cls, function_name: str, function: Callable[..., Any]) -> None:
+        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if function_name in cls.functions:
+            raise ValueError(
+                f"the functional form {function_name!r} is already taken by {cls.functions[function_name]!r}; "
+                "choose another name"
+            )
+        cls.functions[function_name] = function
+
+    @classmethod
+    def register_datapipe_as_function(
+        cls, function_name: str, cls_to_register: type, enable_df_api_tracing: bool = False
+    ) -> None:
+        """Makes the pipe class `cls_to_register` available as `pipe.function_name(...)`.
+
+        `enable_df_api_tracing` is accepted for compatibility and has no effect: the data-frame
+        tracing API of torch is not part of this library.
+        """
+
+        def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+            return cls_to_register(source_datapipe, *args, **kwargs)
+
+        functools.update_wrapper(construct, cls_to_register, assigned=("__doc__", "__name__", "__qualname__"), updated=())
+        cls.register_function(function_name, construct)
+
+
+class functional_datapipe:  # noqa: N801 - upstream's name
+    """Class decorator that registers a pipe under a functional form.
+
+    Args:
+        name: the method name under which the pipe is found on every pipe of its kind.
+        enable_df_api_tracing: accepted for compatibility, without effect.
+
+    Example:
+        >>> from torchdata.datapipes import functional_datapipe
+        >>> from torchdata.datapipes.iter import IterDataPipe, IterableWrapper
+        >>> @functional_datapipe("doubled")
+        ... class Doubler(IterDataPipe):
+        ...     def __init__(self, source_datapipe):
+        ...         self.source_datapipe = source_datapipe
+        ...     def __iter__(self):
+        ...         for item in self.source_datapipe:
+        ...             yield 2 * item
+        >>> list(IterableWrapper([1, 2]).doubled())
+        [2, 4]
+    """
+
+    def __init__(self, name: str, enable_df_api_tracing: bool = False) -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise TypeError(f"a functional form must be a valid method name, but got {name!r}")
+        self.name = name
+        self.enable_df_api_tracing = enable_df_api_tracing
+
+    def __call__(self, cls: Any) -> Any:
+        if not (isinstance(cls, type) and issubclass(cls, FunctionalForms)):
+            raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")
+        cls.register_datapipe_as_function(self.name, cls, enable_df_api_tracing=self.enable_df_api_tracing)
+        return cls

@@ -1,0 +1,178 @@
+"""The two bases of all pipes, `IterDataPipe` and `MapDataPipe`, and the hook that guards iteration.
+
+Role: what every pipe shares: registration of functional forms, the pickling hooks, one valid iterator
+at a time, `reset()` at the start of an iteration, and the place where loaded state is picked up.
+Runs in every process that holds pipes. A pipe owns its sources and one `IterationToken`.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABCMeta
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, ClassVar, Generic, TypeVar
+
+from torchdata._native import IterationToken, IteratorGuard
+from torchdata.datapipes._registry import FunctionalForms
+
+__all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "token_of"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_TOKEN = "_iteration_token"
+
+
+def token_of(datapipe: Any) -> IterationToken:
+    """The token of a pipe, made on first use (pipes need not call `super().__init__()`)."""
+    token = datapipe.__dict__.get(_TOKEN)
+    if token is None:
+        token = datapipe.__dict__[_TOKEN] = IterationToken()
+    return token
+
+
+def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+    """Starts an iteration of `datapipe`, whose own `__iter__` is `function`, and guards it.
+
+    Resets the pipe, unless state was loaded into it, in which case the iteration goes on from there.
+    A pipe that is replayed starts anew and drops what it had yielded.
+    """
+    token = token_of(datapipe)
+    iterator_id, resumed, replay = token.begin()
+    if not resumed:
+        datapipe.reset()
+    iterator = function(datapipe)
+    guard = IteratorGuard(datapipe, iterator, token, iterator_id)
+    if replay:
+        next(islice(guard, replay - 1, replay), None)
+    return guard
+
+
+def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    @functools.wraps(function)
+    def __iter__(self: Any) -> Iterator[Any]:
+        if getattr(type(self).__iter__, "__wrapped__", None) is not function:
+            return function(self)  # reached through super().__iter__() of an iteration that is guarded already
+        return begin_iteration(self, function)
+
+    return __iter__
+
+
+class _PicklingHooks:
+    """Hooks through which graph tools look into pipes while these are pickled, as torch's pipes have them."""
+
+    getstate_hook: ClassVar[Callable[[Any], Any] | None] = None
+    reduce_ex_hook: ClassVar[Callable[[Any], Any] | None] = None
+    str_hook: ClassVar[Callable[[Any], str] | None] = None
+    repr_hook: ClassVar[Callable[[Any], str] | None] = None
+
+    def __getstate__(self) -> Any:
+        hook = type(self).getstate_hook
+        state = self.__dict__
+        return hook(state) if hook is not None else state
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        hook = type(self).reduce_ex_hook
+        if hook is not None:
+            try:
+                return hook(self)
+            except NotImplementedError:
+                pass
+        return super().__reduce_ex__(protocol)
+
+    @classmethod
+    def set_getstate_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
+        """Installs (or with None removes) a function that replaces the pickled state of pipes of this kind."""
+        if cls.getstate_hook is not None and hook_fn is not None:
+            raise RuntimeError("Attempt to override existing getstate_hook")
+        cls.getstate_hook = staticmethod(hook_fn) if hook_fn is not None else None
+
+    @classmethod
+    def set_reduce_ex_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
+        """Installs (or with None removes) a function that replaces `__reduce_ex__` of pipes of this kind."""
+        if cls.reduce_ex_hook is not None and hook_fn is not None:
+            raise RuntimeError("Attempt to override existing reduce_ex_hook")
+        cls.reduce_ex_hook = staticmethod(hook_fn) if hook_fn is not None else None
+
+    def __str__(self) -> str:
+        hook = type(self).str_hook
+        return hook(self) if hook is not None else type(self).__qualname__
+
+    def __repr__(self) -> str:
+        hook = type(self).repr_hook
+        return hook(self) if hook is not None else type(self).__qualname__
+
+
+class IterDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
+    """A step of a pipeline that is read by iterating.
+
+    Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)`
+    calls `reset()`, returns a guarded iterator and invalidates the iterators made before.
+
+    A subclass that also defines `state_dict()` and `load_state_dict()` is restored by them; one that does
+    not is replayed (see `torchdata.datapipes.state`). Iteration state belongs into attributes that
+    `reset()` initialises and from which `__iter__` continues.
+    """
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = cls.__dict__.get("__iter__")
+        if own is not None:
+            cls.__iter__ = _hook_iter(own)  # type: ignore[method-assign]
+
+    def __iter__(self) -> Iterator[T_co]:
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__")
+
+    def __getitem__(self, index: Any) -> T_co:
+        raise NotImplementedError(f"{type(self).__name__} is read by iterating, not by index")
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+
+    def __add__(self, other: Any) -> Any:
+        return self.concat(other)
+
+    def reset(self) -> None:
+        """Brings the pipe to the start of an iteration. Called whenever an iterator is made."""
+
+
+class MapDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
+    """A step of a pipeline that is read by index: subclasses define `__getitem__` and, where known, `__len__`."""
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __getitem__(self, index: Any) -> T_co:
+        raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+
+    def __add__(self, other: Any) -> Any:
+        return self.concat(other)
+
+
+class DataChunk(list[T]):
+    """A batch: a list that knows it is one, so that `unbatch` and `collate` can tell batches from items.
+
+    Args:
+        items: the members of the batch.
+    """
+
+    def __init__(self, items: Any) -> None:
+        items = list(items)
+        super().__init__(items)
+        self.items: list[T] = items
+
+    def as_str(self, indent: str = "") -> str:
+        """The members in brackets, each by its `str`."""
+        return indent + "[" + ", ".join(map(str, self)) + "]"
+
+    def __iter__(self) -> Iterator[T]:
+        yield from super().__iter__()
+
+    def raw_iterator(self) -> Iterator[T]:
+        """Iterates over the members as they were put in."""
+        yield from self.items

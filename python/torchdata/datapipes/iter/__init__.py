@@ -1,0 +1,5 @@
+"""Pipes that are read by iterating."""
+
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["IterDataPipe"]

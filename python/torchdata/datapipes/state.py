@@ -1,0 +1,119 @@
+"""State of a pipe graph: where every pipe stands, and how to put a fresh graph into the same place.
+
+Role: composes the pipes' own `state_dict()` into the state of a graph. Runs in the process and thread that
+iterates the graph, between two items. A graph state is a plain dict that pickles; it holds references into the
+running pipes, so pickle or deep-copy it before the iteration goes on.
+
+A pipe is *restored* where the class that defines its `__iter__` (or a subclass of it) also defines `state_dict` and
+`load_state_dict`; it is *replayed* where it does not: it and all it reads from start the iteration again with the
+same seeds, and as many items as it had yielded are dropped. Pipes that read from a replayed pipe are restored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata.datapipes._traversal import walk
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+
+__all__ = ["STATE_VERSION", "Stateless", "forget_state", "is_restorable", "load_state", "save_state"]
+
+#: Version of the layout that `save_state` writes.
+STATE_VERSION = 1
+
+
+class Stateless:
+    """Mixin for pipes whose whole state is that of their sources."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The pipe's own state: nothing."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes nothing: the sources hold all there is."""
+
+
+def is_restorable(datapipe: Any) -> bool:
+    """Whether `state_dict`/`load_state_dict` of the pipe cover the `__iter__` that it runs.
+
+    They do not where a subclass overrides `__iter__` and inherits the state of its base.
+    """
+    if not isinstance(datapipe, IterDataPipe):
+        return hasattr(datapipe, "state_dict") and hasattr(datapipe, "load_state_dict")
+    classes = type(datapipe).__mro__
+
+    def depth(name: str) -> int:
+        return next((i for i, cls in enumerate(classes) if name in cls.__dict__), len(classes))
+
+    mixin = classes.index(Stateless) if Stateless in classes else len(classes)
+    state = max(depth("state_dict"), depth("load_state_dict"))
+    if state == mixin:  # the mixin speaks for the first class that lists it among its bases
+        state = max(i for i, cls in enumerate(classes) if Stateless in cls.__bases__)
+    return state < len(classes) and state <= depth("__iter__")
+
+
+def _upstream_of(datapipes: list[Any]) -> set[int]:
+    """Ids of the given pipes' sources, direct and indirect."""
+    return {id(pipe) for root in datapipes for pipe in walk(root) if pipe is not root}
+
+
+def save_state(datapipe: Any) -> dict[str, Any]:
+    """The state of the graph that ends in `datapipe`, as of the last item that it yielded."""
+    pipes = walk(datapipe)
+    replayed = [p for p in pipes if isinstance(p, IterDataPipe) and not is_restorable(p)]
+    restarted = _upstream_of(replayed)
+    entries = []
+    for pipe in pipes:
+        token = token_of(pipe)
+        entry: dict[str, Any] = {"type": type(pipe).__name__, "yielded": token.yielded, "started": token.current > 0}
+        if not entry["started"] and isinstance(pipe, IterDataPipe):
+            entry["how"] = "fresh"
+        elif id(pipe) in restarted:
+            entry["how"] = "restart"
+        elif not is_restorable(pipe):
+            entry["how"] = "replay" if isinstance(pipe, IterDataPipe) else "fresh"
+        else:
+            entry["how"] = "restore"
+            entry["state"] = pipe.state_dict()
+        if hasattr(pipe, "epoch_seed"):
+            entry["seed"] = pipe.epoch_seed()
+        entries.append(entry)
+    return {"version": STATE_VERSION, "pipes": entries}
+
+
+def load_state(datapipe: Any, state: dict[str, Any]) -> None:
+    """Puts the graph that ends in `datapipe` where the saved one stood: `iter(datapipe)` goes on from there.
+
+    Raises:
+        ValueError: the state has another version or was saved from a graph of another shape.
+    """
+    if state.get("version") != STATE_VERSION:
+        raise ValueError(
+            f"this pipe state has version {state.get('version')!r}, but this release reads version {STATE_VERSION}"
+        )
+    pipes, entries = walk(datapipe), state["pipes"]
+    saved, found = [entry["type"] for entry in entries], [type(pipe).__name__ for pipe in pipes]
+    if saved != found:
+        raise ValueError(
+            f"the state was saved from another pipeline: it holds {saved}, but this pipeline is {found} "
+            "(sources first); build the same pipeline before loading its state"
+        )
+    for pipe, entry in zip(pipes, entries, strict=True):
+        how, token = entry["how"], token_of(pipe)
+        if how == "restore":
+            token.arm(entry["yielded"])
+            pipe.load_state_dict(entry["state"])
+        else:
+            token.disarm()
+            if "seed" in entry and entry["seed"] is not None:
+                pipe.set_seed(entry["seed"])
+            if how == "replay":
+                token.arm_replay(entry["yielded"])
+
+
+def forget_state(datapipe: Any) -> None:
+    """Makes the next iteration of `datapipe` and of all that it reads from start anew."""
+    for pipe in walk(datapipe):
+        token_of(pipe).disarm()
+
+

@@ -1,0 +1,1 @@
+"""Helpers for pipes and their users."""
