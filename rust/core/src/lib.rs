@@ -1,8 +1,31 @@
 //! The engine of torchdata-rs: plain Rust, without Python.
 //!
 //! See `docs/architecture.md` for how the parts fit together and for the journey of one item.
-#![warn(missing_docs)]
 
-pub mod prefetch_queue;
+pub mod bell;
+pub mod cursor;
+pub mod error;
+pub mod primitive;
 pub mod round_robin;
 pub mod seed;
+
+#[cfg(not(loom))]
+pub mod arena;
+#[cfg(not(loom))]
+pub mod consumer;
+#[cfg(not(loom))]
+pub mod fork;
+#[cfg(not(loom))]
+mod header;
+#[cfg(not(loom))]
+pub mod link;
+#[cfg(not(loom))]
+pub mod liveness;
+#[cfg(not(loom))]
+pub mod prefetch_queue;
+#[cfg(not(loom))]
+pub mod producer;
+#[cfg(not(loom))]
+pub mod region;
+#[cfg(not(loom))]
+pub mod wake;

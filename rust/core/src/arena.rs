@@ -1,0 +1,233 @@
+//! The arena's allocator: which parts of a producer's shared memory are taken.
+//!
+//! Its book-keeping is private to the producer; the consumer only learns offsets and gives them back over
+//! the return ring. Free memory is kept as address-ordered extents that merge, and the lowest one that fits is
+//! taken: so the pages in use stay few and warm, and memory in use follows what is in flight.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::Corrupted;
+use crate::fork;
+use crate::header::{BLOCK_ALIGN, Layout, LinkConfig};
+
+/// Who still holds an allocated block.
+#[derive(Debug, Clone, Copy)]
+struct Holders {
+    len: u64,
+    /// The producer's own handle is alive.
+    local: bool,
+    /// The block was sent and has not come back.
+    remote: bool,
+}
+
+/// Extents and blocks of one arena.
+#[derive(Debug)]
+struct Allocator {
+    /// Free extents, offset to length; neighbours are always merged.
+    free: BTreeMap<u64, u64>,
+    /// Allocated blocks by offset.
+    taken: HashMap<u64, Holders>,
+    /// Blocks that may be taken at a time; no more entries fit the return ring.
+    most: usize,
+    in_use: u64,
+    peak: u64,
+}
+
+impl Allocator {
+    fn new(capacity: u64, most: usize) -> Self {
+        let free = (capacity > 0).then_some((0, capacity)).into_iter().collect();
+        Self { free, taken: HashMap::new(), most, in_use: 0, peak: 0 }
+    }
+
+    fn allocate(&mut self, len: u64) -> Option<u64> {
+        let len = len.max(1).checked_next_multiple_of(BLOCK_ALIGN)?;
+        if self.taken.len() >= self.most {
+            return None;
+        }
+        let (&offset, &extent) = self.free.iter().find(|&(_, &extent)| extent >= len)?;
+        self.free.remove(&offset);
+        if extent > len {
+            self.free.insert(offset + len, extent - len);
+        }
+        self.taken.insert(offset, Holders { len, local: true, remote: false });
+        self.in_use += len;
+        self.peak = self.peak.max(self.in_use);
+        Some(offset)
+    }
+
+    fn free_if_unheld(&mut self, offset: u64) {
+        let Some(holders) = self.taken.get(&offset) else { return };
+        if holders.local || holders.remote {
+            return;
+        }
+        let (mut start, mut len) = (offset, holders.len);
+        self.in_use -= len;
+        self.taken.remove(&offset);
+        if let Some((&before, &extent)) = self.free.range(..start).next_back()
+            && before + extent == start
+        {
+            self.free.remove(&before);
+            (start, len) = (before, len + extent);
+        }
+        if let Some(extent) = self.free.remove(&(start + len)) {
+            len += extent;
+        }
+        self.free.insert(start, len);
+    }
+}
+
+/// How much of an arena is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArenaUse {
+    /// Bytes in blocks that somebody holds.
+    pub in_use: u64,
+    /// The most that ever was in use.
+    pub peak: u64,
+    /// Blocks that somebody holds.
+    pub blocks: usize,
+}
+
+/// The producer's side of an arena, shared with the blocks made from it.
+#[derive(Debug)]
+pub struct Arena {
+    layout: Arc<Layout>,
+    allocator: Mutex<Allocator>,
+    /// The process that owns the book-keeping; a forked child must not touch it.
+    generation: u64,
+}
+
+impl Arena {
+    pub(crate) fn new(layout: Arc<Layout>) -> Arc<Self> {
+        let LinkConfig { arena_capacity, return_capacity, .. } = layout.config;
+        let allocator = Mutex::new(Allocator::new(arena_capacity, return_capacity as usize));
+        Arc::new(Self { layout, allocator, generation: fork::generation() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Allocator> {
+        self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough.
+    pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
+        if self.generation != fork::generation() {
+            return None;
+        }
+        let offset = self.lock().allocate(len as u64)?;
+        Some(Block { arena: Arc::clone(self), offset, len })
+    }
+
+    /// Marks a block as on its way to the consumer. False where it already is.
+    pub(crate) fn send(&self, offset: u64) -> bool {
+        let mut allocator = self.lock();
+        allocator.taken.get_mut(&offset).is_some_and(|holders| !std::mem::replace(&mut holders.remote, true))
+    }
+
+    /// Takes back a block that the consumer returned.
+    pub(crate) fn returned(&self, offset: u64) -> Result<(), Corrupted> {
+        let mut allocator = self.lock();
+        match allocator.taken.get_mut(&offset) {
+            Some(holders) if holders.remote => holders.remote = false,
+            _ => return Err(Corrupted("a block was returned that was not sent")),
+        }
+        allocator.free_if_unheld(offset);
+        Ok(())
+    }
+
+    fn dropped(&self, offset: u64) {
+        if self.generation != fork::generation() {
+            return;
+        }
+        let mut allocator = self.lock();
+        if let Some(holders) = allocator.taken.get_mut(&offset) {
+            holders.local = false;
+        }
+        allocator.free_if_unheld(offset);
+    }
+
+    /// Bytes that blocks may take in all.
+    pub fn capacity(&self) -> u64 {
+        self.layout.config.arena_capacity
+    }
+
+    /// How much is in use now.
+    pub fn usage(&self) -> ArenaUse {
+        let allocator = self.lock();
+        ArenaUse { in_use: allocator.in_use, peak: allocator.peak, blocks: allocator.taken.len() }
+    }
+}
+
+/// A block of the arena in the producer's hands. Dropping it frees it, unless it was sent.
+#[derive(Debug)]
+pub struct Block {
+    arena: Arc<Arena>,
+    offset: u64,
+    len: usize,
+}
+
+impl Block {
+    /// Start of the block; page-aligned, valid for `len` bytes as long as the block lives.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.arena.layout.arena_ptr(self.offset)
+    }
+
+    /// Usable bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the block was asked for with length zero.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where in the arena the block starts.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Whether the block lies in `arena`.
+    pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
+        Arc::ptr_eq(&self.arena, arena)
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.arena.dropped(self.offset);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_neighbours_merge_whatever_the_order() {
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+            let mut allocator = Allocator::new(3 * BLOCK_ALIGN, 16);
+            let offsets: Vec<u64> = (0..3).map(|_| allocator.allocate(BLOCK_ALIGN).unwrap()).collect();
+            assert_eq!(allocator.allocate(1), None);
+            for index in order {
+                allocator.taken.get_mut(&offsets[index]).unwrap().local = false;
+                allocator.free_if_unheld(offsets[index]);
+            }
+            assert_eq!(allocator.allocate(3 * BLOCK_ALIGN), Some(0));
+            assert_eq!(allocator.in_use, 3 * BLOCK_ALIGN);
+        }
+    }
+
+    #[test]
+    fn no_more_blocks_are_out_than_the_return_ring_holds() {
+        let mut allocator = Allocator::new(1 << 30, 2);
+        assert!(allocator.allocate(1).is_some());
+        assert!(allocator.allocate(1).is_some());
+        assert_eq!(allocator.allocate(1), None);
+    }
+
+    #[test]
+    fn an_empty_arena_and_an_absurd_length_give_nothing() {
+        assert_eq!(Allocator::new(0, 8).allocate(1), None);
+        assert_eq!(Allocator::new(1 << 20, 8).allocate(u64::MAX), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! Doorbells: one word per process on which it sleeps, and which others ring.
+//!
+//! Why no wake-up is lost. A sleeper (1) reads the word, (2) raises `sleeping`, (3) fences, (4) looks
+//! once more whether there is something to do, and only then sleeps as long as the word is unchanged.
+//! A ringer (1) has published its change, (2) fences, (3) looks at `sleeping`. The two fences are
+//! totally ordered: if the sleeper's comes first, the ringer sees `sleeping` and changes the word; if
+//! the ringer's comes first, the sleeper's look sees the change. A ring between the sleeper's look and
+//! its sleep changes the word, so that the sleep returns at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::primitive::{AtomicU32, Ordering, fence};
+
+/// How a thread sleeps on a word until it changes.
+pub trait Parker {
+    /// Sleeps while `word` is `seen`, at most for `timeout`; may return early.
+    fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
+    /// Wakes whoever sleeps on `word`.
+    fn unpark(&self, word: &AtomicU32);
+}
+
+/// The shared half of a doorbell.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Bell {
+    /// Changes with every ring that found a sleeper; wraps around.
+    word: AtomicU32,
+    /// 1 from before the sleeper's last look until it is woken or wakes up. Any ringer may clear it.
+    sleeping: AtomicU32,
+}
+
+impl Default for Bell {
+    fn default() -> Self {
+        Self { word: AtomicU32::new(0), sleeping: AtomicU32::new(0) }
+    }
+}
+
+impl Bell {
+    /// Sleeps until `ready`, a ring or the timeout; returns what `ready` said last.
+    pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
+        let seen = self.word.load(Ordering::Relaxed);
+        self.sleeping.store(1, Ordering::Relaxed);
+        // SYNC(doorbell): pairs with the fence in `has_sleeper`.
+        fence(Ordering::SeqCst);
+        if !ready() {
+            parker.park(&self.word, seen, timeout);
+        }
+        self.sleeping.store(0, Ordering::Relaxed);
+        ready()
+    }
+
+    /// Whether somebody sleeps, or is about to, who has not seen what the caller published before.
+    #[inline]
+    pub fn has_sleeper(&self) -> bool {
+        // SYNC(doorbell): pairs with the fence in `wait`.
+        fence(Ordering::SeqCst);
+        self.sleeping.load(Ordering::Relaxed) != 0
+    }
+
+    /// Wakes the sleeper, if there is one.
+    pub fn ring(&self, parker: &impl Parker) {
+        if self.has_sleeper() && self.sleeping.swap(0, Ordering::Relaxed) != 0 {
+            self.word.fetch_add(1, Ordering::Relaxed);
+            parker.unpark(&self.word);
+        }
+    }
+}
+
+#[cfg(not(loom))]
+pub use shared::{BellBoard, BellRef, SystemParker};
+
+#[cfg(not(loom))]
+mod shared {
+    use std::os::fd::{BorrowedFd, OwnedFd};
+    use std::time::Instant;
+
+    use super::{Arc, AtomicU32, Bell, Duration, Ordering, Parker};
+    use crate::error::OpenError;
+    use crate::region::{Region, portable};
+
+    /// Sleeps on a shared futex; where there is none (or none is wanted), naps and looks.
+    #[derive(Debug, Clone, Copy, Default)]
+    pub struct SystemParker;
+
+    impl Parker for SystemParker {
+        fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
+            if portable() { nap(word, seen, timeout) } else { futex_wait(word, seen, timeout) }
+        }
+
+        fn unpark(&self, word: &AtomicU32) {
+            if !portable() {
+                futex_wake(word);
+            }
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
+        use rustix::thread::futex;
+        let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
+        // Not process-private: the ringer is another process. Any error means "look again".
+        let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
+    }
+
+    #[cfg(target_os = "linux")]
+    fn futex_wake(word: &AtomicU32) {
+        use rustix::thread::futex;
+        let _ = futex::wake(word, futex::Flags::empty(), 1);
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
+        nap(word, seen, timeout);
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn futex_wake(_word: &AtomicU32) {}
+
+    /// The portable sleep: naps that grow from 20 µs to 1 ms, looking in between.
+    fn nap(word: &AtomicU32, seen: u32, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        let mut nap = Duration::from_micros(20);
+        while word.load(Ordering::Relaxed) == seen && Instant::now() < deadline {
+            std::thread::sleep(nap);
+            nap = (nap * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// The doorbells of all processes of one loader, in one small region.
+    #[derive(Debug)]
+    pub struct BellBoard {
+        region: Region,
+    }
+
+    impl BellBoard {
+        /// Makes `count` silent bells.
+        pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
+            Ok(Arc::new(Self { region: Region::create(count.max(1) * size_of::<Bell>())? }))
+        }
+
+        /// Maps the bells behind a descriptor received from their creator.
+        pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
+            Ok(Arc::new(Self { region: Region::attach(fd)? }))
+        }
+
+        /// The descriptor, to be passed to another process.
+        pub fn fd(&self) -> BorrowedFd<'_> {
+            self.region.fd()
+        }
+
+        /// How many bells there are.
+        pub fn len(&self) -> usize {
+            self.region.len() / size_of::<Bell>()
+        }
+
+        /// Whether there is no bell.
+        pub fn is_empty(&self) -> bool {
+            self.len() == 0
+        }
+
+        /// The bell of process `index`, or None where there are fewer.
+        pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
+            (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
+        }
+    }
+
+    /// A bell on a board that it keeps mapped.
+    #[derive(Debug, Clone)]
+    pub struct BellRef {
+        board: Arc<BellBoard>,
+        index: usize,
+    }
+
+    impl BellRef {
+        fn bell(&self) -> &Bell {
+            // SAFETY: the index was checked against the region, which stays mapped as long as `board` lives and is
+            // page-aligned; zeroed memory is a valid `Bell`, and all access to it is atomic.
+            unsafe { &*self.board.region.as_mut_ptr().cast::<Bell>().add(self.index) }
+        }
+
+        /// See [`Bell::wait`].
+        pub fn wait(&self, timeout: Duration, ready: impl FnMut() -> bool) -> bool {
+            self.bell().wait(&SystemParker, timeout, ready)
+        }
+
+        /// See [`Bell::has_sleeper`].
+        #[inline]
+        pub fn has_sleeper(&self) -> bool {
+            self.bell().has_sleeper()
+        }
+
+        /// See [`Bell::ring`].
+        #[inline]
+        pub fn ring(&self) {
+            self.bell().ring(&SystemParker);
+        }
+    }
+}

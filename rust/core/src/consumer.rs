@@ -1,0 +1,334 @@
+//! The consumer's end of a link.
+//!
+//! Runs in the process that the items are for. Nothing that the producer wrote is trusted: every length and offset is
+//! checked after it was copied out of shared memory, and a violation is [`Corrupted`].
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::bell::BellRef;
+use crate::cursor::{ConsumerCursor, ProducerCursor};
+use crate::error::Corrupted;
+use crate::fork;
+use crate::header::Layout;
+use crate::link::{BLOCK_ENTRY, KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
+
+/// A buffer of a unit, in the consumer's hands.
+#[derive(Debug)]
+pub enum Buffer {
+    /// A block of shared memory.
+    Leased(Lease),
+    /// Memory of the consumer's own, put together from fragments.
+    Owned(Vec<u8>),
+}
+
+/// A unit taken out of the ring; its inline payload lies in the scratch that the caller gave.
+#[derive(Debug)]
+pub struct Unit {
+    /// What the producer called it.
+    pub kind: u16,
+    /// The epoch in which it was sent.
+    pub epoch: u64,
+    /// Its large buffers, in the order in which they were sent.
+    pub buffers: Vec<Buffer>,
+}
+
+/// What the leases need to give their blocks back.
+#[derive(Debug)]
+struct Returns {
+    layout: Arc<Layout>,
+    cursor: Mutex<ProducerCursor>,
+    peer: BellRef,
+    leased: AtomicU64,
+    /// The process that holds the leases; a forked child must not give them back.
+    generation: u64,
+}
+
+impl Returns {
+    fn give_back(&self, offset: u64) {
+        if self.generation != fork::generation() {
+            return;
+        }
+        let header = self.layout.header();
+        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
+        // The producer keeps fewer blocks out than the ring has entries, so there is room unless memory is corrupted,
+        // in which case the block is lost and the next read reports it.
+        if cursor.has_room(&header.return_head.0, 1) == Ok(true) {
+            self.layout.return_slot(cursor.tail()).store(offset, Ordering::Relaxed);
+            cursor.publish(&header.return_tail.0, 1);
+        }
+        drop(cursor);
+        self.peer.ring();
+    }
+}
+
+/// A hold on a block of the producer's arena. The block goes back when the lease is dropped, on any thread.
+#[derive(Debug)]
+pub struct Lease {
+    returns: Arc<Returns>,
+    offset: u64,
+    len: usize,
+}
+
+impl Lease {
+    /// Start of the block; page-aligned, readable and writable for `len` bytes as long as the lease lives.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.returns.layout.arena_ptr(self.offset)
+    }
+
+    /// Bytes of the buffer.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the buffer has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.returns.leased.fetch_sub(self.len as u64, Ordering::Relaxed);
+        self.returns.give_back(self.offset);
+    }
+}
+
+/// The consumer's end.
+#[derive(Debug)]
+pub struct Consumer {
+    layout: Arc<Layout>,
+    cursor: ConsumerCursor,
+    returns: Arc<Returns>,
+    peer: BellRef,
+    /// Buffers put together from fragments, waiting for the unit that refers to them.
+    streamed: Vec<u8>,
+    /// Epoch of those fragments.
+    streamed_epoch: u64,
+    /// Items granted and items taken in this epoch.
+    granted: u64,
+    taken: u64,
+    window: u64,
+    /// Items taken since the producer was last considered for a wake-up.
+    unrung: u64,
+}
+
+impl Consumer {
+    pub(crate) fn new(layout: Arc<Layout>, peer: BellRef) -> Self {
+        let returns = Arc::new(Returns {
+            cursor: Mutex::new(ProducerCursor::new(layout.config.return_capacity)),
+            layout: Arc::clone(&layout),
+            peer: peer.clone(),
+            leased: AtomicU64::new(0),
+            generation: fork::generation(),
+        });
+        Self {
+            cursor: ConsumerCursor::new(layout.config.ring_capacity),
+            layout,
+            returns,
+            peer,
+            streamed: Vec::new(),
+            streamed_epoch: 0,
+            granted: 0,
+            taken: 0,
+            window: 0,
+            unrung: 0,
+        }
+    }
+
+    /// Starts an epoch in which the producer may run `window` items ahead. To be called before it is told to start.
+    pub fn start_epoch(&mut self, window: u64) {
+        self.taken = 0;
+        self.unrung = 0;
+        self.window = window;
+        self.streamed = Vec::new();
+        self.grant(window);
+    }
+
+    /// Allows the producer `items` items of this epoch in all, and wakes it.
+    pub fn grant(&mut self, items: u64) {
+        self.granted = items;
+        // SYNC(grant): pairs with Producer::may_produce.
+        self.layout.header().granted.0.store(items, Ordering::Release);
+        self.peer.ring();
+    }
+
+    /// Items that were taken in this epoch.
+    pub fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Items that the producer may be ahead.
+    pub fn window(&self) -> u64 {
+        self.window
+    }
+
+    /// Stops (0) or resumes (the window) the producer's running ahead; what it has sent stays valid.
+    pub fn set_window(&mut self, window: u64) {
+        self.window = window;
+        self.grant(self.taken + window);
+    }
+
+    /// Counts an item as taken and lets the producer make another one.
+    ///
+    /// A producer that sleeps is woken when half its window is free, or at once when nothing is left in the ring.
+    #[inline]
+    pub fn item_taken(&mut self) {
+        self.taken += 1;
+        self.unrung += 1;
+        self.granted = self.taken + self.window;
+        // SYNC(grant): pairs with Producer::may_produce.
+        self.layout.header().granted.0.store(self.granted, Ordering::Release);
+        if self.unrung * 2 >= self.window || self.cursor.available(&self.layout.header().tail.0) == Ok(0) {
+            self.unrung = 0;
+            self.peer.ring();
+        }
+    }
+
+    /// Whether a unit waits.
+    #[inline]
+    pub fn readable(&mut self) -> Result<bool, Corrupted> {
+        Ok(self.cursor.available(&self.layout.header().tail.0)? > 0)
+    }
+
+    /// Bytes that this side holds in leases.
+    pub fn leased(&self) -> u64 {
+        self.returns.leased.load(Ordering::Relaxed)
+    }
+
+    /// Whether leasing `len` more bytes would starve the producer, so that a buffer should be copied out instead.
+    ///
+    /// At most half of the arena is ever leased: the rest stays for what is in flight.
+    pub fn should_copy(&self, len: usize) -> bool {
+        (self.leased() + len as u64) * 2 > self.layout.config.arena_capacity
+    }
+
+    /// Takes the next unit of epoch `epoch` or later, its inline payload into `payload`; None where none waits.
+    ///
+    /// Units of older epochs are dropped undecoded and their blocks go back.
+    pub fn take(&mut self, epoch: u64, payload: &mut Vec<u8>) -> Result<Option<Unit>, Corrupted> {
+        loop {
+            let available = self.cursor.available(&self.layout.header().tail.0)?;
+            if available == 0 {
+                return Ok(None);
+            }
+            let head = self.cursor.head();
+            let header = self.read_header(head, available)?;
+            let total = u64::from(header.total);
+            if header.kind == KIND_PAD {
+                self.cursor.release(&self.layout.header().head.0, total);
+                continue;
+            }
+            if header.epoch < epoch {
+                self.drop_unit(head, header)?;
+                self.cursor.release(&self.layout.header().head.0, total);
+                continue;
+            }
+            if header.kind == KIND_FRAGMENT {
+                self.take_fragment(head, header);
+                self.cursor.release(&self.layout.header().head.0, total);
+                // A large buffer comes in many fragments; the producer may sleep until there is room for the next.
+                self.peer.ring();
+                continue;
+            }
+            let unit = self.read_unit(head, header, payload)?;
+            self.cursor.release(&self.layout.header().head.0, total);
+            return Ok(Some(unit));
+        }
+    }
+
+    fn read_header(&self, head: u64, available: u64) -> Result<UnitHeader, Corrupted> {
+        let capacity = self.layout.config.ring_capacity;
+        let until_wrap = capacity - (head & (capacity - 1));
+        let place = self.layout.ring_ptr(head);
+        // SAFETY: `available` bytes were published, at least 8 of them contiguous here (units are multiples of 8); only
+        // the first word of a unit shorter than a header is read. Reads are volatile: the peer is another process.
+        let header = unsafe {
+            if until_wrap.min(available) >= UNIT_HEADER {
+                place.cast::<UnitHeader>().read_volatile()
+            } else {
+                let total = place.cast::<u32>().read_volatile();
+                UnitHeader { total, payload: 0, kind: KIND_PAD, blocks: 0, reserved: 0, epoch: 0 }
+            }
+        };
+        // A pad may be shorter than a header even where a header could be read.
+        if u64::from(header.total) < UNIT_HEADER {
+            return UnitHeader { kind: KIND_PAD, ..header }.check(available, until_wrap);
+        }
+        header.check(available, until_wrap)
+    }
+
+    /// The block table of a checked unit, one checked entry at a time: (offset, length).
+    fn block_entry(&self, head: u64, index: u16) -> Result<(u64, u64), Corrupted> {
+        let place = self.layout.ring_ptr(head + UNIT_HEADER + BLOCK_ENTRY * u64::from(index));
+        // SAFETY: the table lies inside the checked, contiguous unit; entries are 8-aligned.
+        let [offset, len] = unsafe { place.cast::<[u64; 2]>().read_volatile() };
+        let capacity = self.layout.config.arena_capacity;
+        if offset != u64::MAX && (offset >= capacity || len > capacity - offset) {
+            return Err(Corrupted("a block lies outside the arena"));
+        }
+        Ok((offset, len))
+    }
+
+    fn drop_unit(&mut self, head: u64, header: UnitHeader) -> Result<(), Corrupted> {
+        for index in 0..header.blocks {
+            let (offset, _) = self.block_entry(head, index)?;
+            if offset != u64::MAX {
+                self.returns.give_back(offset);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_fragment(&mut self, head: u64, header: UnitHeader) {
+        if self.streamed_epoch != header.epoch {
+            self.streamed.clear();
+            self.streamed_epoch = header.epoch;
+        }
+        let len = header.payload as usize;
+        self.streamed.reserve(len);
+        let start = self.streamed.len();
+        // SAFETY: the payload lies inside the checked, contiguous unit, and `reserve` made room for it.
+        unsafe {
+            let from = self.layout.ring_ptr(head + UNIT_HEADER);
+            std::ptr::copy_nonoverlapping(from, self.streamed.as_mut_ptr().add(start), len);
+            self.streamed.set_len(start + len);
+        }
+    }
+
+    fn read_unit(&mut self, head: u64, header: UnitHeader, payload: &mut Vec<u8>) -> Result<Unit, Corrupted> {
+        let mut buffers = Vec::with_capacity(usize::from(header.blocks));
+        for index in 0..header.blocks {
+            let (offset, len) = self.block_entry(head, index)?;
+            buffers.push(if offset == u64::MAX {
+                Buffer::Owned(self.streamed_buffer(len)?)
+            } else {
+                self.returns.leased.fetch_add(len, Ordering::Relaxed);
+                Buffer::Leased(Lease { returns: Arc::clone(&self.returns), offset, len: len as usize })
+            });
+        }
+        let len = header.payload as usize;
+        payload.clear();
+        payload.reserve(len);
+        // SAFETY: as for fragments; the copy is private, so what is decoded from it cannot change any more.
+        unsafe {
+            let from = self.layout.ring_ptr(head + UNIT_HEADER + BLOCK_ENTRY * u64::from(header.blocks));
+            std::ptr::copy_nonoverlapping(from, payload.as_mut_ptr(), len);
+            payload.set_len(len);
+        }
+        Ok(Unit { kind: header.kind, epoch: header.epoch, buffers })
+    }
+
+    /// The first `len` bytes that came in fragments.
+    fn streamed_buffer(&mut self, len: u64) -> Result<Vec<u8>, Corrupted> {
+        let len = usize::try_from(len).ok().filter(|&len| len <= self.streamed.len());
+        let len = len.ok_or(Corrupted("a unit refers to fragments that did not come"))?;
+        let rest = self.streamed.split_off(len);
+        Ok(std::mem::replace(&mut self.streamed, rest))
+    }
+
+    /// Wakes the producer if it sleeps: space, blocks or a command wait for it.
+    pub fn ring(&self) {
+        self.peer.ring();
+    }
+}

@@ -1,0 +1,45 @@
+//! What can go wrong between the two ends of a link.
+
+use std::io;
+use std::time::Duration;
+
+/// Why a shared region, a link or a watch could not be made or attached.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    System {
+        /// What was attempted.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The region never became a link within the time allowed.
+    #[error("the shared region was not initialised within {0:?}: its creator died or it is no link")]
+    NotReady(Duration),
+    /// The other side was built from a release with another layout.
+    #[error(
+        "the shared region has layout version {found}, this build reads {expected}: one process runs another release"
+    )]
+    Version {
+        /// Version in the region.
+        found: u32,
+        /// Version of this build.
+        expected: u32,
+    },
+    /// The header contradicts itself or the size of the region.
+    #[error("the shared region is no valid link: {0}")]
+    Invalid(&'static str),
+    /// The end is in use: a link has one producer and one consumer for life.
+    #[error("the {0} end of this link is already taken")]
+    Taken(&'static str),
+}
+
+/// What the peer wrote breaks the rules of the link; nothing more can be read from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the shared memory of a link is corrupted: {0}")]
+pub struct Corrupted(pub &'static str);
+
+pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+    move |source| OpenError::System { what, source }
+}

@@ -1,0 +1,204 @@
+//! What lies where in the shared memory of a link, and how the two sides agree on it.
+//!
+//! ```text
+//! 0          Header (one page)
+//! 4096       data ring      ring_capacity bytes, units of the producer
+//! …          return ring    return_capacity u64s, blocks given back by the consumer
+//! …          arena          arena_capacity bytes, blocks of the producer
+//! ```
+//!
+//! Everything is fixed-width and position-independent. The creator fills in the sizes and stores the version
+//! last; whoever attaches waits for it for a bounded time.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::error::OpenError;
+use crate::region::Region;
+
+/// "tdrslink" in ASCII.
+const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
+/// Changes whenever the layout of the header, of units or of the rings does.
+const VERSION: u32 = 1;
+/// Room for the header: one page, so that the rings start page-aligned.
+const HEADER_LEN: usize = 4096;
+/// Blocks and the arena start at multiples of this.
+pub(crate) const BLOCK_ALIGN: u64 = 4096;
+
+/// Sizes of the parts of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// Bytes of the data ring; a power of two, at least 4096.
+    pub ring_capacity: u64,
+    /// Entries of the return ring, which bounds how many blocks are out at a time; a power of two.
+    pub return_capacity: u64,
+    /// Bytes of the arena: the most that blocks may take. Only what is used costs memory.
+    pub arena_capacity: u64,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self { ring_capacity: 256 << 10, return_capacity: 4096, arena_capacity: 256 << 20 }
+    }
+}
+
+impl LinkConfig {
+    /// Rounds the sizes up to what the layout asks for.
+    pub fn rounded(self) -> Self {
+        Self {
+            ring_capacity: self.ring_capacity.clamp(4096, 1 << 30).next_power_of_two(),
+            return_capacity: self.return_capacity.clamp(512, 1 << 20).next_power_of_two(),
+            arena_capacity: self.arena_capacity.min(1 << 46).next_multiple_of(BLOCK_ALIGN),
+        }
+    }
+
+    pub(crate) fn return_offset(self) -> u64 {
+        HEADER_LEN as u64 + self.ring_capacity
+    }
+
+    pub(crate) fn arena_offset(self) -> u64 {
+        self.return_offset() + self.return_capacity * 8
+    }
+
+    pub(crate) fn total(self) -> u64 {
+        self.arena_offset() + self.arena_capacity
+    }
+}
+
+/// A counter alone on its cache line, so that the two sides do not slow each other down.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Line(pub AtomicU64);
+
+/// The first page of a link.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Header {
+    magic: AtomicU64,
+    /// Stored last, with Release; 0 until then.
+    version: AtomicU32,
+    /// 1 once a process has taken the producer's end.
+    pub producer_taken: AtomicU32,
+    /// 1 once a process has taken the consumer's end.
+    pub consumer_taken: AtomicU32,
+    ring_capacity: AtomicU64,
+    return_capacity: AtomicU64,
+    arena_capacity: AtomicU64,
+    /// Data ring, bytes ever written; written by the producer alone.
+    pub tail: Line,
+    /// Data ring, bytes ever read; written by the consumer alone.
+    pub head: Line,
+    /// Return ring, entries ever written; written by the consumer alone.
+    pub return_tail: Line,
+    /// Return ring, entries ever read; written by the producer alone.
+    pub return_head: Line,
+    /// Items that the producer may have sent in the current epoch; written by the consumer alone.
+    pub granted: Line,
+    /// Items sent in all epochs; written by the producer alone, read for statistics.
+    pub items: Line,
+    /// Bytes sent in all epochs, blocks included; written by the producer alone, read for statistics.
+    pub bytes: Line,
+}
+
+const _: () = {
+    assert!(std::mem::offset_of!(Header, version) == 8);
+    assert!(std::mem::offset_of!(Header, ring_capacity) == 24);
+    assert!(std::mem::offset_of!(Header, tail) == 64);
+    assert!(std::mem::offset_of!(Header, head) == 128);
+    assert!(std::mem::offset_of!(Header, return_tail) == 192);
+    assert!(std::mem::offset_of!(Header, return_head) == 256);
+    assert!(std::mem::offset_of!(Header, granted) == 320);
+    assert!(std::mem::offset_of!(Header, items) == 384);
+    assert!(std::mem::offset_of!(Header, bytes) == 448);
+    assert!(size_of::<Header>() <= HEADER_LEN);
+};
+
+/// A region that was laid out as a link and checked.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    region: Region,
+    pub config: LinkConfig,
+}
+
+impl Layout {
+    pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
+        let config = config.rounded();
+        let layout = Self { region: Region::create(config.total() as usize)?, config };
+        layout.region.advise_huge(config.arena_offset() as usize, config.arena_capacity as usize);
+        let header = layout.header();
+        header.magic.store(MAGIC, Ordering::Relaxed);
+        header.ring_capacity.store(config.ring_capacity, Ordering::Relaxed);
+        header.return_capacity.store(config.return_capacity, Ordering::Relaxed);
+        header.arena_capacity.store(config.arena_capacity, Ordering::Relaxed);
+        // SYNC(version): pairs with `attach`; whoever sees the version sees the sizes.
+        header.version.store(VERSION, Ordering::Release);
+        Ok(layout)
+    }
+
+    pub fn attach(region: Region, timeout: Duration) -> Result<Self, OpenError> {
+        if region.len() < HEADER_LEN {
+            return Err(OpenError::Invalid("it is smaller than a header"));
+        }
+        let deadline = Instant::now() + timeout;
+        let mut layout = Self { region, config: LinkConfig::default() };
+        // SYNC(version): pairs with `create`.
+        let version = loop {
+            match layout.header().version.load(Ordering::Acquire) {
+                0 if Instant::now() >= deadline => return Err(OpenError::NotReady(timeout)),
+                0 => std::thread::sleep(Duration::from_micros(200)),
+                version => break version,
+            }
+        };
+        let header = layout.header();
+        if header.magic.load(Ordering::Relaxed) != MAGIC {
+            return Err(OpenError::Invalid("the magic number differs"));
+        }
+        if version != VERSION {
+            return Err(OpenError::Version { found: version, expected: VERSION });
+        }
+        let config = LinkConfig {
+            ring_capacity: header.ring_capacity.load(Ordering::Relaxed),
+            return_capacity: header.return_capacity.load(Ordering::Relaxed),
+            arena_capacity: header.arena_capacity.load(Ordering::Relaxed),
+        };
+        if config != config.rounded() || config.total() != layout.region.len() as u64 {
+            return Err(OpenError::Invalid("its sizes contradict each other"));
+        }
+        layout.config = config;
+        Ok(layout)
+    }
+
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub fn header(&self) -> &Header {
+        // SAFETY: the region is at least a header long, page-aligned and mapped as long as `self` lives; every bit
+        // pattern is a valid header and all access to it is atomic.
+        unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
+    }
+
+    /// Pointer to byte `position` (taken modulo the capacity) of the data ring.
+    pub fn ring_ptr(&self, position: u64) -> *mut u8 {
+        let place = HEADER_LEN as u64 + (position & (self.config.ring_capacity - 1));
+        // SAFETY: `place` is less than HEADER_LEN + ring_capacity, inside the region by its checked layout.
+        unsafe { self.region.as_mut_ptr().add(place as usize) }
+    }
+
+    /// Entry `position` (taken modulo the capacity) of the return ring.
+    pub fn return_slot(&self, position: u64) -> &AtomicU64 {
+        let place = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
+        // SAFETY: inside the region by its checked layout, a multiple of 8, and accessed only as an atomic.
+        unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
+    }
+
+    /// Pointer to byte `offset` of the arena.
+    ///
+    /// # Panics
+    /// If the offset lies outside the arena: callers check first.
+    pub fn arena_ptr(&self, offset: u64) -> *mut u8 {
+        assert!(offset < self.config.arena_capacity, "offset outside the arena");
+        // SAFETY: just checked, and the arena lies inside the region.
+        unsafe { self.region.as_mut_ptr().add((self.config.arena_offset() + offset) as usize) }
+    }
+}

@@ -1,0 +1,112 @@
+//! Who is still alive: a watch on a process, and a child's tie to its parent.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use crate::error::{OpenError, system};
+use crate::region::portable;
+
+/// A watch on another process that cannot mistake a recycled process number for it.
+#[derive(Debug)]
+pub struct Watch {
+    pid: i32,
+    /// A pidfd; None on the portable fallback, which asks for the number.
+    fd: Option<OwnedFd>,
+}
+
+impl Watch {
+    /// Watches the process `pid`, which must not have been reaped yet.
+    pub fn open(pid: i32) -> Result<Self, OpenError> {
+        if portable() {
+            return Ok(Self { pid, fd: None });
+        }
+        Ok(Self { pid, fd: Some(open_pidfd(pid)?) })
+    }
+
+    /// Watches the process behind a pidfd received from it; `pid` is its number.
+    pub fn from_fd(pid: i32, fd: OwnedFd) -> Self {
+        Self { pid, fd: Some(fd) }
+    }
+
+    /// The pidfd, to be passed to another process; None on the portable fallback.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether the process has ended, reaped or not.
+    pub fn exited(&self) -> bool {
+        match &self.fd {
+            Some(fd) => poll_exit(fd, Duration::ZERO),
+            None => has_exited(self.pid),
+        }
+    }
+
+    /// Waits until the process has ended or the timeout has passed; returns whether it has ended.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        match &self.fd {
+            Some(fd) => poll_exit(fd, timeout),
+            None => {
+                let deadline = std::time::Instant::now() + timeout;
+                loop {
+                    if has_exited(self.pid) {
+                        return true;
+                    }
+                    if std::time::Instant::now() >= deadline {
+                        return false;
+                    }
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn open_pidfd(pid: i32) -> Result<OwnedFd, OpenError> {
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    let pid = Pid::from_raw(pid).ok_or(OpenError::Invalid("process numbers are positive"))?;
+    pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| system("cannot watch a process")(errno.into()))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_pidfd(_pid: i32) -> Result<OwnedFd, OpenError> {
+    Err(OpenError::Invalid("this system has no pidfd"))
+}
+
+fn poll_exit(fd: &OwnedFd, timeout: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
+}
+
+/// Whether the process is gone or a zombie, without reaping it.
+fn has_exited(pid: i32) -> bool {
+    // SAFETY: `info` is a plain struct that waitid fills in; WNOWAIT leaves the child to be reaped by its owner.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
+            return info.si_signo != 0;
+        }
+        // Not our child: ask for the number. A recycled number is taken for the process, hence "fallback".
+        libc::kill(pid, 0) != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+    }
+}
+
+/// Ends this process, at once and silently, when the watched one has ended.
+///
+/// A thread of its own waits, so that it works whatever this process is doing. (The kernel's parent-death signal is
+/// tied to the thread that forked, which may end long before the parent does.)
+pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
+    std::thread::Builder::new()
+        .name("torchdata-parent".to_owned())
+        .stack_size(64 << 10)
+        .spawn(move || {
+            while !watch.wait(Duration::from_secs(1)) {}
+            // SAFETY: ends the process without running handlers, which belong to a parent that is gone.
+            unsafe { libc::_exit(1) }
+        })
+        .map(drop)
+        .map_err(system("cannot start the thread that watches the parent"))
+}

@@ -1,0 +1,259 @@
+//! The producer's end of a link.
+//!
+//! Runs in the process whose pipe yields the items. A unit becomes visible by one store; a producer that is killed
+//! before it exposes nothing, and what it had allocated is nobody's concern any more.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::arena::{Arena, Block};
+use crate::bell::BellRef;
+use crate::cursor::{ConsumerCursor, ProducerCursor};
+use crate::error::Corrupted;
+use crate::header::Layout;
+use crate::link::{BLOCK_ENTRY, KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
+use crate::wake::WakePolicy;
+
+/// Items that are worth waking a sleeping consumer for.
+const WAKE_BATCH: u32 = 64;
+
+/// One buffer of a unit: where its bytes are.
+#[derive(Debug)]
+pub enum Part {
+    /// In a block of this link's arena.
+    Block(Arc<Block>),
+    /// Sent ahead in fragments; the length in bytes.
+    Streamed(u64),
+}
+
+/// Whether a step could be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Push {
+    /// Done.
+    Done,
+    /// The ring is full: wait until [`Producer::writable`] says otherwise.
+    Full,
+}
+
+/// The producer's end.
+#[derive(Debug)]
+pub struct Producer {
+    layout: Arc<Layout>,
+    arena: Arc<Arena>,
+    peer: BellRef,
+    cursor: ProducerCursor,
+    returns: ConsumerCursor,
+    wake: WakePolicy,
+    /// Ring position behind each unit with blocks that was not yet seen consumed, and how many blocks.
+    in_flight: VecDeque<u64>,
+    epoch: u64,
+    /// Items pushed in this epoch.
+    produced: u64,
+    /// What the consumer allows in this epoch, as last read; never more than it allows now.
+    granted: u64,
+    /// Totals, mirrored into the header.
+    items: u64,
+    bytes: u64,
+}
+
+impl Producer {
+    pub(crate) fn new(layout: Arc<Layout>, peer: BellRef) -> Self {
+        let arena = Arena::new(Arc::clone(&layout));
+        Self {
+            cursor: ProducerCursor::new(layout.config.ring_capacity),
+            returns: ConsumerCursor::new(layout.config.return_capacity),
+            wake: WakePolicy::new(WAKE_BATCH),
+            in_flight: VecDeque::new(),
+            epoch: 0,
+            produced: 0,
+            granted: 0,
+            items: 0,
+            bytes: 0,
+            layout,
+            arena,
+            peer,
+        }
+    }
+
+    /// The arena from which blocks for this link are taken.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    /// Longest inline payload; longer ones go into a block or in fragments.
+    pub fn max_inline(&self) -> usize {
+        (self.layout.config.ring_capacity / 4) as usize
+    }
+
+    /// Starts an epoch: its units carry the number, and its items are counted from zero.
+    pub fn start_epoch(&mut self, epoch: u64) {
+        self.epoch = epoch;
+        self.produced = 0;
+        self.granted = 0;
+    }
+
+    /// The epoch that units carry.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether the consumer allows one more item of this epoch.
+    #[inline]
+    pub fn may_produce(&mut self) -> bool {
+        if self.produced < self.granted {
+            return true;
+        }
+        // SYNC(grant): pairs with Consumer::grant; nothing but the number itself is read through it.
+        self.granted = self.layout.header().granted.0.load(Ordering::Acquire);
+        self.produced < self.granted
+    }
+
+    /// Takes back the blocks that the consumer returned.
+    pub fn reclaim(&mut self) -> Result<(), Corrupted> {
+        let header = self.layout.header();
+        loop {
+            let available = self.returns.available(&header.return_tail.0)?;
+            if available == 0 {
+                return Ok(());
+            }
+            for entry in 0..available {
+                let offset = self.layout.return_slot(self.returns.head() + entry).load(Ordering::Relaxed);
+                self.arena.returned(offset)?;
+            }
+            self.returns.release(&header.return_head.0, available);
+        }
+    }
+
+    /// Takes a block of `len` bytes, or None where the arena has no room.
+    pub fn allocate(&mut self, len: usize) -> Result<Option<Block>, Corrupted> {
+        self.reclaim()?;
+        Ok(self.arena.allocate(len))
+    }
+
+    /// Whether blocks are on their way that the consumer has not taken yet: waiting may bring them back.
+    pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
+        let head = self.cursor.refresh(&self.layout.header().head.0)?;
+        while self.in_flight.front().is_some_and(|&end| end <= head) {
+            self.in_flight.pop_front();
+        }
+        Ok(!self.in_flight.is_empty())
+    }
+
+    /// Whether a unit with `blocks` buffers and `payload` bytes inline can be pushed now.
+    pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
+        let Some(header) = UnitHeader::new(0, 0, blocks, payload) else { return Ok(false) };
+        self.cursor.has_room(&self.layout.header().head.0, self.needed(u64::from(header.total)))
+    }
+
+    /// Bytes that a unit of `total` bytes takes at the current place, the pad before it included.
+    fn needed(&self, total: u64) -> u64 {
+        let capacity = self.layout.config.ring_capacity;
+        let until_wrap = capacity - (self.cursor.tail() & (capacity - 1));
+        if total <= until_wrap { total } else { until_wrap + total }
+    }
+
+    /// Pushes an item: it counts towards what the consumer allows, and its wake-up may be put off.
+    pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
+        let pushed = self.write(kind, parts, payload)?;
+        if pushed == Push::Done {
+            self.produced += 1;
+            self.items += 1;
+            let header = self.layout.header();
+            header.items.0.store(self.items, Ordering::Relaxed);
+            header.bytes.0.store(self.bytes, Ordering::Relaxed);
+            self.wake.published(&self.peer);
+        }
+        Ok(pushed)
+    }
+
+    /// Pushes anything else and wakes the consumer at once.
+    pub fn push(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
+        let pushed = self.write(kind, parts, payload)?;
+        self.flush();
+        Ok(pushed)
+    }
+
+    /// Pushes one fragment of a buffer that fits no block; the unit that refers to it follows.
+    pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
+        let pushed = self.write(KIND_FRAGMENT, &[], bytes)?;
+        self.flush();
+        Ok(pushed)
+    }
+
+    /// Wakes the consumer if it sleeps: nothing more comes for now.
+    pub fn flush(&mut self) {
+        self.wake.flush(&self.peer);
+    }
+
+    fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
+        let unit = UnitHeader::new(kind, self.epoch, parts.len(), payload.len())
+            .filter(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
+            .expect("callers keep units within max_inline");
+        let total = u64::from(unit.total);
+        let needed = self.needed(total);
+        if !self.cursor.has_room(&self.layout.header().head.0, needed)? {
+            return Ok(Push::Full);
+        }
+        if needed > total {
+            let pad = UnitHeader {
+                total: (needed - total) as u32,
+                payload: 0,
+                kind: KIND_PAD,
+                blocks: 0,
+                reserved: 0,
+                epoch: 0,
+            };
+            self.write_pad(pad);
+        }
+        let start = self.cursor.tail() + (needed - total);
+        let place = self.layout.ring_ptr(start);
+        // SAFETY: `needed` bytes from the tail are free by the cursor's check, `total` of them are contiguous at
+        // `place`, and this side is the only writer of free bytes. Units start at multiples of 8.
+        unsafe {
+            place.cast::<UnitHeader>().write(unit);
+            let mut entry = place.add(UNIT_HEADER as usize).cast::<[u64; 2]>();
+            for part in parts {
+                entry.write(match part {
+                    Part::Block(block) => [block.offset(), block.len() as u64],
+                    Part::Streamed(len) => [u64::MAX, *len],
+                });
+                entry = entry.add(1);
+            }
+            std::ptr::copy_nonoverlapping(payload.as_ptr(), entry.cast::<u8>(), payload.len());
+        }
+        self.bytes += payload.len() as u64;
+        let mut with_blocks = false;
+        for part in parts {
+            if let Part::Block(block) = part {
+                debug_assert!(block.is_of(&self.arena));
+                self.bytes += block.len() as u64;
+                with_blocks |= self.arena.send(block.offset());
+            }
+        }
+        self.cursor.publish(&self.layout.header().tail.0, needed);
+        if with_blocks {
+            self.in_flight.push_back(self.cursor.tail());
+        }
+        Ok(Push::Done)
+    }
+
+    /// Writes as much of a pad's header as fits: its first word always does.
+    fn write_pad(&self, pad: UnitHeader) {
+        let place = self.layout.ring_ptr(self.cursor.tail());
+        // SAFETY: at least 8 free, contiguous bytes lie between the tail and the ring's end, both multiples of 8; a pad
+        // shorter than a header is told by its total alone.
+        unsafe {
+            if u64::from(pad.total) >= UNIT_HEADER {
+                place.cast::<UnitHeader>().write(pad);
+            } else {
+                place.cast::<u32>().write(pad.total);
+            }
+        }
+    }
+
+    /// Bytes of the largest fragment.
+    pub fn fragment_len(&self) -> usize {
+        self.max_inline() - (UNIT_HEADER + BLOCK_ENTRY) as usize
+    }
+}

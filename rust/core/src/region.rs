@@ -1,0 +1,115 @@
+//! Memory that several processes map: anonymous, without a name to leave behind.
+//!
+//! Linux backs it with a memfd, which no mount's size limits (unlike `/dev/shm`); the portable
+//! fallback is an unlinked temporary file. Pages exist once they are touched, so a large region that
+//! is little used costs little. Whoever maps a region owns its mapping; the memory lives until the
+//! last mapping and descriptor are gone, whichever way the processes end.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::error::{OpenError, system};
+
+/// Whether the portable fallbacks are to be used, as `TORCHDATA_PORTABLE=1` in the environment asks.
+///
+/// Off Linux they always are.
+pub fn portable() -> bool {
+    static PORTABLE: OnceLock<bool> = OnceLock::new();
+    *PORTABLE
+        .get_or_init(|| !cfg!(target_os = "linux") || std::env::var_os("TORCHDATA_PORTABLE").is_some_and(|v| v == "1"))
+}
+
+/// A mapped piece of shared memory.
+#[derive(Debug)]
+pub struct Region {
+    map: MmapRaw,
+    file: File,
+}
+
+impl Region {
+    /// Makes a region of `len` bytes, all zero.
+    pub fn create(len: usize) -> Result<Self, OpenError> {
+        let file = if portable() { temporary_file(len) } else { memory_file(len) }
+            .map_err(system("cannot create shared memory"))?;
+        Self::map(file)
+    }
+
+    /// Maps the region behind a descriptor received from its creator.
+    pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
+        Self::map(File::from(fd))
+    }
+
+    fn map(file: File) -> Result<Self, OpenError> {
+        let map = MmapOptions::new().no_reserve_swap().map_raw(&file).map_err(system("cannot map shared memory"))?;
+        Ok(Self { map, file })
+    }
+
+    /// The descriptor, to be passed to another process.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Whether the region has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Start of the mapping; page-aligned.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
+    /// Asks the kernel for huge pages in `offset..offset + len` where it offers them; never fails.
+    pub fn advise_huge(&self, offset: usize, len: usize) {
+        #[cfg(target_os = "linux")]
+        if !portable() && len > 0 {
+            let _ = self.map.advise_range(memmap2::Advice::HugePage, offset, len);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = (offset, len);
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn memory_file(len: usize) -> io::Result<File> {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let fd = memfd_create("torchdata", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&fd, len as u64)?;
+    // A region that cannot shrink cannot raise SIGBUS in a process that has checked its bounds.
+    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(File::from(fd))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn memory_file(len: usize) -> io::Result<File> {
+    temporary_file(len)
+}
+
+fn temporary_file(len: usize) -> io::Result<File> {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let folder = std::env::temp_dir();
+    for _ in 0..1024 {
+        let serial = NEXT.fetch_add(1, Relaxed);
+        let path = folder.join(format!(".torchdata-{}-{serial}", std::process::id()));
+        match File::options().read(true).write(true).create_new(true).open(&path) {
+            Ok(file) => {
+                std::fs::remove_file(&path)?;
+                file.set_len(len as u64)?;
+                return Ok(file);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, "no free temporary file name"))
+}

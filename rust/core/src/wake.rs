@@ -1,0 +1,69 @@
+//! When a producer wakes a consumer that sleeps.
+//!
+//! With small items a consumer that is woken for each one sleeps again at once, and the stream falls
+//! to the speed of the scheduler. So a sleeping consumer is woken when a batch waits for it, when the
+//! oldest item has waited for some tens of microseconds, or at once where the producer is slow anyway.
+//! Items are visible as soon as they are published; only the wake-up is put off, and what is put off
+//! for too long (a producer that was fast turns slow) is found by the consumer's own short first sleeps.
+
+use std::time::{Duration, Instant};
+
+use crate::bell::BellRef;
+
+/// Longest that a waiting item is held back, and the gap from which a producer counts as slow.
+const PATIENCE: Duration = Duration::from_micros(50);
+
+/// Decides, for one producer, when its consumer is woken.
+#[derive(Debug)]
+pub struct WakePolicy {
+    /// Items published since the consumer was last known to be awake.
+    waiting: u32,
+    /// Items that are worth a wake-up.
+    batch: u32,
+    /// When the previous item was published to a sleeping consumer.
+    last: Option<Instant>,
+    /// When the oldest of the waiting items was published.
+    oldest: Option<Instant>,
+}
+
+impl WakePolicy {
+    /// Wakes after `batch` items at the latest.
+    pub fn new(batch: u32) -> Self {
+        Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
+    }
+
+    /// Sets how many items are worth a wake-up.
+    pub fn set_batch(&mut self, batch: u32) {
+        self.batch = batch.max(1);
+    }
+
+    /// To be called after each published item.
+    #[inline]
+    pub fn published(&mut self, bell: &BellRef) {
+        if bell.has_sleeper() {
+            self.published_to_sleeper(bell);
+        } else {
+            self.waiting = 0;
+        }
+    }
+
+    fn published_to_sleeper(&mut self, bell: &BellRef) {
+        let now = Instant::now();
+        self.waiting += 1;
+        if self.waiting == 1 {
+            self.oldest = Some(now);
+        }
+        let late = |since: Option<Instant>| since.is_none_or(|then| now - then >= PATIENCE);
+        let slow = late(self.last);
+        self.last = Some(now);
+        if slow || self.waiting >= self.batch || late(self.oldest) {
+            self.flush(bell);
+        }
+    }
+
+    /// Wakes the consumer if it sleeps: nothing more comes for now.
+    pub fn flush(&mut self, bell: &BellRef) {
+        self.waiting = 0;
+        bell.ring();
+    }
+}
