@@ -53,7 +53,9 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            return function(self)  # reached through super().__iter__() of an iteration that is guarded already
+            return function(
+                self
+            )  # reached through super().__iter__() of an iteration that is guarded already
         return begin_iteration(self, function)
 
     return __iter__
@@ -69,8 +71,15 @@ class _PicklingHooks:
 
     def __getstate__(self) -> Any:
         hook = type(self).getstate_hook
-        state = self.__dict__
+        state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        """What a pickled or deep-copied pipe takes along.
+
+        A copy starts its iterations anew, so pipes leave out what belongs to the running one.
+        """
+        return self.__dict__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         hook = type(self).reduce_ex_hook
@@ -161,18 +170,17 @@ class DataChunk(list[T]):
         items: the members of the batch.
     """
 
-    def __init__(self, items: Any) -> None:
-        items = list(items)
-        super().__init__(items)
-        self.items: list[T] = items
+    __slots__ = ()  # a batch costs no more memory than a list, and builds as fast
+
+    @property
+    def items(self) -> list[T]:
+        """The members as a plain list."""
+        return list(self)
 
     def as_str(self, indent: str = "") -> str:
         """The members in brackets, each by its `str`."""
         return indent + "[" + ", ".join(map(str, self)) + "]"
 
-    def __iter__(self) -> Iterator[T]:
-        yield from super().__iter__()
-
     def raw_iterator(self) -> Iterator[T]:
         """Iterates over the members as they were put in."""
-        yield from self.items
+        return iter(self)

@@ -48,7 +48,7 @@ def is_restorable(datapipe: Any) -> bool:
     mixin = classes.index(Stateless) if Stateless in classes else len(classes)
     state = max(depth("state_dict"), depth("load_state_dict"))
     if state == mixin:  # the mixin speaks for the first class that lists it among its bases
-        state = max(i for i, cls in enumerate(classes) if Stateless in cls.__bases__)
+        state = min(i for i, cls in enumerate(classes) if Stateless in cls.__bases__)
     return state < len(classes) and state <= depth("__iter__")
 
 
@@ -65,7 +65,11 @@ def save_state(datapipe: Any) -> dict[str, Any]:
     entries = []
     for pipe in pipes:
         token = token_of(pipe)
-        entry: dict[str, Any] = {"type": type(pipe).__name__, "yielded": token.yielded, "started": token.current > 0}
+        entry: dict[str, Any] = {
+            "type": type(pipe).__name__,
+            "yielded": token.yielded,
+            "started": token.current > 0,
+        }
         if not entry["started"] and isinstance(pipe, IterDataPipe):
             entry["how"] = "fresh"
         elif id(pipe) in restarted:
@@ -115,5 +119,3 @@ def forget_state(datapipe: Any) -> None:
     """Makes the next iteration of `datapipe` and of all that it reads from start anew."""
     for pipe in walk(datapipe):
         token_of(pipe).disarm()
-
-

@@ -1,5 +1,32 @@
 """Pipes that are read by iterating."""
 
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.callable import Collator, FlatMapper, Mapper
+from torchdata.datapipes.iter.combinatorics import Sampler, Shuffler
+from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
+from torchdata.datapipes.iter.selecting import Filter, Header
+from torchdata.datapipes.iter.sharding import (
+    SHARDING_PRIORITIES,
+    ShardingFilter,
+    ShardingRoundRobinDispatcher,
+)
+from torchdata.datapipes.iter.wrapping import IterableWrapper, LengthSetter
 
-__all__ = ["IterDataPipe"]
+__all__ = [
+    "SHARDING_PRIORITIES",
+    "Batcher",
+    "Collator",
+    "Filter",
+    "FlatMapper",
+    "Grouper",
+    "Header",
+    "IterDataPipe",
+    "IterableWrapper",
+    "LengthSetter",
+    "Mapper",
+    "Sampler",
+    "ShardingFilter",
+    "ShardingRoundRobinDispatcher",
+    "Shuffler",
+    "UnBatcher",
+]

@@ -1,0 +1,113 @@
+"""Checks of constructor arguments that many pipes share.
+
+Role: turns a wrong argument into one clear sentence at construction, not into a puzzle inside a worker.
+Pure functions; they run wherever a pipe is built.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+
+def check_callable(pipe: str, argument: str, function: Any) -> None:
+    """Raises TypeError unless `function` can be called."""
+    if not callable(function):
+        raise TypeError(
+            f"{pipe}: {argument} must be a function, but got {function!r} of type {type(function).__name__}"
+        )
+
+
+def check_iterable(pipe: str, argument: str, value: Any) -> None:
+    """Raises TypeError unless `value` can be iterated over (without iterating over it)."""
+    if not (hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")):
+        raise TypeError(
+            f"{pipe}: {argument} must be iterable, but got {value!r} of type {type(value).__name__}"
+        )
+
+
+def check_source(pipe: str, value: Any, argument: str = "datapipe") -> None:
+    """Raises TypeError unless `value` is something that a pipe can read by iterating."""
+    if isinstance(value, MapDataPipe):
+        raise TypeError(
+            f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
+            "`.to_iter_datapipe()` first"
+        )
+    check_iterable(pipe, argument, value)
+
+
+def check_sources(pipe: str, values: Iterable[Any]) -> None:
+    """Raises TypeError unless every one of `values` is an IterDataPipe, ours or another library's."""
+    for position, value in enumerate(values):
+        if isinstance(value, IterDataPipe) or _is_foreign_pipe(value):
+            continue
+        raise TypeError(
+            f"{pipe}: every input must be an `IterDataPipe`, but input {position} is {value!r} of type "
+            f"{type(value).__name__}; wrap it in IterableWrapper"
+        )
+
+
+def _is_foreign_pipe(value: Any) -> bool:
+    return not isinstance(value, MapDataPipe) and any(
+        cls.__name__ == "IterDataPipe" for cls in type(value).__mro__
+    )
+
+
+def check_int(
+    pipe: str, argument: str, value: Any, *, least: int | None = None, error: type[Exception] = ValueError
+) -> int:
+    """The integer `value`, which must be at least `least`.
+
+    Raises:
+        TypeError: it is no integer (a bool is none either).
+        error: it is too small.
+    """
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(
+            f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}"
+        )
+    if least is not None and value < least:
+        raise error(f"{pipe}: {argument} must be at least {least}, but got {value}")
+    return int(value)
+
+
+def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
+    """Raises ValueError where `function` cannot be called with the columns of `input_col`, one argument each.
+
+    A function without a readable signature (many that are written in C) passes.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return
+    wanted = len(input_col) if isinstance(input_col, (list, tuple)) else 1
+    inner = function.func if isinstance(function, functools.partial) else function
+    name = getattr(inner, "__name__", None) or repr(inner)
+    keyword_only = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if keyword_only:
+        raise ValueError(
+            f"{pipe}: the function {name} takes non-default keyword-only parameters ({', '.join(keyword_only)}), which "
+            "nobody passes; give them defaults or bind them with functools.partial"
+        )
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if wanted < required or (wanted > len(positional) and not takes_any):
+        raise ValueError(
+            f"{pipe}: the function {name} takes {len(positional)} positional parameters ({required} without default), "
+            f"but input_col={input_col!r} passes {wanted}"
+        )
+
+
+def length_of(pipe: Any, source: Any) -> int:
+    """`len(source)`, or a TypeError that names the pipe that was asked and the source that does not know."""
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError) as error:
+        raise TypeError(
+            f"{type(pipe).__name__} instance doesn't have valid length, because {type(source).__name__} has none"
+        ) from error

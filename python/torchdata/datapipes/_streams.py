@@ -1,0 +1,23 @@
+"""Closing the streams in items that a pipe drops.
+
+Role: pipes that drop items call `close_dropped` on each. It costs next to nothing for plain items and where no
+stream was ever wrapped. Runs in the process that iterates the pipe.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+
+
+def close_dropped(item: Any) -> None:
+    """Closes every wrapped stream in `item`, which nobody will read any more."""
+    if type(item) in _PLAIN:
+        return
+    streams = sys.modules.get(
+        "torchdata.datapipes.utils._streams"
+    )  # not loaded: nothing can have been wrapped
+    if streams is not None:
+        streams.StreamWrapper.close_streams(item)

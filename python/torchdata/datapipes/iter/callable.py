@@ -1,0 +1,167 @@
+"""Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
+
+Run in whichever process iterates the pipeline. They own nothing but the function; FlatMapper also holds the item
+that it is unfolding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_callable, check_input_col, check_source, length_of
+from torchdata.datapipes._columns import on_columns, replacing_columns
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter._unfolding import Unfolding
+from torchdata.datapipes.state import Stateless
+from torchdata.datapipes.utils.collate import collate_columns, default_collate
+
+__all__ = ["Collator", "FlatMapper", "Mapper"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("map")
+class Mapper(Stateless, IterDataPipe[T_co]):
+    """Applies a function to every item, or to columns of it.
+
+    Args:
+        datapipe: the pipe to read.
+        fn: the function. Lambdas and local functions are fine, also with worker processes.
+        input_col: which parts of an item `fn` gets: None for the item itself, an index or key, or a list or tuple of
+            them, each of which becomes one argument.
+        output_col: where the result goes, allowed only with `input_col`: an index or key, -1 to append it. None puts
+            it into the first input column and removes the other input columns.
+
+    Raises:
+        TypeError: `fn` is no function.
+        ValueError: `fn` does not take as many arguments as there are input columns, `output_col` is given without
+            `input_col`, or it names several columns.
+
+    Example:
+        >>> list(IterableWrapper([(1, 2), (3, 4)]).map(lambda a, b: a + b, input_col=[0, 1], output_col=-1))
+        [(1, 2, 3), (3, 4, 7)]
+    """
+
+    def __init__(
+        self, datapipe: Iterable[Any], fn: Callable[..., Any], input_col: Any = None, output_col: Any = None
+    ) -> None:
+        name = type(self).__name__
+        check_source(name, datapipe)
+        check_callable(name, "fn", fn)
+        if input_col is None and output_col is not None:
+            raise ValueError(
+                f"{name}: `output_col` must be None when `input_col` is None, but got {output_col!r}"
+            )
+        if isinstance(output_col, (list, tuple)):
+            if len(output_col) != 1:
+                raise ValueError(
+                    f"{name}: `output_col` must be a single-element list or tuple, a key or an index, but got {output_col!r}"
+                )
+            output_col = output_col[0]
+        if isinstance(input_col, (list, tuple)) and not input_col:
+            raise ValueError(f"{name}: `input_col` names no column; pass None to give `fn` the whole item")
+        check_input_col(name, fn, input_col)
+        self.datapipe = datapipe
+        self.fn = fn
+        self.input_col = input_col
+        self.output_col = output_col
+
+    def __iter__(self) -> Iterator[T_co]:
+        if self.input_col is None:
+            return map(self.fn, self.datapipe)
+        return map(replacing_columns(self.fn, self.input_col, self.output_col), self.datapipe)
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
+
+
+@functional_datapipe("collate")
+class Collator(Mapper[T_co]):
+    """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than its items.
+
+    Args:
+        datapipe: a pipe of batches.
+        conversion: how to collate: a function of the batch; a dict from column name to function, for batches of
+            dicts (each function gets the list of one column's values) or batches of one data frame (it gets the
+            column; the result is a named tuple); or a list of functions by column, for batches of tuples or lists.
+            Columns that are not named are collated by `default_collate`.
+        collate_fn: a function of the batch; takes precedence over `conversion`.
+
+    Raises:
+        TypeError: a conversion is not a function, a dict or a list.
+
+    Example:
+        >>> list(IterableWrapper(range(4)).batch(2).collate())
+        [array([0, 1]), array([2, 3])]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        conversion: Any = default_collate,
+        collate_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        if collate_fn is None:
+            if callable(conversion):
+                collate_fn = conversion
+            else:
+                _check_conversion(conversion)
+                collate_fn = partial(collate_columns, conversion)
+        else:
+            check_callable("Collator", "collate_fn", collate_fn)
+        super().__init__(datapipe, fn=collate_fn)
+
+
+def _check_conversion(conversion: Any) -> None:
+    if not isinstance(conversion, (dict, list, tuple)):
+        raise TypeError(
+            "Collator: conversion must be a function, a dict from column to function or a list of functions, but got "
+            f"{conversion!r} of type {type(conversion).__name__}"
+        )
+    for column, function in conversion.items() if isinstance(conversion, dict) else enumerate(conversion):
+        check_callable("Collator", f"the conversion of column {column!r}", function)
+
+
+def _itself(item: Any) -> Any:
+    return item
+
+
+@functional_datapipe("flatmap")
+class FlatMapper(Unfolding, IterDataPipe[T_co]):
+    """Applies a function to every item and yields the members of its results one after another.
+
+    Args:
+        datapipe: the pipe to read.
+        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves. Where it
+            returns something that can only be read once (a generator), restoring calls it again for that item.
+        input_col: which parts of an item `fn` gets, as for `map`.
+
+    Raises:
+        TypeError: `fn` is no function.
+        ValueError: `fn` does not take as many arguments as there are input columns.
+
+    Example:
+        >>> list(IterableWrapper([1, 2]).flatmap(lambda n: [n, 10 * n]))
+        [1, 10, 2, 20]
+    """
+
+    def __init__(
+        self, datapipe: Iterable[Any], fn: Callable[..., Any] | None = None, input_col: Any = None
+    ) -> None:
+        check_source("FlatMapper", datapipe)
+        function = _itself if fn is None else fn
+        check_callable("FlatMapper", "fn", function)
+        check_input_col("FlatMapper", function, input_col)
+        self.datapipe = datapipe
+        self.fn: Callable[..., Any] = function
+        self.input_col = input_col
+        self._forget_unfolding()
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self._unfold(iter(self.datapipe), on_columns(self.fn, self.input_col))
+
+    def __len__(self) -> int:
+        raise TypeError("FlatMapper instance doesn't have valid length: it depends on the function's results")

@@ -1,0 +1,215 @@
+"""Pipes that change the order of items: Shuffler, Sampler.
+
+Run in whichever process iterates the pipeline. Shuffler owns a buffer of items and a generator of its own; Sampler
+owns the order that its sampler gave.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import islice
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
+from torchdata.datapipes._random import draw_seed
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+
+__all__ = ["Sampler", "SequentialSampler", "Shuffler"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("shuffle")
+class Shuffler(IterDataPipe[T_co]):
+    """Shuffles with a buffer: each item read takes the place of a random item of the full buffer, which is yielded.
+
+    The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
+
+    Args:
+        datapipe: the pipe to read.
+        buffer_size: how many items the buffer holds. 1 does not shuffle; as many as there are items shuffles fully.
+        unbatch_level: levels of lists to take away from the items before shuffling, as `unbatch` does.
+
+    Raises:
+        AssertionError: `buffer_size` is not positive.
+
+    Example:
+        >>> sorted(IterableWrapper(range(5)).shuffle().set_seed(0))
+        [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, datapipe: Iterable[T_co], *, buffer_size: int = 10000, unbatch_level: int = 0) -> None:
+        check_source("Shuffler", datapipe)
+        self.buffer_size = check_int("Shuffler", "buffer_size", buffer_size, least=1, error=AssertionError)
+        if unbatch_level != 0:
+            from torchdata.datapipes.iter.grouping import UnBatcher
+
+            datapipe = UnBatcher(datapipe, unbatch_level=unbatch_level)
+        self.datapipe = datapipe
+        self._enabled = True
+        self._seed: int | None = None
+        self._epoch_seed: int | None = None
+        self._rng = random.Random()
+        self._shuffling = True
+        self._buffer: list[Any] = []
+
+    def set_shuffle(self, shuffle: bool = True) -> Shuffler[T_co]:
+        """Turns shuffling on or off from the next iteration on. Returns the pipe itself."""
+        self._enabled = shuffle
+        return self
+
+    def set_seed(self, seed: int) -> Shuffler[T_co]:
+        """Sets the seed of the next iteration (only that one). Returns the pipe itself."""
+        self._seed = seed
+        return self
+
+    def epoch_seed(self) -> int | None:
+        """The seed of the current iteration; before the first one, the seed that was set for it, if any."""
+        return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
+
+    def reset(self) -> None:
+        """Empties the buffer and seeds the generator, by `set_seed`'s seed or by a fresh one."""
+        self._buffer = []
+        self._shuffling = self._enabled
+        if self._shuffling:
+            self._epoch_seed = draw_seed() if self._seed is None else self._seed
+            self._rng.seed(self._epoch_seed)
+            self._seed = None
+
+    def __iter__(self) -> Iterator[T_co]:
+        source = iter(self.datapipe)
+        return self._shuffled(source) if self._shuffling else source
+
+    def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
+        # Draws as random.Random.randint does, without its four Python frames a number: bits of the
+        # wanted width until they are small enough.
+        buffer, size, getrandbits = self._buffer, self.buffer_size, self._rng.getrandbits
+        buffer.extend(islice(source, size - len(buffer)))
+        if len(buffer) == size:
+            width = size.bit_length()
+            for item in source:
+                index = getrandbits(width)
+                while index >= size:
+                    index = getrandbits(width)
+                chosen, buffer[index] = buffer[index], item
+                yield chosen
+        left = len(buffer)
+        while left:
+            width = left.bit_length()
+            index = getrandbits(width)
+            while index >= left:
+                index = getrandbits(width)
+            left -= 1
+            yield buffer.pop(index)
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The buffer, the generator and the seeds of this iteration and, where set, of the next."""
+        return {
+            "shuffling": self._shuffling,
+            "buffer": list(self._buffer),
+            "rng": self._rng.getstate() if self._shuffling else None,
+            "seed": self._epoch_seed,
+            "next_seed": self._seed,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the buffer, the generator and the seeds over."""
+        self._shuffling = state_dict["shuffling"]
+        self._buffer = list(state_dict["buffer"])
+        if state_dict["rng"] is not None:
+            self._rng.setstate(state_dict["rng"])
+        self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "_buffer": []}
+
+
+class SequentialSampler:
+    """Samples the indices of a sized source in order.
+
+    Args:
+        data_source: anything that has a length.
+    """
+
+    def __init__(self, data_source: Sized) -> None:
+        self.data_source = data_source
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.data_source)))
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+
+class Sampler(IterDataPipe[Any]):
+    """Yields what a sampler yields for a source, with the samplers of this module: indices.
+
+    Args:
+        datapipe: the source, which must have a length.
+        sampler: a class (one of torch's samplers will do) that is made with `data_source=datapipe` and the arguments
+            below, and is iterated.
+        sampler_args: positional arguments for the sampler.
+        sampler_kwargs: named arguments for the sampler.
+
+    Raises:
+        AssertionError: the source has no length.
+        TypeError: `sampler` cannot be called.
+
+    Example:
+        >>> list(Sampler(IterableWrapper("abc")))
+        [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        datapipe: Any,
+        sampler: Callable[..., Any] = SequentialSampler,
+        sampler_args: tuple[Any, ...] | None = None,
+        sampler_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(datapipe, Sized):
+            raise AssertionError(
+                f"Sampler: the source must have a length (`__len__`), but {datapipe!r} has none"
+            )
+        check_callable("Sampler", "sampler", sampler)
+        self.datapipe = datapipe
+        self.sampler_args = () if sampler_args is None else tuple(sampler_args)
+        self.sampler_kwargs = {**(sampler_kwargs or {}), "data_source": datapipe}
+        self.sampler = sampler(*self.sampler_args, **self.sampler_kwargs)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the order of the last iteration."""
+        self._order: Any = None
+        self._position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._order is None:
+            # A finite sampler is read at once: only so can a random one be restored in the middle.
+            sequential = isinstance(self.sampler, SequentialSampler)
+            finite = isinstance(self.sampler, Sized)
+            self._order = (
+                range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler
+            )
+        return islice(iter(self._order), self._position, None)
+
+    def __len__(self) -> int:
+        return length_of(self, self.sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The order of the current iteration and the position in it."""
+        token = token_of(self)
+        order = self._order if isinstance(self._order, (range, list)) else None
+        return {"order": order, "position": self._position if token.armed else token.yielded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the order and the position over."""
+        self._order, self._position = state_dict["order"], state_dict["position"]
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "_order": None, "_position": 0}

@@ -1,0 +1,133 @@
+"""Pipes that pass on some of their source's items: Filter, Header.
+
+Run in whichever process iterates the pipeline and own nothing but their settings.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source
+from torchdata.datapipes._columns import on_columns
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._streams import close_dropped
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.state import Stateless
+
+__all__ = ["Filter", "Header"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("filter")
+class Filter(Stateless, IterDataPipe[T_co]):
+    """Passes on the items for which a function returns True. Streams in the other items are closed.
+
+    Args:
+        datapipe: the pipe to read.
+        filter_fn: a function from an item (or its columns) to a bool.
+        input_col: which parts of an item `filter_fn` gets: None for the item itself, an index or key, or a list or
+            tuple of them, each of which becomes one argument.
+
+    Raises:
+        TypeError: `filter_fn` is no function.
+        ValueError: `filter_fn` does not take as many arguments as there are input columns; while iterating, it
+            returned something other than a bool.
+
+    Example:
+        >>> list(IterableWrapper(range(5)).filter(lambda n: n % 2 == 0))
+        [0, 2, 4]
+    """
+
+    def __init__(
+        self, datapipe: Iterable[T_co], filter_fn: Callable[..., Any], input_col: Any = None
+    ) -> None:
+        check_source("Filter", datapipe)
+        check_callable("Filter", "filter_fn", filter_fn)
+        check_input_col("Filter", filter_fn, input_col)
+        self.datapipe = datapipe
+        self.filter_fn = filter_fn
+        self.input_col = input_col
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self._filtered(iter(self.datapipe), on_columns(self.filter_fn, self.input_col))
+
+    def _filtered(self, source: Iterator[T_co], predicate: Callable[[Any], Any]) -> Iterator[T_co]:
+        for item in source:
+            keep = predicate(item)
+            if keep is True:
+                yield item
+            elif keep is False:
+                close_dropped(item)
+            elif type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
+                if keep:
+                    yield item
+                else:
+                    close_dropped(item)
+            else:
+                raise ValueError(
+                    f"Filter: filter_fn must return a bool, but returned {keep!r} of type {type(keep).__name__}; "
+                    "wrap the result in bool()"
+                )
+
+
+@functional_datapipe("header")
+class Header(IterDataPipe[T_co]):
+    """Passes on the first items only.
+
+    Args:
+        source_datapipe: the pipe to read. No more items than needed are taken from it.
+        limit: how many items; None for all.
+
+    Raises:
+        ValueError: `limit` is negative.
+
+    Example:
+        >>> list(IterableWrapper(range(10)).header(3))
+        [0, 1, 2]
+    """
+
+    def __init__(self, source_datapipe: Iterable[T_co], limit: int | None = 10) -> None:
+        check_source("Header", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.limit = None if limit is None else check_int("Header", "limit", limit, least=0)
+        self._position = 0
+
+    def reset(self) -> None:
+        """Counts from the start."""
+        self._position = 0
+
+    def __iter__(self) -> Iterator[T_co]:
+        source = iter(self.source_datapipe)
+        if self.limit is None:
+            return source
+        return islice(source, max(0, self.limit - self._position))
+
+    def __len__(self) -> int:
+        try:
+            length = len(self.source_datapipe)  # type: ignore[arg-type]
+        except TypeError as error:
+            if self.limit is None:
+                raise TypeError(
+                    "Header instance doesn't have valid length: it has no limit and its source no length"
+                ) from error
+            warnings.warn(
+                "The length of Header is taken to be its limit, because its source does not know its own; it is "
+                "smaller where the source ends earlier.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return self.limit
+        return length if self.limit is None else min(length, self.limit)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of items passed on."""
+        token = token_of(self)
+        return {"position": self._position if token.armed else token.yielded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on after the saved number of items."""
+        self._position = state_dict["position"]

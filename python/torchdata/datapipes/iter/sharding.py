@@ -1,0 +1,201 @@
+"""Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
+
+Run in whichever process iterates the pipeline; the loader calls `apply_sharding` in each worker before the first
+iteration. They own nothing but their place among the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from itertools import chain, compress, cycle, islice
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_int, check_source, length_of
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.state import Stateless
+
+__all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatcher"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SHARDING_PRIORITIES(IntEnum):
+    """The levels at which a pipeline is divided: first among nodes, then among the workers of each.
+
+    The values are torch's, so that members of either enum are taken for each other.
+    """
+
+    DEFAULT = 1
+    DISTRIBUTED = 2
+    MULTIPROCESSING = 3
+
+
+@functional_datapipe("sharding_filter")
+class ShardingFilter(IterDataPipe[T_co]):
+    """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the i-th on.
+
+    Args:
+        source_datapipe: the pipe to read, which is read whole in every process.
+        sharding_group_filter: the only level at which this pipe divides; None for all.
+
+    Example:
+        >>> shard = IterableWrapper(range(5)).sharding_filter()
+        >>> shard.apply_sharding(2, 1)
+        >>> list(shard)
+        [1, 3]
+    """
+
+    def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
+        check_source("ShardingFilter", source_datapipe, "source_datapipe")
+        if sharding_group_filter is not None:
+            sharding_group_filter = _priority(sharding_group_filter, "sharding_group_filter")
+        self.source_datapipe = source_datapipe
+        self.sharding_group_filter = sharding_group_filter
+        self.groups: dict[int, tuple[int, int]] = {}
+        self.num_of_instances = 1
+        self.instance_id = 0
+        self._block = 1
+        self._sharding_enabled = True
+        self.reset()
+
+    def apply_sharding(
+        self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT
+    ) -> None:
+        """Makes the next iterations yield share `instance_id` of `num_of_instances`.
+
+        Shares of several groups are combined: nodes (DISTRIBUTED) first, then workers (MULTIPROCESSING).
+
+        Raises:
+            ValueError: `instance_id` is not in `range(num_of_instances)`, or the group is unknown.
+            RuntimeError: the group DEFAULT meets one of the others.
+        """
+        check_int("ShardingFilter", "num_of_instances", num_of_instances, least=1)
+        check_int("ShardingFilter", "instance_id", instance_id, least=0)
+        if instance_id >= num_of_instances:
+            raise ValueError(
+                f"ShardingFilter: instance_id({instance_id}) should be smaller than num_of_instances({num_of_instances})"
+            )
+        group = _priority(sharding_group, "sharding_group")
+        default = SHARDING_PRIORITIES.DEFAULT
+        if any((known == default) != (group == default) for known in self.groups):
+            raise RuntimeError(
+                "ShardingFilter cannot mix DEFAULT and non DEFAULT groups: it was sharded for "
+                f"{', '.join(SHARDING_PRIORITIES(known).name for known in self.groups)} and is now asked to for {group.name}"
+            )
+        self.groups[group] = (num_of_instances, instance_id)
+        self.num_of_instances, self.instance_id = 1, 0
+        for key in sorted(self.groups, reverse=True):
+            if self.sharding_group_filter is None or key == self.sharding_group_filter:
+                instances, instance = self.groups[key]
+                self.instance_id += self.num_of_instances * instance
+                self.num_of_instances *= instances
+
+    def set_sharding_block(self, block: int | None) -> ShardingFilter[T_co]:
+        """Deals the items out in blocks of `block` consecutive items, from the next iteration on; None: one by one.
+
+        With blocks of k items, `sharding_filter().batch(k)` makes the same batches for any number of workers.
+        Returns the pipe itself.
+
+        Raises:
+            ValueError: `block` is not positive.
+        """
+        self._block = 1 if block is None else check_int("ShardingFilter", "block", block, least=1)
+        return self
+
+    def set_sharding_enabled(self, enabled: bool = True) -> ShardingFilter[T_co]:
+        """Turns sharding on or off (every process gets all items) from the next iteration on. Returns the pipe itself."""
+        self._sharding_enabled = enabled
+        return self
+
+    def reset(self) -> None:
+        """Starts with the first item of the source."""
+        self._taken = 0  # items of the source that were taken when the current iterator was made
+        self._yielded_before = 0  # items that were passed on by then
+        self._running = self._shard()
+
+    def _shard(self) -> tuple[int, int, int]:
+        """Number of shards, own number and block length that an iteration begun now goes by."""
+        if not self._sharding_enabled:
+            return 1, 0, 1
+        return self.num_of_instances, self.instance_id, self._block
+
+    def __iter__(self) -> Iterator[T_co]:
+        source = iter(self.source_datapipe)
+        self._running = shards, shard, block = self._shard()
+        self._yielded_before = token_of(self).yielded
+        if shards == 1:
+            return source
+        if block == 1:
+            return islice(source, (shard - self._taken) % shards, None, shards)
+        offset = self._taken % (shards * block)
+        own = [shard * block <= place < (shard + 1) * block for place in range(shards * block)]
+        return compress(source, chain(own[offset:], cycle(own)))
+
+    def __len__(self) -> int:
+        items = length_of(self, self.source_datapipe)
+        shards, shard, block = self._shard()
+        rounds, rest = divmod(items, shards * block)
+        return rounds * block + min(max(rest - shard * block, 0), block)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the source's items up to the last one that was passed on."""
+        token = token_of(self)
+        if token.armed or token.yielded == self._yielded_before:
+            return {"taken": self._taken}
+        shards, shard, block = self._running
+        period = shards * block
+        begun, offset = self._taken - self._taken % period, self._taken % period
+        own_before = min(max(offset - shard * block, 0), block)
+        rounds, place = divmod(own_before + token.yielded - self._yielded_before - 1, block)
+        return {"taken": begun + rounds * period + shard * block + place + 1}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on after the saved number of the source's items."""
+        self._taken = state_dict["taken"]
+
+
+def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:
+    try:
+        return SHARDING_PRIORITIES(value)
+    except ValueError:
+        raise ValueError(
+            f"{argument} must be one of SHARDING_PRIORITIES.DEFAULT, DISTRIBUTED and MULTIPROCESSING, but got {value!r}"
+        ) from None
+
+
+@functional_datapipe("sharding_round_robin_dispatch")
+class ShardingRoundRobinDispatcher(Stateless, IterDataPipe[T_co]):
+    """Marks all that comes before it as one that must not be replicated.
+
+    With worker processes that part runs once, in a process of its own, and its items are dealt out to the workers in
+    turn. Without them it passes its items on.
+
+    Args:
+        source_datapipe: the end of the part that runs once.
+        sharding_group_filter: must be `SHARDING_PRIORITIES.MULTIPROCESSING`.
+
+    Raises:
+        NotImplementedError: `sharding_group_filter` is anything else.
+    """
+
+    def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
+        check_source("ShardingRoundRobinDispatcher", source_datapipe, "source_datapipe")
+        if sharding_group_filter != SHARDING_PRIORITIES.MULTIPROCESSING:
+            raise NotImplementedError(
+                "`sharding_round_robin_dispatch` only supports `SHARDING_PRIORITIES.MULTIPROCESSING`, but got "
+                f"{sharding_group_filter!r}; put a `sharding_filter` before it to divide items among nodes"
+            )
+        self.source_datapipe = source_datapipe
+        self.sharding_group_filter = SHARDING_PRIORITIES.MULTIPROCESSING
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self.source_datapipe)
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+    def is_replicable(self) -> bool:
+        """False: the pipe and all that it reads from run once."""
+        return False

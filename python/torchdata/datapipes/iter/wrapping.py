@@ -1,0 +1,160 @@
+"""Pipes that begin a pipeline over something iterable, or only describe one: IterableWrapper, LengthSetter.
+
+Run in whichever process iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and for the
+time of one iteration a copy of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import islice
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_int, check_iterable, check_source
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.state import Stateless
+
+__all__ = ["IterableWrapper", "LengthSetter"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _BySubscript:
+    """Has neither `__iter__` nor a length: Python iterates over it by subscripts 0, 1, …"""
+
+    def __getitem__(self, index: int) -> int:
+        raise IndexError(index)
+
+
+#: Iterators whose `__setstate__(n)` means "go on at item n".
+_SEEKABLE = frozenset(
+    type(iter(sample))  # type: ignore[call-overload]
+    for sample in ([], (), range(0), range(1 << 70), "", "\u20ac", b"", bytearray(), _BySubscript())
+)
+
+#: Types whose instances cannot be changed in place, so that copying them is pointless.
+_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+def _private_copy(iterable: Any) -> Any:
+    """A deep copy of `iterable`, made cheaply where its members cannot be changed anyway."""
+    kind = type(iterable)
+    if kind in (range, str, bytes):
+        return iterable
+    if kind in (list, tuple) and _IMMUTABLE.issuperset(map(type, iterable)):
+        return iterable.copy() if kind is list else iterable
+    return copy.deepcopy(iterable)
+
+
+def _iterate_from(iterable: Any, position: int) -> Iterator[Any]:
+    """An iterator over `iterable` without its first `position` items, in constant time where it can seek."""
+    if isinstance(iterable, Sequence) and type(iterable).__iter__ is Sequence.__iter__:
+        return map(iterable.__getitem__, range(position, len(iterable)))
+    iterator = iter(iterable)
+    if position == 0:
+        return iterator
+    if type(iterator) in _SEEKABLE:
+        iterator.__setstate__(position)  # type: ignore[attr-defined]
+        return iterator
+    return islice(iterator, position, None)
+
+
+@functional_datapipe("set_length")
+class LengthSetter(Stateless, IterDataPipe[T_co]):
+    """Gives a pipeline a length without changing its items.
+
+    Args:
+        source_datapipe: the pipe whose items are passed on.
+        length: what `len()` returns.
+
+    Raises:
+        ValueError: `length` is negative.
+
+    Example:
+        >>> len(IterableWrapper(range(10)).filter(lambda n: n < 5).set_length(5))
+        5
+    """
+
+    def __init__(self, source_datapipe: Iterable[T_co], length: int) -> None:
+        check_source("LengthSetter", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.length = check_int("LengthSetter", "length", length, least=0)
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self.source_datapipe)
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class IterableWrapper(IterDataPipe[T_co]):
+    """Begins a pipeline over any iterable.
+
+    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time; other
+    iterables are read again up to it.
+
+    Args:
+        iterable: what to iterate over. A one-shot iterator that cannot be copied gives its items once.
+        deepcopy: whether each iteration reads a deep copy, so that changing items in place does not change the next
+            epoch. Where the iterable cannot be copied, a warning says so and the original is read. With False the
+            items are the iterable's own objects.
+
+    Raises:
+        TypeError: `iterable` is not iterable.
+
+    Example:
+        >>> list(IterableWrapper(range(3)))
+        [0, 1, 2]
+    """
+
+    def __init__(self, iterable: Iterable[T_co], deepcopy: bool = True) -> None:
+        check_iterable("IterableWrapper", "iterable", iterable)
+        self.iterable = iterable
+        self.deepcopy = deepcopy
+        self._position = 0
+
+    def reset(self) -> None:
+        """Goes back to the first item."""
+        self._position = 0
+
+    def __iter__(self) -> Iterator[T_co]:
+        source: Any = self.iterable
+        if self.deepcopy:
+            try:
+                source = _private_copy(source)
+            except TypeError:
+                warnings.warn(
+                    f"The iterable of type {type(source).__name__} given to IterableWrapper cannot be deep-copied, so "
+                    "changing its items in place changes them for later epochs too; pass deepcopy=False to accept that.",
+                    UserWarning,
+                    stacklevel=_caller_of_iter(),
+                )
+        elif isinstance(source, IterDataPipe):
+            return iter(source)  # its own state says where it stands
+        return _iterate_from(source, self._position)
+
+    def __len__(self) -> int:
+        if isinstance(self.iterable, Sized):
+            return len(self.iterable)
+        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of items read."""
+        token = token_of(self)
+        return {"position": self._position if token.armed else token.yielded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on at the saved position."""
+        self._position = state_dict["position"]
+
+
+def _caller_of_iter() -> int:
+    """The stack level, for a warning raised in `__iter__`, of the first frame outside this library."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("torchdata."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,220 @@
+"""Collating: a batch of items becomes one item of arrays, or with PyTorch loaded, of tensors.
+
+Role: the default function of `collate`, and the function behind its `conversion` argument. Runs in the process that
+iterates the pipe. Stacked arrays come from `torchdata.empty`, so that a worker builds them where they need not be
+copied again.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import namedtuple
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
+
+__all__ = ["collate_columns", "default_collate"]
+
+#: Kinds of NumPy types that torch has tensors for.
+_TENSOR_KINDS = "biufc"
+
+
+def default_collate(batch: Any) -> Any:
+    """Stacks the members of a batch, field by field.
+
+    Arrays are stacked along a new first dimension; numbers become a one-dimensional array (Python's floats one of
+    float64, integers of int64); strings and bytes stay a list; dicts, named tuples, tuples and lists are collated
+    member by member, tuples into lists. With PyTorch loaded the results are tensors, as
+    `torch.utils.data.default_collate` makes them; without it, NumPy arrays.
+
+    Args:
+        batch: a non-empty sequence of items of the same structure.
+
+    Raises:
+        TypeError: the items are of a type that cannot be collated.
+        ValueError: the batch is empty, or arrays have different shapes.
+        RuntimeError: sequences have different lengths.
+
+    Example:
+        >>> default_collate([{"x": 1, "name": "a"}, {"x": 2, "name": "b"}])
+        {'x': array([1, 2]), 'name': ['a', 'b']}
+    """
+    if len(batch) == 0:
+        raise ValueError("default_collate: cannot collate an empty batch")
+    first = batch[0]
+    if isinstance(first, (str, bytes)):
+        return list(batch)
+    if isinstance(first, (bool, int, float)) and not hasattr(first, "dtype"):
+        return _numbers(batch, first)
+    if isinstance(first, Mapping):
+        return _rebuilt_mapping(first, {key: default_collate([item[key] for item in batch]) for key in first})
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*[default_collate(column) for column in _columns(batch)])
+    if isinstance(first, tuple):
+        return [default_collate(column) for column in _columns(batch)]
+    if isinstance(first, Sequence):
+        return _rebuilt_sequence(first, [default_collate(column) for column in _columns(batch)])
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(first, torch.Tensor):
+        return _stacked_tensors(torch, batch)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(first, (numpy.ndarray, numpy.generic)):
+        return _stacked_arrays(torch, numpy, batch)
+    if torch is not None:  # its map of collate functions can be extended by users
+        return torch.utils.data.default_collate(batch)
+    raise TypeError(
+        "default_collate: a batch must contain arrays, numbers, strings, bytes, dicts, tuples or lists, but found "
+        f"{type(first).__name__}; pass collate_fn, or turn the items into one of these before"
+    )
+
+
+def _numbers(batch: Any, first: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return (
+            torch.tensor(list(batch), dtype=torch.float64)
+            if isinstance(first, float)
+            else torch.tensor(list(batch))
+        )
+    import numpy as np
+
+    if isinstance(first, float):
+        return np.array(batch, dtype=np.float64)
+    numbers = np.array(batch)
+    if numbers.ndim == 1 and numbers.dtype.kind in "bif":
+        return numbers
+    return np.array(batch, dtype=np.int64)  # raises what is wrong: too large, or not a number
+
+
+def _stacked_arrays(torch: Any, numpy: Any, batch: Any) -> Any:
+    from torchdata import empty
+
+    first = batch[0]
+    if first.dtype.kind not in _TENSOR_KINDS and (torch is not None or first.dtype.kind in "OV"):
+        raise TypeError(
+            f"default_collate: arrays of type {first.dtype} cannot be collated; convert them to numbers or pass collate_fn"
+        )
+    arrays = [numpy.asarray(item) for item in batch]
+    shape, dtype = arrays[0].shape, numpy.result_type(*{array.dtype for array in arrays})
+    odd = next((array for array in arrays if array.shape != shape), None)
+    if odd is not None:
+        raise (ValueError if torch is None else RuntimeError)(
+            f"default_collate: stack expects each array to be of equal size, but got {shape} and {odd.shape}; resize or "
+            "pad the arrays before, or pass collate_fn"
+        )
+    if not dtype.isnative:
+        dtype = dtype.newbyteorder("=")
+    stacked = numpy.stack(arrays, out=empty((len(arrays), *shape), dtype))
+    if torch is None:
+        return stacked
+    return torch.from_numpy(stacked)
+
+
+def _stacked_tensors(torch: Any, batch: Any) -> Any:
+    from torchdata import empty
+
+    plain = all(
+        type(item) is torch.Tensor and item.device.type == "cpu" and item.layout is torch.strided
+        and not item.requires_grad and item.dtype == batch[0].dtype and item.shape == batch[0].shape
+        for item in batch
+    )  # fmt: skip
+    try:
+        dtype = batch[0].new_empty(0).numpy().dtype if plain else None
+    except (TypeError, RuntimeError):  # a type that NumPy lacks, such as bfloat16
+        dtype = None
+    if dtype is None:
+        return torch.utils.data.default_collate(batch)
+    out = torch.from_numpy(empty((len(batch), *batch[0].shape), dtype))
+    return torch.stack(list(batch), out=out)
+
+
+def _columns(batch: Any) -> list[tuple[Any, ...]]:
+    width = len(batch[0])
+    if any(len(item) != width for item in batch):
+        raise RuntimeError(
+            "default_collate: each element in list of batch should be of equal size, but the lengths are "
+            f"{[len(item) for item in batch]}; pad them before, or pass collate_fn"
+        )
+    return list(zip(*batch, strict=True))
+
+
+def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
+    """`collated` as a mapping of `first`'s type, or as a dict where that type cannot be made."""
+    if type(first) is dict:
+        return collated
+    try:
+        if isinstance(
+            first, MutableMapping
+        ):  # keeps what else such a mapping holds, a default factory for one
+            clone = copy.copy(first)
+            clone.update(collated)
+            return clone
+        return type(first)(collated)  # type: ignore[call-arg]
+    except TypeError:
+        return collated
+
+
+def _rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
+    """`collated` as a sequence of `first`'s type, or as a list where that type cannot be made."""
+    if type(first) is list:
+        return collated
+    try:
+        if isinstance(first, MutableSequence):
+            clone = copy.copy(first)
+            for index, member in enumerate(collated):
+                clone[index] = member
+            return clone
+        return type(first)(collated)  # type: ignore[call-arg]
+    except TypeError:
+        return collated
+
+
+def collate_columns(
+    conversion: Mapping[Any, Callable[..., Any]] | Sequence[Callable[..., Any]], batch: Any
+) -> Any:
+    """Collates a batch column by column, each by the function that `conversion` has for it.
+
+    Columns without a function of their own are collated by `default_collate`.
+
+    Args:
+        conversion: functions by column name, for a batch of mappings or of one data frame; or functions by position,
+            for a batch of tuples or lists.
+        batch: the batch. The result for a data frame is a named tuple of columns, for mappings a dict and for
+            sequences a list.
+
+    Raises:
+        RuntimeError: a column of `conversion` is not there, or the batch holds several data frames.
+    """
+    first = batch[0]
+    if not isinstance(conversion, Mapping):
+        functions = dict(enumerate(conversion))
+        columns: Any = dict(enumerate(_columns(batch)))
+        _require(functions, columns)
+        return [functions.get(name, default_collate)(list(values)) for name, values in columns.items()]
+    if isinstance(first, Mapping):
+        _require(conversion, first)
+        return {name: conversion.get(name, default_collate)([item[name] for item in batch]) for name in first}
+    if not hasattr(first, "columns"):
+        raise TypeError(
+            "collate: a dict of conversions needs batches of dicts or of one data frame, but the batch holds "
+            f"{type(first).__name__}"
+        )
+    if len(batch) > 1:
+        raise RuntimeError(
+            f"collate: only one data frame per batch is supported, but the batch holds {len(batch)}"
+        )
+    _require(conversion, list(first.columns))
+    collated = {name: conversion.get(name, _whole_column)(first[name]) for name in first.columns}
+    return namedtuple("CollateResult", [str(name) for name in collated])(*collated.values())  # type: ignore[misc]
+
+
+def _whole_column(column: Any) -> Any:
+    import numpy as np
+
+    return default_collate(list(np.asarray(column)))
+
+
+def _require(conversion: Mapping[Any, Any], columns: Any) -> None:
+    missing = [name for name in conversion if name not in columns]
+    if missing:
+        raise RuntimeError(f"collate: Conversion keys mismatch: no column {missing} in {list(columns)}")
