@@ -119,9 +119,29 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
+    /// A look at whether units wait, for those who hold neither end.
+    pub fn probe(&self) -> Probe {
+        Probe { layout: Arc::clone(&self.layout) }
+    }
+
     /// Items and bytes that the producer has sent in all.
     pub fn sent(&self) -> (u64, u64) {
         let header = self.layout.header();
         (header.items.0.load(Ordering::Relaxed), header.bytes.0.load(Ordering::Relaxed))
+    }
+}
+
+/// Tells whether units wait in a link.
+#[derive(Debug, Clone)]
+pub struct Probe {
+    layout: Arc<Layout>,
+}
+
+impl Probe {
+    /// Whether the producer has published what the consumer has not taken yet.
+    #[inline]
+    pub fn pending(&self) -> bool {
+        let header = self.layout.header();
+        header.tail.0.load(Ordering::Relaxed) != header.head.0.load(Ordering::Relaxed)
     }
 }

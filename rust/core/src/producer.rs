@@ -12,7 +12,7 @@ use crate::bell::BellRef;
 use crate::cursor::{ConsumerCursor, ProducerCursor};
 use crate::error::Corrupted;
 use crate::header::Layout;
-use crate::link::{BLOCK_ENTRY, KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
+use crate::link::{KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
 use crate::wake::WakePolicy;
 
 /// Items that are worth waking a sleeping consumer for.
@@ -140,6 +140,12 @@ impl Producer {
         Ok(!self.in_flight.is_empty())
     }
 
+    /// Whether an allocation that failed may succeed now, or waiting for it is in vain.
+    pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
+        let returned = self.returns.available(&self.layout.header().return_tail.0)? > 0;
+        Ok(returned || !self.blocks_in_flight()?)
+    }
+
     /// Whether a unit with `blocks` buffers and `payload` bytes inline can be pushed now.
     pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
         let Some(header) = UnitHeader::new(0, 0, blocks, payload) else { return Ok(false) };
@@ -254,6 +260,6 @@ impl Producer {
 
     /// Bytes of the largest fragment.
     pub fn fragment_len(&self) -> usize {
-        self.max_inline() - (UNIT_HEADER + BLOCK_ENTRY) as usize
+        self.max_inline()
     }
 }

@@ -3,13 +3,33 @@
 #![allow(missing_docs)]
 
 use pyo3::prelude::*;
+use torchdata_core::liveness::{Watch, exit_with};
 
+mod codec;
+mod collector;
+mod errors;
 mod guard;
+mod sender;
+mod shared;
+mod waiting;
+
+/// Ends this process when the process `pid` ends.
+#[pyfunction]
+fn exit_with_parent(pid: i32) -> PyResult<()> {
+    Watch::open(pid).and_then(exit_with).map_err(errors::open)
+}
 
 /// Registers every class and function of the extension.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<guard::IterationToken>()?;
     module.add_class::<guard::IteratorGuard>()?;
+    module.add_class::<shared::PyLink>()?;
+    module.add_class::<shared::PyBellBoard>()?;
+    module.add_class::<shared::LeasedBuffer>()?;
+    module.add_class::<shared::ArenaBuffer>()?;
+    module.add_class::<sender::Sender>()?;
+    module.add_class::<collector::Collector>()?;
+    module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     Ok(())
 }

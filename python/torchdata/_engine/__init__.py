@@ -1,0 +1,1 @@
+"""The processes around the Rust engine: starting, commanding, watching and ending them. Private."""

@@ -1,0 +1,85 @@
+//! The Python functions and types that the codec needs, looked up once.
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// Functions of `torchdata._engine.codec`.
+pub struct Helpers {
+    /// obj -> (pickle, [buffers])
+    pub dumps: Py<PyAny>,
+    /// (pickle, [buffers]) -> obj
+    pub loads: Py<PyAny>,
+    /// tensor -> (dtype name, shape, requires_grad, buffer) or None
+    pub tensor_parts: Py<PyAny>,
+    /// (dtype name, shape, requires_grad, buffer) -> tensor
+    pub tensor_over: Py<PyAny>,
+    /// The batch class.
+    pub data_chunk: Py<PyType>,
+}
+
+/// The helpers; the first call imports them.
+pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
+    static HELPERS: PyOnceLock<Helpers> = PyOnceLock::new();
+    HELPERS.get_or_try_init(py, || {
+        let module = PyModule::import(py, "torchdata._engine.codec")?;
+        let get = |name| module.getattr(name).map(Bound::unbind);
+        Ok(Helpers {
+            dumps: get("dumps")?,
+            loads: get("loads")?,
+            tensor_parts: get("tensor_parts")?,
+            tensor_over: get("tensor_over")?,
+            data_chunk: module.getattr("DataChunk")?.cast_into::<PyType>()?.unbind(),
+        })
+    })
+}
+
+/// What the codec takes an object for, by its exact type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Array,
+    NumpyScalar,
+    Tensor,
+    DataChunk,
+    Other,
+}
+
+/// Types seen so far. They are kept alive, so that an address is never taken for that of a type that died.
+static SEEN: PyOnceLock<std::sync::Mutex<Vec<(usize, Kind)>>> = PyOnceLock::new();
+
+/// The kind of an object that is of no built-in type.
+pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
+    let py = object.py();
+    // SAFETY: reads the type of a live object.
+    let pointer = unsafe { ffi::Py_TYPE(object.as_ptr()) } as usize;
+    let seen = SEEN.get_or_init(py, Default::default);
+    let known = |seen: &Vec<(usize, Kind)>| seen.iter().find(|entry| entry.0 == pointer).map(|entry| entry.1);
+    if let Some(kind) = known(&seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner)) {
+        return Ok(kind);
+    }
+    let kind = classify(object)?;
+    if kind != Kind::Other {
+        std::mem::forget(object.get_type()); // one reference for ever, as promised above
+        seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((pointer, kind));
+    }
+    Ok(kind)
+}
+
+fn classify(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
+    let py = object.py();
+    let class = object.get_type();
+    if class.is(helpers(py)?.data_chunk.bind(py)) {
+        return Ok(Kind::DataChunk);
+    }
+    let module = class.module()?;
+    let (module, name) = (module.to_string_lossy(), class.name()?);
+    let name = name.to_string_lossy();
+    let is = |module: &str| PyModule::import(py, module)?.getattr(&*name).map(|found| found.is(&class));
+    Ok(match (&*module, &*name) {
+        ("numpy", "ndarray") if is("numpy")? => Kind::Array,
+        ("numpy", _) if class.is_subclass(&PyModule::import(py, "numpy")?.getattr("generic")?)? => Kind::NumpyScalar,
+        ("torch", "Tensor") if is("torch")? => Kind::Tensor,
+        _ => Kind::Other,
+    })
+}

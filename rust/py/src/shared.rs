@@ -1,0 +1,151 @@
+//! Links and bells as Python objects, and Python buffers over shared memory.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pyo3::exceptions::{PyBufferError, PyOSError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use torchdata_core::arena::Block;
+use torchdata_core::bell::BellBoard;
+use torchdata_core::consumer::Lease;
+use torchdata_core::link::{Link, LinkConfig};
+
+use crate::errors;
+
+/// Takes a duplicate of a descriptor that Python owns.
+fn duplicate(fd: i32) -> PyResult<OwnedFd> {
+    if fd < 0 {
+        return Err(PyOSError::new_err(format!("{fd} is no file descriptor")));
+    }
+    // SAFETY: borrowed for the duration of the call; a number that is not open makes the system call fail.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(borrowed.try_clone_to_owned()?)
+}
+
+/// Takes over a descriptor that Python gives away.
+pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
+    let copy = duplicate(fd)?;
+    // SAFETY: the caller gave the descriptor away, and `duplicate` has just shown that it is open.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(copy)
+}
+
+/// The shared memory of one link: its ends are taken by a `Sender` and a `Collector`.
+#[pyclass(frozen, name = "Link", module = "torchdata._native")]
+pub struct PyLink(pub Link);
+
+#[pymethods]
+impl PyLink {
+    /// Makes a link whose arena may grow to `memory_budget` bytes.
+    #[new]
+    #[pyo3(signature = (memory_budget, ring_capacity = 262_144))]
+    fn new(memory_budget: u64, ring_capacity: u64) -> PyResult<Self> {
+        let config = LinkConfig { ring_capacity, arena_capacity: memory_budget, ..LinkConfig::default() };
+        Link::create(config).map(Self).map_err(errors::open)
+    }
+
+    /// Maps the link behind a descriptor, which is closed.
+    #[staticmethod]
+    fn attach(fd: i32) -> PyResult<Self> {
+        Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
+    }
+
+    /// The descriptor behind the link, to be passed to another process.
+    fn fileno(&self) -> i32 {
+        self.0.fd().as_raw_fd()
+    }
+
+    /// (items, bytes) that were sent over the link so far.
+    fn sent(&self) -> (u64, u64) {
+        self.0.sent()
+    }
+}
+
+/// The doorbells of all processes of one loader.
+#[pyclass(frozen, name = "BellBoard", module = "torchdata._native")]
+pub struct PyBellBoard(pub Arc<BellBoard>);
+
+#[pymethods]
+impl PyBellBoard {
+    #[new]
+    fn new(count: usize) -> PyResult<Self> {
+        BellBoard::create(count).map(Self).map_err(errors::open)
+    }
+
+    /// Maps the bells behind a descriptor, which is closed.
+    #[staticmethod]
+    fn attach(fd: i32) -> PyResult<Self> {
+        BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)
+    }
+
+    /// The descriptor behind the bells, to be passed to another process.
+    fn fileno(&self) -> i32 {
+        self.0.fd().as_raw_fd()
+    }
+}
+
+/// Fills in a writable, contiguous view of `len` bytes owned by `owner`.
+///
+/// # Safety
+/// `view` comes from the interpreter; the memory stays valid as long as `owner` lives.
+unsafe fn fill_buffer(
+    owner: *mut ffi::PyObject,
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+    data: *mut u8,
+    len: usize,
+) -> PyResult<()> {
+    let len = ffi::Py_ssize_t::try_from(len).map_err(|_| PyBufferError::new_err("the buffer is too long"))?;
+    // SAFETY: as promised by the caller; PyBuffer_FillInfo takes its own reference to `owner`.
+    let done = unsafe { ffi::PyBuffer_FillInfo(view, owner, data.cast::<c_void>(), len, 0, flags) };
+    if done == 0 { Ok(()) } else { Err(Python::attach(PyErr::fetch)) }
+}
+
+/// Memory that a received array lies in: a lease on a block of the sender's arena.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct LeasedBuffer(pub Lease);
+
+#[pymethods]
+impl LeasedBuffer {
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let lease = &slf.get().0;
+        // SAFETY: the block is valid for `len` bytes as long as the lease, which this object owns.
+        unsafe { fill_buffer(slf.as_ptr(), view, flags, lease.as_mut_ptr(), lease.len()) }
+    }
+}
+
+/// Memory of an array made by `torchdata.empty`: a block of the arena of this process.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct ArenaBuffer {
+    /// The block; it goes to the consumer when an item that holds it is sent.
+    pub block: Arc<Block>,
+    /// Whether it was sent: it is the consumer's then, and sending it again means copying it.
+    pub sent: AtomicBool,
+}
+
+impl ArenaBuffer {
+    /// Whether the caller is the first to send the block.
+    pub fn claim(&self) -> bool {
+        !self.sent.swap(true, Ordering::Relaxed)
+    }
+}
+
+#[pymethods]
+impl ArenaBuffer {
+    fn __len__(&self) -> usize {
+        self.block.len()
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let block = &slf.get().block;
+        // SAFETY: the block is valid for `len` bytes as long as this object, which holds it.
+        unsafe { fill_buffer(slf.as_ptr(), view, flags, block.as_mut_ptr(), block.len()) }
+    }
+}
