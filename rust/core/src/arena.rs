@@ -17,8 +17,8 @@ struct Holders {
     len: u64,
     /// The producer's own handle is alive.
     local: bool,
-    /// The block was sent and has not come back.
-    remote: bool,
+    /// Times that the block was sent and has not come back: a unit may refer to a block twice, and so may two units.
+    remote: u64,
 }
 
 /// Extents and blocks of one arena.
@@ -50,7 +50,7 @@ impl Allocator {
         if extent > len {
             self.free.insert(offset + len, extent - len);
         }
-        self.taken.insert(offset, Holders { len, local: true, remote: false });
+        self.taken.insert(offset, Holders { len, local: true, remote: 0 });
         self.in_use += len;
         self.peak = self.peak.max(self.in_use);
         Some(offset)
@@ -58,7 +58,7 @@ impl Allocator {
 
     fn free_if_unheld(&mut self, offset: u64) {
         let Some(holders) = self.taken.get(&offset) else { return };
-        if holders.local || holders.remote {
+        if holders.local || holders.remote > 0 {
             return;
         }
         let (mut start, mut len) = (offset, holders.len);
@@ -117,17 +117,18 @@ impl Arena {
         Some(Block { arena: Arc::clone(self), offset, len })
     }
 
-    /// Marks a block as on its way to the consumer. False where it already is.
-    pub(crate) fn send(&self, offset: u64) -> bool {
-        let mut allocator = self.lock();
-        allocator.taken.get_mut(&offset).is_some_and(|holders| !std::mem::replace(&mut holders.remote, true))
+    /// Notes that a block is on its way to the consumer, once more where it already is.
+    pub(crate) fn send(&self, offset: u64) {
+        if let Some(holders) = self.lock().taken.get_mut(&offset) {
+            holders.remote += 1;
+        }
     }
 
     /// Takes back a block that the consumer returned.
     pub(crate) fn returned(&self, offset: u64) -> Result<(), Corrupted> {
         let mut allocator = self.lock();
         match allocator.taken.get_mut(&offset) {
-            Some(holders) if holders.remote => holders.remote = false,
+            Some(holders) if holders.remote > 0 => holders.remote -= 1,
             _ => return Err(Corrupted("a block was returned that was not sent")),
         }
         allocator.free_if_unheld(offset);
@@ -184,6 +185,13 @@ impl Block {
     /// Where in the arena the block starts.
     pub fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// Whether the block was sent and has not come back.
+    ///
+    /// The consumer may hold an array over it, so that what is to be sent anew must be copied to another block first.
+    pub fn is_sent(&self) -> bool {
+        self.arena.lock().taken.get(&self.offset).is_some_and(|holders| holders.remote > 0)
     }
 
     /// Whether the block lies in `arena`.

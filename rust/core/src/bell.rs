@@ -7,7 +7,6 @@
 //! the ringer's comes first, the sleeper's look sees the change. A ring between the sleeper's look and
 //! its sleep changes the word, so that the sleep returns at once.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::primitive::{AtomicU32, Ordering, fence};
@@ -73,9 +72,10 @@ pub use shared::{BellBoard, BellRef, SystemParker};
 #[cfg(not(loom))]
 mod shared {
     use std::os::fd::{BorrowedFd, OwnedFd};
+    use std::sync::Arc;
     use std::time::Instant;
 
-    use super::{Arc, AtomicU32, Bell, Duration, Ordering, Parker};
+    use super::{AtomicU32, Bell, Duration, Ordering, Parker};
     use crate::error::OpenError;
     use crate::region::{Region, portable};
 

@@ -10,7 +10,7 @@ use crate::bell::BellRef;
 use crate::cursor::{ConsumerCursor, ProducerCursor};
 use crate::error::Corrupted;
 use crate::fork;
-use crate::header::Layout;
+use crate::header::{BLOCK_ALIGN, Layout};
 use crate::link::{BLOCK_ENTRY, KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
 
 /// A buffer of a unit, in the consumer's hands.
@@ -37,27 +37,58 @@ pub struct Unit {
 #[derive(Debug)]
 struct Returns {
     layout: Arc<Layout>,
-    cursor: Mutex<ProducerCursor>,
+    queue: Mutex<Queue>,
     peer: BellRef,
+    /// Bytes and number of the leases.
     leased: AtomicU64,
+    leases: AtomicU64,
     /// The process that holds the leases; a forked child must not give them back.
     generation: u64,
 }
 
+/// Blocks on their way back.
+#[derive(Debug)]
+struct Queue {
+    cursor: ProducerCursor,
+    /// Blocks that found the return ring full. That takes a producer that sends one block many times: it never has
+    /// more different blocks out than the ring has entries.
+    overflow: Vec<u64>,
+}
+
 impl Returns {
+    fn new(layout: Arc<Layout>, peer: BellRef) -> Self {
+        let cursor = ProducerCursor::new(layout.config.return_capacity);
+        Self {
+            queue: Mutex::new(Queue { cursor, overflow: Vec::new() }),
+            layout,
+            peer,
+            leased: AtomicU64::new(0),
+            leases: AtomicU64::new(0),
+            generation: fork::generation(),
+        }
+    }
+
+    fn lease(self: &Arc<Self>, offset: u64, len: u64) -> Lease {
+        self.leased.fetch_add(len, Ordering::Relaxed);
+        self.leases.fetch_add(1, Ordering::Relaxed);
+        Lease { returns: Arc::clone(self), offset, len: len as usize }
+    }
+
     fn give_back(&self, offset: u64) {
         if self.generation != fork::generation() {
             return;
         }
         let header = self.layout.header();
-        let mut cursor = self.cursor.lock().unwrap_or_else(PoisonError::into_inner);
-        // The producer keeps fewer blocks out than the ring has entries, so there is room unless memory is corrupted,
-        // in which case the block is lost and the next read reports it.
-        if cursor.has_room(&header.return_head.0, 1) == Ok(true) {
-            self.layout.return_slot(cursor.tail()).store(offset, Ordering::Relaxed);
-            cursor.publish(&header.return_tail.0, 1);
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.overflow.push(offset);
+        // Where memory is corrupted the blocks stay here; the next read of the producer's side reports it.
+        while queue.cursor.has_room(&header.return_head.0, 1) == Ok(true)
+            && let Some(offset) = queue.overflow.pop()
+        {
+            self.layout.return_slot(queue.cursor.tail()).store(offset, Ordering::Relaxed);
+            queue.cursor.publish(&header.return_tail.0, 1);
         }
-        drop(cursor);
+        drop(queue);
         self.peer.ring();
     }
 }
@@ -90,6 +121,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.returns.leased.fetch_sub(self.len as u64, Ordering::Relaxed);
+        self.returns.leases.fetch_sub(1, Ordering::Relaxed);
         self.returns.give_back(self.offset);
     }
 }
@@ -111,21 +143,16 @@ pub struct Consumer {
     window: u64,
     /// Items taken since the producer was last considered for a wake-up.
     unrung: u64,
+    /// Bytes of the ring given back since then.
+    unrung_bytes: u64,
 }
 
 impl Consumer {
     pub(crate) fn new(layout: Arc<Layout>, peer: BellRef) -> Self {
-        let returns = Arc::new(Returns {
-            cursor: Mutex::new(ProducerCursor::new(layout.config.return_capacity)),
-            layout: Arc::clone(&layout),
-            peer: peer.clone(),
-            leased: AtomicU64::new(0),
-            generation: fork::generation(),
-        });
         Self {
             cursor: ConsumerCursor::new(layout.config.ring_capacity),
+            returns: Arc::new(Returns::new(Arc::clone(&layout), peer.clone())),
             layout,
-            returns,
             peer,
             streamed: Vec::new(),
             streamed_epoch: 0,
@@ -133,6 +160,7 @@ impl Consumer {
             taken: 0,
             window: 0,
             unrung: 0,
+            unrung_bytes: 0,
         }
     }
 
@@ -176,12 +204,27 @@ impl Consumer {
     pub fn item_taken(&mut self) {
         self.taken += 1;
         self.unrung += 1;
-        self.granted = self.taken + self.window;
+        self.granted = self.taken.saturating_add(self.window);
         // SYNC(grant): pairs with Producer::may_produce.
         self.layout.header().granted.0.store(self.granted, Ordering::Release);
-        if self.unrung * 2 >= self.window || self.cursor.available(&self.layout.header().tail.0) == Ok(0) {
-            self.unrung = 0;
-            self.peer.ring();
+        if self.unrung.saturating_mul(2) >= self.window || self.cursor.available(&self.layout.header().tail.0) == Ok(0)
+        {
+            self.ring_producer();
+        }
+    }
+
+    fn ring_producer(&mut self) {
+        self.unrung = 0;
+        self.unrung_bytes = 0;
+        self.peer.ring();
+    }
+
+    /// Gives a unit's bytes back, and wakes a producer that sleeps for want of them when half the ring is free again.
+    fn release(&mut self, total: u64) {
+        self.cursor.release(&self.layout.header().head.0, total);
+        self.unrung_bytes += total;
+        if self.unrung_bytes * 2 >= self.layout.config.ring_capacity {
+            self.ring_producer();
         }
     }
 
@@ -198,9 +241,12 @@ impl Consumer {
 
     /// Whether leasing `len` more bytes would starve the producer, so that a buffer should be copied out instead.
     ///
-    /// At most half of the arena is ever leased: the rest stays for what is in flight.
+    /// At most half of the arena, and of the blocks that it may be cut into, is ever leased: the rest stays for what is
+    /// in flight.
     pub fn should_copy(&self, len: usize) -> bool {
-        (self.leased() + len as u64) * 2 > self.layout.config.arena_capacity
+        let config = self.layout.config;
+        let leases = self.returns.leases.load(Ordering::Relaxed);
+        (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
     /// Takes the next unit of epoch `epoch` or later, its inline payload into `payload`; None where none waits.
@@ -210,29 +256,31 @@ impl Consumer {
         loop {
             let available = self.cursor.available(&self.layout.header().tail.0)?;
             if available == 0 {
+                // The caller is about to sleep: the producer must not, for want of what was given back so far.
+                if self.unrung_bytes > 0 {
+                    self.ring_producer();
+                }
                 return Ok(None);
             }
             let head = self.cursor.head();
             let header = self.read_header(head, available)?;
             let total = u64::from(header.total);
             if header.kind == KIND_PAD {
-                self.cursor.release(&self.layout.header().head.0, total);
+                self.release(total);
                 continue;
             }
             if header.epoch < epoch {
                 self.drop_unit(head, header)?;
-                self.cursor.release(&self.layout.header().head.0, total);
+                self.release(total);
                 continue;
             }
             if header.kind == KIND_FRAGMENT {
                 self.take_fragment(head, header);
-                self.cursor.release(&self.layout.header().head.0, total);
-                // A large buffer comes in many fragments; the producer may sleep until there is room for the next.
-                self.peer.ring();
+                self.release(total);
                 continue;
             }
             let unit = self.read_unit(head, header, payload)?;
-            self.cursor.release(&self.layout.header().head.0, total);
+            self.release(total);
             return Ok(Some(unit));
         }
     }
@@ -264,8 +312,13 @@ impl Consumer {
         // SAFETY: the table lies inside the checked, contiguous unit; entries are 8-aligned.
         let [offset, len] = unsafe { place.cast::<[u64; 2]>().read_volatile() };
         let capacity = self.layout.config.arena_capacity;
-        if offset != u64::MAX && (offset >= capacity || len > capacity - offset) {
-            return Err(Corrupted("a block lies outside the arena"));
+        if offset != u64::MAX {
+            if offset >= capacity || len > capacity - offset {
+                return Err(Corrupted("a block lies outside the arena"));
+            }
+            if !offset.is_multiple_of(BLOCK_ALIGN) {
+                return Err(Corrupted("a block does not start where blocks do"));
+            }
         }
         Ok((offset, len))
     }
@@ -298,14 +351,19 @@ impl Consumer {
 
     fn read_unit(&mut self, head: u64, header: UnitHeader, payload: &mut Vec<u8>) -> Result<Unit, Corrupted> {
         let mut buffers = Vec::with_capacity(usize::from(header.blocks));
+        let mut streamed = false;
         for index in 0..header.blocks {
             let (offset, len) = self.block_entry(head, index)?;
             buffers.push(if offset == u64::MAX {
+                streamed = true;
                 Buffer::Owned(self.streamed_buffer(len)?)
             } else {
-                self.returns.leased.fetch_add(len, Ordering::Relaxed);
-                Buffer::Leased(Lease { returns: Arc::clone(&self.returns), offset, len: len as usize })
+                Buffer::Leased(self.returns.lease(offset, len))
             });
+        }
+        // Fragments belong to the unit behind them. Where that has none, a producer gave up half-way and tells so by it.
+        if !std::mem::take(&mut self.streamed).is_empty() && streamed {
+            return Err(Corrupted("a unit refers to other fragments than those that came"));
         }
         let len = header.payload as usize;
         payload.clear();

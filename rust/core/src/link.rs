@@ -90,7 +90,12 @@ impl Link {
 
     /// Maps the link behind a descriptor received from its creator.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
-        Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?, ATTACH_TIMEOUT)?) })
+        Self::attach_within(fd, ATTACH_TIMEOUT)
+    }
+
+    /// Like [`Link::attach`], waiting at most `timeout` for the creator to finish.
+    pub fn attach_within(fd: OwnedFd, timeout: Duration) -> Result<Self, OpenError> {
+        Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?, timeout)?) })
     }
 
     /// The descriptor, to be passed to another process.

@@ -12,20 +12,20 @@ pub struct Watch {
     pid: i32,
     /// A pidfd; None on the portable fallback, which asks for the number.
     fd: Option<OwnedFd>,
+    /// Whether it is the parent of this process, which the fallback then recognises as such.
+    parent: bool,
 }
 
 impl Watch {
     /// Watches the process `pid`, which must not have been reaped yet.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
-        if portable() {
-            return Ok(Self { pid, fd: None });
-        }
-        Ok(Self { pid, fd: Some(open_pidfd(pid)?) })
+        let fd = if portable() { None } else { Some(open_pidfd(pid)?) };
+        Ok(Self { pid, fd, parent: parent_id() == pid })
     }
 
     /// Watches the process behind a pidfd received from it; `pid` is its number.
     pub fn from_fd(pid: i32, fd: OwnedFd) -> Self {
-        Self { pid, fd: Some(fd) }
+        Self { pid, fd: Some(fd), parent: false }
     }
 
     /// The pidfd, to be passed to another process; None on the portable fallback.
@@ -37,8 +37,14 @@ impl Watch {
     pub fn exited(&self) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, Duration::ZERO),
-            None => has_exited(self.pid),
+            None => self.number_exited(),
         }
+    }
+
+    /// Whether the process has ended, told by its number.
+    fn number_exited(&self) -> bool {
+        // A parent that ended but was not reaped still has its number, but no children.
+        if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
     /// Waits until the process has ended or the timeout has passed; returns whether it has ended.
@@ -48,7 +54,7 @@ impl Watch {
             None => {
                 let deadline = std::time::Instant::now() + timeout;
                 loop {
-                    if has_exited(self.pid) {
+                    if self.number_exited() {
                         return true;
                     }
                     if std::time::Instant::now() >= deadline {
@@ -59,6 +65,10 @@ impl Watch {
             }
         }
     }
+}
+
+fn parent_id() -> i32 {
+    std::os::unix::process::parent_id() as i32
 }
 
 #[cfg(target_os = "linux")]

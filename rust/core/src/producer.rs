@@ -3,7 +3,6 @@
 //! Runs in the process whose pipe yields the items. A unit becomes visible by one store; a producer that is killed
 //! before it exposes nothing, and what it had allocated is nobody's concern any more.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -45,8 +44,8 @@ pub struct Producer {
     cursor: ProducerCursor,
     returns: ConsumerCursor,
     wake: WakePolicy,
-    /// Ring position behind each unit with blocks that was not yet seen consumed, and how many blocks.
-    in_flight: VecDeque<u64>,
+    /// Ring position behind the last unit with blocks.
+    last_blocks: u64,
     epoch: u64,
     /// Items pushed in this epoch.
     produced: u64,
@@ -64,7 +63,7 @@ impl Producer {
             cursor: ProducerCursor::new(layout.config.ring_capacity),
             returns: ConsumerCursor::new(layout.config.return_capacity),
             wake: WakePolicy::new(WAKE_BATCH),
-            in_flight: VecDeque::new(),
+            last_blocks: 0,
             epoch: 0,
             produced: 0,
             granted: 0,
@@ -134,10 +133,13 @@ impl Producer {
     /// Whether blocks are on their way that the consumer has not taken yet: waiting may bring them back.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head.0)?;
-        while self.in_flight.front().is_some_and(|&end| end <= head) {
-            self.in_flight.pop_front();
-        }
-        Ok(!self.in_flight.is_empty())
+        Ok(self.last_blocks > head)
+    }
+
+    /// Whether a unit with `blocks` buffers and `payload` bytes inline can ever be pushed, be it into an empty ring.
+    pub fn fits(&self, blocks: usize, payload: usize) -> bool {
+        UnitHeader::new(0, 0, blocks, payload)
+            .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
     /// Whether an allocation that failed may succeed now, or waiting for it is in vain.
@@ -160,6 +162,9 @@ impl Producer {
     }
 
     /// Pushes an item: it counts towards what the consumer allows, and its wake-up may be put off.
+    ///
+    /// # Panics
+    /// Like the other pushes, if the unit is longer than [`Producer::fits`] allows or a block is of another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let pushed = self.write(kind, parts, payload)?;
         if pushed == Push::Done {
@@ -195,7 +200,12 @@ impl Producer {
     fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let unit = UnitHeader::new(kind, self.epoch, parts.len(), payload.len())
             .filter(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
-            .expect("callers keep units within max_inline");
+            .expect("callers keep to what `fits` allows");
+        for part in parts {
+            if let Part::Block(block) = part {
+                assert!(block.is_of(&self.arena), "a block of another link's arena cannot be sent over this one");
+            }
+        }
         let total = u64::from(unit.total);
         let needed = self.needed(total);
         if !self.cursor.has_room(&self.layout.header().head.0, needed)? {
@@ -229,18 +239,14 @@ impl Producer {
             std::ptr::copy_nonoverlapping(payload.as_ptr(), entry.cast::<u8>(), payload.len());
         }
         self.bytes += payload.len() as u64;
-        let mut with_blocks = false;
         for part in parts {
             if let Part::Block(block) = part {
-                debug_assert!(block.is_of(&self.arena));
                 self.bytes += block.len() as u64;
-                with_blocks |= self.arena.send(block.offset());
+                self.arena.send(block.offset());
+                self.last_blocks = start + total;
             }
         }
         self.cursor.publish(&self.layout.header().tail.0, needed);
-        if with_blocks {
-            self.in_flight.push_back(self.cursor.tail());
-        }
         Ok(Push::Done)
     }
 
