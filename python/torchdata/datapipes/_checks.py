@@ -90,7 +90,8 @@ def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
     keyword_only = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     if keyword_only:
         raise ValueError(
-            f"{pipe}: the function {name} takes non-default keyword-only parameters ({', '.join(keyword_only)}), which "
+            f"{pipe}: the function {name} takes non-default keyword-only parameters "
+            f"({', '.join(keyword_only)}), which "
             "nobody passes; give them defaults or bind them with functools.partial"
         )
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -98,7 +99,8 @@ def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if wanted < required or (wanted > len(positional) and not takes_any):
         raise ValueError(
-            f"{pipe}: the function {name} takes {len(positional)} positional parameters ({required} without default), "
+            f"{pipe}: the function {name} takes {len(positional)} positional parameters ({required} without "
+            f"default), "
             f"but input_col={input_col!r} passes {wanted}"
         )
 
@@ -109,5 +111,6 @@ def length_of(pipe: Any, source: Any) -> int:
         return len(source)
     except (TypeError, NotImplementedError) as error:
         raise TypeError(
-            f"{type(pipe).__name__} instance doesn't have valid length, because {type(source).__name__} has none"
+            f"{type(pipe).__name__} instance doesn't have valid length, because {type(source).__name__} has "
+            f"none"
         ) from error

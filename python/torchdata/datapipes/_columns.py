@@ -1,7 +1,7 @@
 """Applying a function to columns of an item, as `map`, `filter` and `flatmap` do.
 
-Role: builds, once per iteration, the cheapest function from item to result for given columns. Runs in the process
-that iterates the pipe.
+Role: builds, once per iteration, the cheapest function from item to result for given columns. Runs in the
+process that iterates the pipe.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], Any]:
-    """A function of an item that calls `function` with the item's columns `input_col` (None: with the item)."""
+    """A function of an item that calls `function` with its columns `input_col` (None: with the item)."""
     if input_col is None:
         return function
     if isinstance(input_col, (list, tuple)):
@@ -31,8 +31,9 @@ def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], 
 def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[[Any], Any]:
     """A function of an item that puts `function`'s result over the item's columns into the item.
 
-    It goes to `output_col` (-1 appends, as far as the item is a sequence); without one to the first input column, and
-    the other input columns are removed. Tuples come out as new tuples, other items are changed in place.
+    It goes to `output_col` (-1 appends, as far as the item is a sequence); without one to the first input
+    column, and the other input columns are removed. Tuples come out as new tuples, other items are changed
+    in place.
     """
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))

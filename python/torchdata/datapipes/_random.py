@@ -1,7 +1,7 @@
 """Seeds for random pipes that were given none.
 
-Role: one place that decides which global generator seeds come from. Runs in whichever process iterates the pipe,
-at the start of an iteration.
+Role: one place that decides which global generator seeds come from. Runs in whichever process iterates the
+pipe, at the start of an iteration.
 """
 
 from __future__ import annotations

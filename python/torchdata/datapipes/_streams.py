@@ -1,7 +1,7 @@
 """Closing the streams in items that a pipe drops.
 
-Role: pipes that drop items call `close_dropped` on each. It costs next to nothing for plain items and where no
-stream was ever wrapped. Runs in the process that iterates the pipe.
+Role: pipes that drop items call `close_dropped` on each. It costs next to nothing for plain items and where
+no stream was ever wrapped. Runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations

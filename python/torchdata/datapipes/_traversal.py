@@ -18,6 +18,9 @@ LARGEST_STRUCTURE = 4096
 
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
+#: Types that hold no pipes, told by one look-up: data in attributes is mostly made of them.
+_LEAVES = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
 
 def is_pipe(obj: Any) -> bool:
     """Whether `obj` is a pipe of either kind."""
@@ -32,14 +35,18 @@ def _pipes_in(obj: Any, open_containers: set[int]) -> Iterator[Any]:
             return
         open_containers.add(id(obj))
         for member in [*obj.keys(), *obj.values()] if isinstance(obj, dict) else obj:
-            yield from _pipes_in(member, open_containers)
+            if type(member) not in _LEAVES:
+                yield from _pipes_in(member, open_containers)
         open_containers.discard(id(obj))
 
 
 def sources_of(datapipe: Any) -> list[Any]:
     """The pipes that `datapipe` reads from directly, in the order of its attributes, each once."""
     found: dict[int, Any] = {}
-    for value in list(vars(datapipe).values()):
+    skipped = getattr(type(datapipe), "item_attributes", ())
+    for name, value in list(vars(datapipe).items()):
+        if type(value) in _LEAVES or name in skipped:
+            continue
         for source in _pipes_in(value, set()):
             if source is not datapipe:
                 found.setdefault(id(source), source)

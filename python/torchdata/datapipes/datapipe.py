@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torchdata._native import IterationToken, IteratorGuard
 from torchdata.datapipes._registry import FunctionalForms
 
-__all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "token_of"]
+__all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -26,10 +26,15 @@ _TOKEN = "_iteration_token"
 
 def token_of(datapipe: Any) -> IterationToken:
     """The token of a pipe, made on first use (pipes need not call `super().__init__()`)."""
-    token = datapipe.__dict__.get(_TOKEN)
+    token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
     if token is None:
         token = datapipe.__dict__[_TOKEN] = IterationToken()
     return token
+
+
+def share_token(datapipe: Any, token: IterationToken) -> None:
+    """Gives a new pipe a token that another pipe knows too, so that the other can end its iteration."""
+    datapipe.__dict__[_TOKEN] = token
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
@@ -53,9 +58,8 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            return function(
-                self
-            )  # reached through super().__iter__() of an iteration that is guarded already
+            # Reached through super().__iter__() of an iteration that is guarded already.
+            return function(self)
         return begin_iteration(self, function)
 
     return __iter__
@@ -92,7 +96,7 @@ class _PicklingHooks:
 
     @classmethod
     def set_getstate_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs (or with None removes) a function that replaces the pickled state of pipes of this kind."""
+        """Installs (or with None removes) a function that replaces the pickled state of these pipes."""
         if cls.getstate_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing getstate_hook")
         cls.getstate_hook = staticmethod(hook_fn) if hook_fn is not None else None
@@ -126,6 +130,9 @@ class IterDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABC
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
 
+    #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
+    item_attributes: ClassVar[frozenset[str]] = frozenset()
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = cls.__dict__.get("__iter__")
@@ -149,7 +156,7 @@ class IterDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABC
 
 
 class MapDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
-    """A step of a pipeline that is read by index: subclasses define `__getitem__` and, where known, `__len__`."""
+    """A step of a pipeline that is read by index: subclasses define `__getitem__` and often `__len__`."""
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
 

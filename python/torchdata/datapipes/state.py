@@ -1,19 +1,22 @@
 """State of a pipe graph: where every pipe stands, and how to put a fresh graph into the same place.
 
 Role: composes the pipes' own `state_dict()` into the state of a graph. Runs in the process and thread that
-iterates the graph, between two items. A graph state is a plain dict that pickles; it holds references into the
-running pipes, so pickle or deep-copy it before the iteration goes on.
+iterates the graph, between two items. A graph state is a plain dict that pickles; it holds references into
+the running pipes, so pickle or deep-copy it before the iteration goes on.
 
-A pipe is *restored* where the class that defines its `__iter__` (or a subclass of it) also defines `state_dict` and
-`load_state_dict`; it is *replayed* where it does not: it and all it reads from start the iteration again with the
-same seeds, and as many items as it had yielded are dropped. Pipes that read from a replayed pipe are restored.
+A pipe is *restored* where the class that defines its `__iter__` (or a subclass of it) also defines
+`state_dict` and `load_state_dict`; it is *replayed* where it does not: it and all it reads from start the
+iteration again with the same seeds, and as many items as it had yielded are dropped. Pipes that read from a
+replayed pipe are restored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torchdata.datapipes._traversal import walk
+from torchdata.datapipes._traversal import sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = ["STATE_VERSION", "Stateless", "forget_state", "is_restorable", "load_state", "save_state"]
@@ -52,32 +55,55 @@ def is_restorable(datapipe: Any) -> bool:
     return state < len(classes) and state <= depth("__iter__")
 
 
-def _upstream_of(datapipes: list[Any]) -> set[int]:
+#: What was loaded into the graph that ends in a pipe, and the pipe's iteration number then.
+_loaded: WeakKeyDictionary[Any, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
+
+
+def _upstream_of(datapipes: Iterable[Any]) -> set[int]:
     """Ids of the given pipes' sources, direct and indirect."""
     return {id(pipe) for root in datapipes for pipe in walk(root) if pipe is not root}
 
 
+def _replay_plan(end: Any, pipes: list[Any]) -> tuple[set[int], set[int]]:
+    """Ids of the pipes to replay, and of those that start anew below them.
+
+    Everything below a replayed pipe starts anew. Where two branches meet in a pipe below (the children of a
+    fork do), the branches can only be replayed in step, that is, from where they join; the end of the graph
+    is taken for that.
+    """
+    replayed = {id(p): p for p in pipes if isinstance(p, IterDataPipe) and not is_restorable(p)}
+    restarted = _upstream_of(replayed.values())
+    for pipe in pipes:
+        goes_on = id(pipe) not in restarted and id(pipe) not in replayed
+        if goes_on and any(id(source) in restarted for source in sources_of(pipe)):
+            return {id(end)}, _upstream_of([end])
+    return set(replayed) - restarted, restarted
+
+
 def save_state(datapipe: Any) -> dict[str, Any]:
     """The state of the graph that ends in `datapipe`, as of the last item that it yielded."""
+    loaded = _loaded.get(datapipe)
+    if loaded is not None:
+        if loaded[0] == token_of(datapipe).current:
+            return loaded[1]  # not iterated since
+        del _loaded[datapipe]
     pipes = walk(datapipe)
-    replayed = [p for p in pipes if isinstance(p, IterDataPipe) and not is_restorable(p)]
-    restarted = _upstream_of(replayed)
+    replayed, restarted = _replay_plan(datapipe, pipes)
     entries = []
     for pipe in pipes:
         token = token_of(pipe)
-        entry: dict[str, Any] = {
-            "type": type(pipe).__name__,
-            "yielded": token.yielded,
-            "started": token.current > 0,
-        }
-        if not entry["started"] and isinstance(pipe, IterDataPipe):
-            entry["how"] = "fresh"
+        entry: dict[str, Any] = {"type": type(pipe).__name__, "yielded": token.yielded}
+        if not isinstance(
+            pipe, IterDataPipe
+        ):  # read by index: has no place in the iteration, but may have state
+            entry["how"] = "restore" if is_restorable(pipe) else "fresh"
         elif id(pipe) in restarted:
             entry["how"] = "restart"
-        elif not is_restorable(pipe):
-            entry["how"] = "replay" if isinstance(pipe, IterDataPipe) else "fresh"
+        elif token.current == 0 and not token.armed:
+            entry["how"] = "fresh"
         else:
-            entry["how"] = "restore"
+            entry["how"] = "replay" if id(pipe) in replayed else "restore"
+        if entry["how"] == "restore":
             entry["state"] = pipe.state_dict()
         if hasattr(pipe, "epoch_seed"):
             entry["seed"] = pipe.epoch_seed()
@@ -91,9 +117,10 @@ def load_state(datapipe: Any, state: dict[str, Any]) -> None:
     Raises:
         ValueError: the state has another version or was saved from a graph of another shape.
     """
-    if state.get("version") != STATE_VERSION:
+    if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
+        version = state.get("version") if isinstance(state, dict) else state
         raise ValueError(
-            f"this pipe state has version {state.get('version')!r}, but this release reads version {STATE_VERSION}"
+            f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}"
         )
     pipes, entries = walk(datapipe), state["pipes"]
     saved, found = [entry["type"] for entry in entries], [type(pipe).__name__ for pipe in pipes]
@@ -109,13 +136,20 @@ def load_state(datapipe: Any, state: dict[str, Any]) -> None:
             pipe.load_state_dict(entry["state"])
         else:
             token.disarm()
-            if "seed" in entry and entry["seed"] is not None:
+            if entry.get("seed") is not None:
                 pipe.set_seed(entry["seed"])
             if how == "replay":
                 token.arm_replay(entry["yielded"])
+    _loaded[datapipe] = (token_of(datapipe).current, state)
 
 
-def forget_state(datapipe: Any) -> None:
-    """Makes the next iteration of `datapipe` and of all that it reads from start anew."""
-    for pipe in walk(datapipe):
-        token_of(pipe).disarm()
+def forget_state(*datapipes: Any, keeping: Iterable[Any] = ()) -> None:
+    """Makes the next iteration of the pipes, and of all that they read from, start anew.
+
+    Pipes that those in `keeping` are or read from keep what was loaded into them.
+    """
+    kept = {id(pipe) for root in keeping for pipe in walk(root)}
+    for datapipe in datapipes:
+        for pipe in walk(datapipe):
+            if id(pipe) not in kept:
+                token_of(pipe).disarm()

@@ -3,30 +3,44 @@
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.callable import Collator, FlatMapper, Mapper
 from torchdata.datapipes.iter.combinatorics import Sampler, Shuffler
+from torchdata.datapipes.iter.combining import Concater, Multiplexer, Zipper
+from torchdata.datapipes.iter.converting import MapToIterConverter
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
+from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.selecting import Filter, Header
 from torchdata.datapipes.iter.sharding import (
     SHARDING_PRIORITIES,
     ShardingFilter,
     ShardingRoundRobinDispatcher,
 )
+from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, UnZipper
 from torchdata.datapipes.iter.wrapping import IterableWrapper, LengthSetter
 
 __all__ = [
     "SHARDING_PRIORITIES",
     "Batcher",
     "Collator",
+    "Concater",
+    "Cycler",
+    "Demultiplexer",
+    "Enumerator",
     "Filter",
     "FlatMapper",
+    "Forker",
     "Grouper",
     "Header",
     "IterDataPipe",
     "IterableWrapper",
     "LengthSetter",
+    "MapToIterConverter",
     "Mapper",
+    "Multiplexer",
+    "Repeater",
     "Sampler",
     "ShardingFilter",
     "ShardingRoundRobinDispatcher",
     "Shuffler",
     "UnBatcher",
+    "UnZipper",
+    "Zipper",
 ]

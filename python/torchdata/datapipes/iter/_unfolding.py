@@ -1,15 +1,15 @@
 """Unfolding: what pipes share that turn one item into several (flatmap, unbatch, repeat, mux).
 
-Role: chains the parts of one item after another without a Python frame per part, and knows at any time which item is
-being unfolded and how many of its parts have been yielded. Runs in the process that iterates the pipe; the pipe owns
-a reference to the item being unfolded.
+Role: chains the parts of one item after another without a Python frame per part, and knows at any time which
+item is being unfolded and how many of its parts have been yielded. Runs in the process that iterates the
+pipe; the pipe owns a reference to the item being unfolded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
-from typing import Any
+from typing import Any, ClassVar
 
 from torchdata.datapipes.datapipe import token_of
 
@@ -21,6 +21,8 @@ class Unfolding:
     unfolds it again and skips these.
     """
 
+    item_attributes: ClassVar[frozenset[str]] = frozenset({"_item"})
+
     _item: tuple[Any, ...]
     _skip: int
     _yielded_before: int
@@ -31,7 +33,7 @@ class Unfolding:
         self._yielded_before = 0
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-        """Yields the parts, by `parts_of`, of the item that a restored pipe was in, and of all further `items`."""
+        """Yields the parts (by `parts_of`) of the item that a restored pipe was in, and of all `items`."""
         token = token_of(self)
         first: Iterable[Any] = ()
         if self._item:

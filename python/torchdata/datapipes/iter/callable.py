@@ -1,7 +1,7 @@
 """Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
 
-Run in whichever process iterates the pipeline. They own nothing but the function; FlatMapper also holds the item
-that it is unfolding.
+Run in whichever process iterates the pipeline. They own nothing but the function; FlatMapper also holds the
+item that it is unfolding.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torchdata.datapipes._checks import check_callable, check_input_col, check_source, length_of
 from torchdata.datapipes._columns import on_columns, replacing_columns
 from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._sealing import sealed
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._unfolding import Unfolding
 from torchdata.datapipes.state import Stateless
@@ -30,15 +31,15 @@ class Mapper(Stateless, IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: the function. Lambdas and local functions are fine, also with worker processes.
-        input_col: which parts of an item `fn` gets: None for the item itself, an index or key, or a list or tuple of
-            them, each of which becomes one argument.
-        output_col: where the result goes, allowed only with `input_col`: an index or key, -1 to append it. None puts
-            it into the first input column and removes the other input columns.
+        input_col: which parts of an item `fn` gets: None for the item itself, an index or key, or a list or
+            tuple of them, each of which becomes one argument.
+        output_col: where the result goes, allowed only with `input_col`: an index or key, -1 to append it.
+            None puts it into the first input column and removes the other input columns.
 
     Raises:
         TypeError: `fn` is no function.
-        ValueError: `fn` does not take as many arguments as there are input columns, `output_col` is given without
-            `input_col`, or it names several columns.
+        ValueError: `fn` does not take as many arguments as there are input columns, `output_col` is given
+            without `input_col`, or it names several columns.
 
     Example:
         >>> list(IterableWrapper([(1, 2), (3, 4)]).map(lambda a, b: a + b, input_col=[0, 1], output_col=-1))
@@ -58,7 +59,8 @@ class Mapper(Stateless, IterDataPipe[T_co]):
         if isinstance(output_col, (list, tuple)):
             if len(output_col) != 1:
                 raise ValueError(
-                    f"{name}: `output_col` must be a single-element list or tuple, a key or an index, but got {output_col!r}"
+                    f"{name}: `output_col` must be a single-element list or tuple, a key or an index, but "
+                    f"got {output_col!r}"
                 )
             output_col = output_col[0]
         if isinstance(input_col, (list, tuple)) and not input_col:
@@ -70,9 +72,10 @@ class Mapper(Stateless, IterDataPipe[T_co]):
         self.output_col = output_col
 
     def __iter__(self) -> Iterator[T_co]:
-        if self.input_col is None:
-            return map(self.fn, self.datapipe)
-        return map(replacing_columns(self.fn, self.input_col, self.output_col), self.datapipe)
+        fn = (
+            self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
+        )
+        return sealed(map(fn, self.datapipe), self, (self.datapipe,))
 
     def __len__(self) -> int:
         return length_of(self, self.datapipe)
@@ -80,14 +83,15 @@ class Mapper(Stateless, IterDataPipe[T_co]):
 
 @functional_datapipe("collate")
 class Collator(Mapper[T_co]):
-    """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than its items.
+    """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than its
+    items.
 
     Args:
         datapipe: a pipe of batches.
-        conversion: how to collate: a function of the batch; a dict from column name to function, for batches of
-            dicts (each function gets the list of one column's values) or batches of one data frame (it gets the
-            column; the result is a named tuple); or a list of functions by column, for batches of tuples or lists.
-            Columns that are not named are collated by `default_collate`.
+        conversion: how to collate: a function of the batch; a dict from column name to function, for batches
+            of dicts (each function gets the list of one column's values) or batches of one data frame (it
+            gets the column; the result is a named tuple); or a list of functions by column, for batches of
+            tuples or lists. Columns that are not named are collated by `default_collate`.
         collate_fn: a function of the batch; takes precedence over `conversion`.
 
     Raises:
@@ -118,7 +122,8 @@ class Collator(Mapper[T_co]):
 def _check_conversion(conversion: Any) -> None:
     if not isinstance(conversion, (dict, list, tuple)):
         raise TypeError(
-            "Collator: conversion must be a function, a dict from column to function or a list of functions, but got "
+            "Collator: conversion must be a function, a dict from column to function or a list of "
+            "functions, but got "
             f"{conversion!r} of type {type(conversion).__name__}"
         )
     for column, function in conversion.items() if isinstance(conversion, dict) else enumerate(conversion):
@@ -135,8 +140,9 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves. Where it
-            returns something that can only be read once (a generator), restoring calls it again for that item.
+        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves. Where
+            it returns something that can only be read once (a generator), restoring calls it again for that
+            item.
         input_col: which parts of an item `fn` gets, as for `map`.
 
     Raises:
@@ -161,7 +167,8 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
         self._forget_unfolding()
 
     def __iter__(self) -> Iterator[T_co]:
-        return self._unfold(iter(self.datapipe), on_columns(self.fn, self.input_col))
+        parts = self._unfold(iter(self.datapipe), on_columns(self.fn, self.input_col))
+        return sealed(parts, self, (self.datapipe,))
 
     def __len__(self) -> int:
         raise TypeError("FlatMapper instance doesn't have valid length: it depends on the function's results")

@@ -1,7 +1,7 @@
 """Pipes that change the order of items: Shuffler, Sampler.
 
-Run in whichever process iterates the pipeline. Shuffler owns a buffer of items and a generator of its own; Sampler
-owns the order that its sampler gave.
+Run in whichever process iterates the pipeline. Shuffler owns a buffer of items and a generator of its own;
+Sampler owns the order that its sampler gave.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ T_co = TypeVar("T_co", covariant=True)
 
 @functional_datapipe("shuffle")
 class Shuffler(IterDataPipe[T_co]):
-    """Shuffles with a buffer: each item read takes the place of a random item of the full buffer, which is yielded.
+    """Shuffles with a buffer: each item read takes the place of a random item of the full buffer, which is
+    yielded.
 
     The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
 
     Args:
         datapipe: the pipe to read.
-        buffer_size: how many items the buffer holds. 1 does not shuffle; as many as there are items shuffles fully.
+        buffer_size: how many items the buffer holds. 1 does not shuffle; as many as there are items shuffles
+            fully.
         unbatch_level: levels of lists to take away from the items before shuffling, as `unbatch` does.
 
     Raises:
@@ -39,6 +41,8 @@ class Shuffler(IterDataPipe[T_co]):
         >>> sorted(IterableWrapper(range(5)).shuffle().set_seed(0))
         [0, 1, 2, 3, 4]
     """
+
+    item_attributes = frozenset({"_buffer"})
 
     def __init__(self, datapipe: Iterable[T_co], *, buffer_size: int = 10000, unbatch_level: int = 0) -> None:
         check_source("Shuffler", datapipe)
@@ -151,8 +155,8 @@ class Sampler(IterDataPipe[Any]):
 
     Args:
         datapipe: the source, which must have a length.
-        sampler: a class (one of torch's samplers will do) that is made with `data_source=datapipe` and the arguments
-            below, and is iterated.
+        sampler: a class (one of torch's samplers will do) that is made with `data_source=datapipe` and the
+            arguments below, and is iterated.
         sampler_args: positional arguments for the sampler.
         sampler_kwargs: named arguments for the sampler.
 
@@ -164,6 +168,8 @@ class Sampler(IterDataPipe[Any]):
         >>> list(Sampler(IterableWrapper("abc")))
         [0, 1, 2]
     """
+
+    item_attributes = frozenset({"_order"})
 
     def __init__(
         self,

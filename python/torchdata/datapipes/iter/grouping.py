@@ -115,7 +115,8 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
             if level < 0:
                 return (element,)
             raise IndexError(
-                f"UnBatcher: unbatch_level {self.unbatch_level} exceeds the depth of the data: expected a list, but "
+                f"UnBatcher: unbatch_level {self.unbatch_level} exceeds the depth of the data: expected a "
+                f"list, but "
                 f"found {element!r} of type {type(element).__name__}"
             )
         if level == 1:
@@ -128,8 +129,8 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When the buffer of ungrouped items is full, the largest group is yielded if it has at least
-    `guaranteed_group_size` items; if it has fewer, it is dropped or an error is raised. At the end the groups left in
-    the buffer are yielded, however small.
+    `guaranteed_group_size` items; if it has fewer, it is dropped or an error is raised. At the end the
+    groups left in the buffer are yielded, however small.
 
     Args:
         datapipe: the pipe to read.
@@ -137,18 +138,22 @@ class Grouper(IterDataPipe[Any]):
         keep_key: whether to yield `(key, group)` instead of the group.
         buffer_size: how many ungrouped items are held at most; None for no limit.
         group_size: number of items at which a group is yielded; None for no limit.
-        guaranteed_group_size: the least size of a group yielded because of a full buffer; `group_size` by default.
+        guaranteed_group_size: the least size of a group yielded because of a full buffer; `group_size` by
+            default.
         drop_remaining: whether a group that is too small is dropped when the buffer is full.
 
     Raises:
         TypeError: `group_key_fn` is no function or a size is no integer.
         AssertionError: the sizes do not satisfy `0 < guaranteed_group_size <= group_size <= buffer_size`.
-        RuntimeError: while iterating, the buffer is full of groups that are too small and `drop_remaining` is False.
+        RuntimeError: while iterating, the buffer is full of groups that are too small and `drop_remaining`
+            is False.
 
     Example:
         >>> list(IterableWrapper(["a1", "b1", "a2"]).groupby(lambda name: name[0]))
         [['a1', 'a2'], ['b1']]
     """
+
+    item_attributes = frozenset({"_groups"})
 
     def __init__(
         self,
@@ -177,7 +182,8 @@ class Grouper(IterDataPipe[Any]):
             )
         if guaranteed_group_size is not None and (group_size is None or guaranteed_group_size > group_size):
             raise AssertionError(
-                "Grouper: guaranteed_group_size must be > 0 and <= group_size, and group_size must be set, but got "
+                "Grouper: guaranteed_group_size must be > 0 and <= group_size, and group_size must be set, "
+                "but got "
                 f"guaranteed_group_size={guaranteed_group_size} with group_size={group_size}"
             )
         self.datapipe = datapipe
@@ -225,7 +231,8 @@ class Grouper(IterDataPipe[Any]):
         if self.drop_remaining:
             return False
         raise RuntimeError(
-            f"Grouper: Failed to group items: the buffer of {self.max_buffer_size} items is full, and its largest group has "
+            f"Grouper: Failed to group items: the buffer of {self.max_buffer_size} items is full, and its "
+            f"largest group has "
             f"{size} items of the guaranteed {self.guaranteed_group_size}; enlarge buffer_size, lower "
             "guaranteed_group_size or set drop_remaining=True"
         )

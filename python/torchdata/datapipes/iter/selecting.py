@@ -29,13 +29,13 @@ class Filter(Stateless, IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         filter_fn: a function from an item (or its columns) to a bool.
-        input_col: which parts of an item `filter_fn` gets: None for the item itself, an index or key, or a list or
-            tuple of them, each of which becomes one argument.
+        input_col: which parts of an item `filter_fn` gets: None for the item itself, an index or key, or a
+            list or tuple of them, each of which becomes one argument.
 
     Raises:
         TypeError: `filter_fn` is no function.
-        ValueError: `filter_fn` does not take as many arguments as there are input columns; while iterating, it
-            returned something other than a bool.
+        ValueError: `filter_fn` does not take as many arguments as there are input columns; while iterating,
+            it returned something other than a bool.
 
     Example:
         >>> list(IterableWrapper(range(5)).filter(lambda n: n % 2 == 0))
@@ -69,7 +69,8 @@ class Filter(Stateless, IterDataPipe[T_co]):
                     close_dropped(item)
             else:
                 raise ValueError(
-                    f"Filter: filter_fn must return a bool, but returned {keep!r} of type {type(keep).__name__}; "
+                    f"Filter: filter_fn must return a bool, but returned {keep!r} of type "
+                    f"{type(keep).__name__}; "
                     "wrap the result in bool()"
                 )
 
@@ -115,7 +116,8 @@ class Header(IterDataPipe[T_co]):
                     "Header instance doesn't have valid length: it has no limit and its source no length"
                 ) from error
             warnings.warn(
-                "The length of Header is taken to be its limit, because its source does not know its own; it is "
+                "The length of Header is taken to be its limit, because its source does not know its own; "
+                "it is "
                 "smaller where the source ends earlier.",
                 UserWarning,
                 stacklevel=2,

@@ -1,7 +1,7 @@
 """Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
 
-Run in whichever process iterates the pipeline; the loader calls `apply_sharding` in each worker before the first
-iteration. They own nothing but their place among the shards.
+Run in whichever process iterates the pipeline; the loader calls `apply_sharding` in each worker before the
+first iteration. They own nothing but their place among the shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class SHARDING_PRIORITIES(IntEnum):
 
 @functional_datapipe("sharding_filter")
 class ShardingFilter(IterDataPipe[T_co]):
-    """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the i-th on.
+    """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the
+    i-th on.
 
     Args:
         source_datapipe: the pipe to read, which is read whole in every process.
@@ -75,14 +76,16 @@ class ShardingFilter(IterDataPipe[T_co]):
         check_int("ShardingFilter", "instance_id", instance_id, least=0)
         if instance_id >= num_of_instances:
             raise ValueError(
-                f"ShardingFilter: instance_id({instance_id}) should be smaller than num_of_instances({num_of_instances})"
+                f"ShardingFilter: instance_id({instance_id}) should be smaller than "
+                f"num_of_instances({num_of_instances})"
             )
         group = _priority(sharding_group, "sharding_group")
         default = SHARDING_PRIORITIES.DEFAULT
         if any((known == default) != (group == default) for known in self.groups):
             raise RuntimeError(
                 "ShardingFilter cannot mix DEFAULT and non DEFAULT groups: it was sharded for "
-                f"{', '.join(SHARDING_PRIORITIES(known).name for known in self.groups)} and is now asked to for {group.name}"
+                f"{', '.join(SHARDING_PRIORITIES(known).name for known in self.groups)} and is now asked to "
+                f"for {group.name}"
             )
         self.groups[group] = (num_of_instances, instance_id)
         self.num_of_instances, self.instance_id = 1, 0
@@ -93,7 +96,8 @@ class ShardingFilter(IterDataPipe[T_co]):
                 self.num_of_instances *= instances
 
     def set_sharding_block(self, block: int | None) -> ShardingFilter[T_co]:
-        """Deals the items out in blocks of `block` consecutive items, from the next iteration on; None: one by one.
+        """Deals the items out in blocks of `block` consecutive items, from the next iteration on; None: one
+        by one.
 
         With blocks of k items, `sharding_filter().batch(k)` makes the same batches for any number of workers.
         Returns the pipe itself.
@@ -105,7 +109,10 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self
 
     def set_sharding_enabled(self, enabled: bool = True) -> ShardingFilter[T_co]:
-        """Turns sharding on or off (every process gets all items) from the next iteration on. Returns the pipe itself."""
+        """Turns sharding on or off (every process gets all items), from the next iteration on.
+
+        Returns the pipe itself.
+        """
         self._sharding_enabled = enabled
         return self
 
@@ -161,7 +168,8 @@ def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:
         return SHARDING_PRIORITIES(value)
     except ValueError:
         raise ValueError(
-            f"{argument} must be one of SHARDING_PRIORITIES.DEFAULT, DISTRIBUTED and MULTIPROCESSING, but got {value!r}"
+            f"{argument} must be one of SHARDING_PRIORITIES.DEFAULT, DISTRIBUTED and MULTIPROCESSING, but "
+            f"got {value!r}"
         ) from None
 
 
@@ -169,8 +177,8 @@ def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:
 class ShardingRoundRobinDispatcher(Stateless, IterDataPipe[T_co]):
     """Marks all that comes before it as one that must not be replicated.
 
-    With worker processes that part runs once, in a process of its own, and its items are dealt out to the workers in
-    turn. Without them it passes its items on.
+    With worker processes that part runs once, in a process of its own, and its items are dealt out to the
+    workers in turn. Without them it passes its items on.
 
     Args:
         source_datapipe: the end of the part that runs once.
@@ -184,7 +192,8 @@ class ShardingRoundRobinDispatcher(Stateless, IterDataPipe[T_co]):
         check_source("ShardingRoundRobinDispatcher", source_datapipe, "source_datapipe")
         if sharding_group_filter != SHARDING_PRIORITIES.MULTIPROCESSING:
             raise NotImplementedError(
-                "`sharding_round_robin_dispatch` only supports `SHARDING_PRIORITIES.MULTIPROCESSING`, but got "
+                "`sharding_round_robin_dispatch` only supports `SHARDING_PRIORITIES.MULTIPROCESSING`, but "
+                "got "
                 f"{sharding_group_filter!r}; put a `sharding_filter` before it to divide items among nodes"
             )
         self.source_datapipe = source_datapipe

@@ -1,7 +1,7 @@
 """Pipes that begin a pipeline over something iterable, or only describe one: IterableWrapper, LengthSetter.
 
-Run in whichever process iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and for the
-time of one iteration a copy of it.
+Run in whichever process iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and
+for the time of one iteration a copy of it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ class _BySubscript:
         raise IndexError(index)
 
 
+_SAMPLES: tuple[Any, ...] = ([], (), range(0), range(1 << 70), "", "\u20ac", b"", bytearray(), _BySubscript())
+
 #: Iterators whose `__setstate__(n)` means "go on at item n".
-_SEEKABLE = frozenset(
-    type(iter(sample))  # type: ignore[call-overload]
-    for sample in ([], (), range(0), range(1 << 70), "", "\u20ac", b"", bytearray(), _BySubscript())
-)
+_SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
 
 #: Types whose instances cannot be changed in place, so that copying them is pointless.
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
@@ -54,13 +53,12 @@ def _iterate_from(iterable: Any, position: int) -> Iterator[Any]:
     """An iterator over `iterable` without its first `position` items, in constant time where it can seek."""
     if isinstance(iterable, Sequence) and type(iterable).__iter__ is Sequence.__iter__:
         return map(iterable.__getitem__, range(position, len(iterable)))
-    iterator = iter(iterable)
-    if position == 0:
-        return iterator
-    if type(iterator) in _SEEKABLE:
-        iterator.__setstate__(position)  # type: ignore[attr-defined]
-        return iterator
-    return islice(iterator, position, None)
+    iterator: Any = iter(iterable)
+    if position and type(iterator) in _SEEKABLE and iterator is not iterable:
+        iterator.__setstate__(position)
+    elif position:
+        iterator = islice(iterator, position, None)
+    return iterator  # type: ignore[no-any-return]
 
 
 @functional_datapipe("set_length")
@@ -94,14 +92,14 @@ class LengthSetter(Stateless, IterDataPipe[T_co]):
 class IterableWrapper(IterDataPipe[T_co]):
     """Begins a pipeline over any iterable.
 
-    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time; other
-    iterables are read again up to it.
+    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time;
+    other iterables are read again up to it.
 
     Args:
         iterable: what to iterate over. A one-shot iterator that cannot be copied gives its items once.
-        deepcopy: whether each iteration reads a deep copy, so that changing items in place does not change the next
-            epoch. Where the iterable cannot be copied, a warning says so and the original is read. With False the
-            items are the iterable's own objects.
+        deepcopy: whether each iteration reads a deep copy, so that changing items in place does not change
+            the next epoch. Where the iterable cannot be copied, a warning says so and the original is read.
+            With False the items are the iterable's own objects.
 
     Raises:
         TypeError: `iterable` is not iterable.
@@ -128,8 +126,10 @@ class IterableWrapper(IterDataPipe[T_co]):
                 source = _private_copy(source)
             except TypeError:
                 warnings.warn(
-                    f"The iterable of type {type(source).__name__} given to IterableWrapper cannot be deep-copied, so "
-                    "changing its items in place changes them for later epochs too; pass deepcopy=False to accept that.",
+                    f"The iterable of type {type(source).__name__} given to IterableWrapper cannot be "
+                    f"deep-copied, so "
+                    "changing its items in place changes them for later epochs too; pass deepcopy=False to "
+                    "accept that.",
                     UserWarning,
                     stacklevel=_caller_of_iter(),
                 )

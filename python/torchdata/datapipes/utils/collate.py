@@ -1,8 +1,8 @@
 """Collating: a batch of items becomes one item of arrays, or with PyTorch loaded, of tensors.
 
-Role: the default function of `collate`, and the function behind its `conversion` argument. Runs in the process that
-iterates the pipe. Stacked arrays come from `torchdata.empty`, so that a worker builds them where they need not be
-copied again.
+Role: the default function of `collate`, and the function behind its `conversion` argument. Runs in the
+process that iterates the pipe. Stacked arrays come from `torchdata.empty`, so that a worker builds them
+where they need not be copied again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _TENSOR_KINDS = "biufc"
 def default_collate(batch: Any) -> Any:
     """Stacks the members of a batch, field by field.
 
-    Arrays are stacked along a new first dimension; numbers become a one-dimensional array (Python's floats one of
-    float64, integers of int64); strings and bytes stay a list; dicts, named tuples, tuples and lists are collated
-    member by member, tuples into lists. With PyTorch loaded the results are tensors, as
+    Arrays are stacked along a new first dimension; numbers become a one-dimensional array (Python's floats
+    one of float64, integers of int64); strings and bytes stay a list; dicts, named tuples, tuples and lists
+    are collated member by member, tuples into lists. With PyTorch loaded the results are tensors, as
     `torch.utils.data.default_collate` makes them; without it, NumPy arrays.
 
     Args:
@@ -63,7 +63,8 @@ def default_collate(batch: Any) -> Any:
     if torch is not None:  # its map of collate functions can be extended by users
         return torch.utils.data.default_collate(batch)
     raise TypeError(
-        "default_collate: a batch must contain arrays, numbers, strings, bytes, dicts, tuples or lists, but found "
+        "default_collate: a batch must contain arrays, numbers, strings, bytes, dicts, tuples or lists, but "
+        "found "
         f"{type(first).__name__}; pass collate_fn, or turn the items into one of these before"
     )
 
@@ -92,14 +93,16 @@ def _stacked_arrays(torch: Any, numpy: Any, batch: Any) -> Any:
     first = batch[0]
     if first.dtype.kind not in _TENSOR_KINDS and (torch is not None or first.dtype.kind in "OV"):
         raise TypeError(
-            f"default_collate: arrays of type {first.dtype} cannot be collated; convert them to numbers or pass collate_fn"
+            f"default_collate: arrays of type {first.dtype} cannot be collated; convert them to numbers or "
+            f"pass collate_fn"
         )
     arrays = [numpy.asarray(item) for item in batch]
     shape, dtype = arrays[0].shape, numpy.result_type(*{array.dtype for array in arrays})
     odd = next((array for array in arrays if array.shape != shape), None)
     if odd is not None:
         raise (ValueError if torch is None else RuntimeError)(
-            f"default_collate: stack expects each array to be of equal size, but got {shape} and {odd.shape}; resize or "
+            f"default_collate: stack expects each array to be of equal size, but got {shape} and "
+            f"{odd.shape}; resize or "
             "pad the arrays before, or pass collate_fn"
         )
     if not dtype.isnative:
@@ -149,7 +152,7 @@ def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
             clone = copy.copy(first)
             clone.update(collated)
             return clone
-        return type(first)(collated)  # type: ignore[call-arg]
+        return type(first)(collated)
     except TypeError:
         return collated
 
@@ -164,7 +167,7 @@ def _rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
             for index, member in enumerate(collated):
                 clone[index] = member
             return clone
-        return type(first)(collated)  # type: ignore[call-arg]
+        return type(first)(collated)
     except TypeError:
         return collated
 
@@ -177,8 +180,8 @@ def collate_columns(
     Columns without a function of their own are collated by `default_collate`.
 
     Args:
-        conversion: functions by column name, for a batch of mappings or of one data frame; or functions by position,
-            for a batch of tuples or lists.
+        conversion: functions by column name, for a batch of mappings or of one data frame; or functions by
+            position, for a batch of tuples or lists.
         batch: the batch. The result for a data frame is a named tuple of columns, for mappings a dict and for
             sequences a list.
 
@@ -187,13 +190,13 @@ def collate_columns(
     """
     first = batch[0]
     if not isinstance(conversion, Mapping):
-        functions = dict(enumerate(conversion))
+        functions: dict[Any, Any] = dict(enumerate(conversion))
         columns: Any = dict(enumerate(_columns(batch)))
         _require(functions, columns)
-        return [functions.get(name, default_collate)(list(values)) for name, values in columns.items()]
+        return [_collate_by(functions, name)(list(values)) for name, values in columns.items()]
     if isinstance(first, Mapping):
         _require(conversion, first)
-        return {name: conversion.get(name, default_collate)([item[name] for item in batch]) for name in first}
+        return {name: _collate_by(conversion, name)([item[name] for item in batch]) for name in first}
     if not hasattr(first, "columns"):
         raise TypeError(
             "collate: a dict of conversions needs batches of dicts or of one data frame, but the batch holds "
@@ -204,8 +207,14 @@ def collate_columns(
             f"collate: only one data frame per batch is supported, but the batch holds {len(batch)}"
         )
     _require(conversion, list(first.columns))
-    collated = {name: conversion.get(name, _whole_column)(first[name]) for name in first.columns}
-    return namedtuple("CollateResult", [str(name) for name in collated])(*collated.values())  # type: ignore[misc]
+    names = list(first.columns)
+    values = [_collate_by(conversion, name, _whole_column)(first[name]) for name in names]
+    result: Callable[..., Any] = namedtuple("CollateResult", [str(name) for name in names])  # type: ignore[misc]
+    return result(*values)
+
+
+def _collate_by(conversion: Mapping[Any, Any], name: Any, default: Any = default_collate) -> Callable[..., Any]:
+    return conversion.get(name, default)  # type: ignore[no-any-return]
 
 
 def _whole_column(column: Any) -> Any:

@@ -1,0 +1,76 @@
+"""The pipe that reads a MapDataPipe by iterating: MapToIterConverter.
+
+Runs in whichever process iterates the pipeline and owns a position in the indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
+
+__all__ = ["MapToIterConverter"]
+
+
+class MapToIterConverter(IterDataPipe[Any]):
+    """Yields the items of a MapDataPipe, in the order of its indices or of given ones.
+
+    Functional form of MapDataPipe: `to_iter_datapipe`.
+
+    Args:
+        datapipe: the MapDataPipe.
+        indices: the indices to read, in order; all from 0 to its length by default.
+
+    Raises:
+        TypeError: `datapipe` is no MapDataPipe, or has no length and no indices are given.
+
+    Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> list(SequenceWrapper({"a": 1, "b": 2}).to_iter_datapipe(indices=["b", "a"]))
+        [2, 1]
+    """
+
+    def __init__(self, datapipe: Any, indices: Sequence[Any] | None = None) -> None:
+        if not _is_map_pipe(datapipe):
+            raise TypeError(
+                f"MapToIterConverter can only apply on MapDataPipe, but found {datapipe!r} of type "
+                f"{type(datapipe).__name__}"
+            )
+        self.datapipe = datapipe
+        if indices is not None and not isinstance(indices, Sequence):
+            indices = list(indices)  # whatever it is, it must be there again for the next epoch
+        self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
+        self._position = 0
+
+    def reset(self) -> None:
+        """Goes back to the first index."""
+        self._position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._items(self._position)
+
+    def _items(self, start: int) -> Iterator[Any]:
+        # A generator rather than map(): a StopIteration from the pipe must not look like the end.
+        item_at, indices = self.datapipe.__getitem__, self.indices
+        for place in range(start, len(indices)):
+            yield item_at(indices[place])
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of indices read."""
+        token = token_of(self)
+        return {"position": self._position if token.armed else token.yielded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on at the saved index."""
+        self._position = state_dict["position"]
+
+
+def _is_map_pipe(value: Any) -> bool:
+    return isinstance(value, MapDataPipe) or any(cls.__name__ == "MapDataPipe" for cls in type(value).__mro__)
+
+
+MapDataPipe.register_datapipe_as_function("to_iter_datapipe", MapToIterConverter)

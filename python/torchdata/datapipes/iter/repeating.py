@@ -1,0 +1,156 @@
+"""Pipes that yield items more than once, or numbered: Cycler, Repeater, Enumerator.
+
+Run in whichever process iterates the pipeline. Cycler begins its source anew for each pass; Repeater holds
+the item that it is repeating.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_int, check_source, length_of
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.iter._unfolding import Unfolding
+from torchdata.datapipes.state import forget_state
+
+__all__ = ["Cycler", "Enumerator", "Repeater"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("cycle")
+class Cycler(IterDataPipe[T_co]):
+    """Reads its source again and again.
+
+    Args:
+        source_datapipe: the pipe to read; each pass is a new iteration of it.
+        count: number of passes; None for ever. Reading for ever ends where a pass gives no item at all.
+
+    Raises:
+        ValueError: `count` is negative.
+
+    Example:
+        >>> list(IterableWrapper(range(2)).cycle(2))
+        [0, 1, 0, 1]
+    """
+
+    def __init__(self, source_datapipe: Iterable[T_co], count: int | None = None) -> None:
+        check_source("Cycler", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.count = None if count is None else check_int("Cycler", "count", count, least=0)
+        self.reset()
+
+    def reset(self) -> None:
+        """Goes back to the first pass."""
+        self._pass = 0
+        self._pass_begin = 0  # items that had been yielded when the current pass began
+
+    def __iter__(self) -> Iterator[T_co]:
+        if self.count is not None and self._pass >= self.count:
+            return iter(())
+        return chain.from_iterable(self._passes(iter(self.source_datapipe)))
+
+    def _passes(self, current: Iterator[T_co]) -> Iterator[Iterator[T_co]]:
+        token = token_of(self)
+        while True:
+            yield current
+            empty = token.yielded == self._pass_begin
+            self._pass += 1
+            self._pass_begin = token.yielded
+            if (empty and self.count is None) or self._pass == self.count:
+                return
+            current = iter(self.source_datapipe)
+
+    def __len__(self) -> int:
+        if self.count is None:
+            raise TypeError("This Cycler instance cycles forever, and therefore doesn't have valid length")
+        return self.count * length_of(self, self.source_datapipe)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the pass, and of the items before it."""
+        return {"pass": self._pass, "pass_begin": self._pass_begin}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on in the saved pass."""
+        self._pass, self._pass_begin = state_dict["pass"], state_dict["pass_begin"]
+        if self._pass == self.count:  # nothing is read from the source before the next epoch
+            forget_state(self.source_datapipe)
+
+
+@functional_datapipe("repeat")
+class Repeater(Unfolding, IterDataPipe[T_co]):
+    """Yields every item several times before the next one. The item is not copied.
+
+    Args:
+        source_datapipe: the pipe to read.
+        times: how many times each item is yielded.
+
+    Raises:
+        ValueError: `times` is less than 2.
+
+    Example:
+        >>> list(IterableWrapper(range(2)).repeat(2))
+        [0, 0, 1, 1]
+    """
+
+    def __init__(self, source_datapipe: Iterable[T_co], times: int) -> None:
+        check_source("Repeater", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.times = check_int("Repeater", "times", times)
+        if self.times <= 1:
+            raise ValueError(f"Repeater: The number of repetition must be > 1, got {times}")
+        self._forget_unfolding()
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self._unfold(iter(self.source_datapipe), self._repeated)
+
+    def _repeated(self, item: Any) -> Iterator[Any]:
+        return repeat(item, self.times)
+
+    def __len__(self) -> int:
+        return self.times * length_of(self, self.source_datapipe)
+
+
+@functional_datapipe("enumerate")
+class Enumerator(IterDataPipe[tuple[int, Any]]):
+    """Numbers the items: yields `(number, item)`.
+
+    Args:
+        source_datapipe: the pipe to read.
+        starting_index: number of the first item.
+
+    Raises:
+        TypeError: `starting_index` is no integer.
+
+    Example:
+        >>> list(IterableWrapper("ab").enumerate())
+        [(0, 'a'), (1, 'b')]
+    """
+
+    def __init__(self, source_datapipe: Iterable[Any], starting_index: int = 0) -> None:
+        check_source("Enumerator", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.starting_index = check_int("Enumerator", "starting_index", starting_index)
+        self._position = 0
+
+    def reset(self) -> None:
+        """Numbers from the start."""
+        self._position = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return enumerate(self.source_datapipe, self.starting_index + self._position)
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of items yielded."""
+        token = token_of(self)
+        return {"position": self._position if token.armed else token.yielded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on numbering where the saved one stood."""
+        self._position = state_dict["position"]

@@ -1,0 +1,456 @@
+"""Pipes that make several pipes of one: Forker, Demultiplexer, UnZipper.
+
+Each returns its *children*. The children share one *main* pipe, which reads the source once and owns the
+buffer of items that not all children have read. All run in whichever process iterates them, in one thread.
+
+The children of one main are iterated in *generations*: a generation begins when a child is iterated that has
+been iterated in the current one already. It restarts the source and invalidates the iterators of all
+siblings; a sibling that is iterated afterwards joins the generation.
+"""
+
+from __future__ import annotations
+
+import copy as copying
+import operator
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from torchdata._native import IterationToken
+from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._streams import close_dropped
+from torchdata.datapipes.datapipe import IterDataPipe, share_token, token_of
+from torchdata.datapipes.state import forget_state
+
+__all__ = ["Demultiplexer", "Forker", "UnZipper"]
+
+
+class _Main(IterDataPipe[Any]):
+    """What the children of one split share: the iterator over the source, and the generation."""
+
+    name = "fork"
+    item_attributes = frozenset({"_window", "_buffers", "_child_tokens"})
+
+    def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
+        check_source(self.name, datapipe)
+        self.main_datapipe = datapipe
+        self.num_instances = num_instances
+        self.buffer_size = check_int(self.name, "buffer_size", buffer_size)
+        if self.buffer_size < 0:
+            warnings.warn(
+                f"Unlimited buffer size is set for `{self.name}`: where one child is read far ahead of "
+                f"another, the "
+                "items in between all stay in memory.",
+                UserWarning,
+                stacklevel=4,
+            )
+        self._child_tokens = [IterationToken() for _ in range(num_instances)]
+        self._generation = 0
+        self.reset()
+
+    def children(self) -> list[Any]:
+        """The children, one per instance."""
+        return [_Child(self, instance) for instance in range(self.num_instances)]
+
+    def reset(self) -> None:
+        """Empties the buffer and forgets the iterator over the source."""
+        self._iterator: Iterator[Any] | None = None
+        self._exhausted = False
+        self._done: set[int] = set()  # children whose iterators have ended or were dropped
+
+    def join(self, child: _Child) -> None:
+        """Takes a child that starts an iteration into the generation, or begins a new one for it."""
+        if child.generation == self._generation:
+            if self._generation:
+                if not self._exhausted or len(self._done) < self.num_instances:
+                    warnings.warn(
+                        "Some child DataPipes are not exhausted when __iter__ is called: the buffer is "
+                        "emptied and every "
+                        "child reads from the start again. Exhaust all children, or iterate them together.",
+                        UserWarning,
+                        stacklevel=5,
+                    )
+                forget_state(self)
+            self._generation += 1
+            for instance, token in enumerate(self._child_tokens):
+                if instance != child.instance_id:
+                    token.invalidate()
+            token_of(self).begin()
+            self.reset()
+        child.generation = self._generation
+
+    def open(self) -> None:
+        """Begins reading the source, once per generation."""
+        if self._iterator is None:
+            token = token_of(self)
+            if token.armed:
+                token.begin()
+            self._iterator = iter(self.main_datapipe)
+
+    def read(self, instance: int) -> Iterator[Any]:
+        """The items of one child."""
+        raise NotImplementedError
+
+    def length(self) -> int:
+        """The length of each child."""
+        return length_of(self, self.main_datapipe)
+
+    def __len__(self) -> int:
+        return self.length()
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        kept = {
+            key: value for key, value in super()._attributes_to_copy().items() if key not in self._running()
+        }
+        return {**kept, "_iterator": None, "_generation": 0}
+
+    def _running(self) -> tuple[str, ...]:
+        """Names of the attributes that belong to the running generation."""
+        return ("_iterator", "_generation", "_exhausted", "_done")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.reset()
+
+
+class _Child(IterDataPipe[Any]):
+    """One reader of a split."""
+
+    _is_child_datapipe = True
+
+    def __init__(self, main_datapipe: _Main, instance_id: int) -> None:
+        self.main_datapipe = main_datapipe
+        self.instance_id = instance_id
+        self.generation = 0
+        share_token(self, main_datapipe._child_tokens[instance_id])
+
+    def reset(self) -> None:
+        """Joins the others' generation, or begins the next one."""
+        self.main_datapipe.join(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.main_datapipe.open()
+        return self._read(self.main_datapipe._done)
+
+    def _read(self, done: set[int]) -> Iterator[Any]:
+        try:
+            yield from self.main_datapipe.read(self.instance_id)
+        finally:  # also where the iterator is dropped half-way
+            done.add(self.instance_id)
+
+    def __len__(self) -> int:
+        return self.main_datapipe.length()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the main pipe keeps the place of every child."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Counts the child as one that reads in the restored generation."""
+        self.generation = self.main_datapipe._generation
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "generation": 0}
+
+
+def _itself(item: Any) -> Any:
+    return item
+
+
+_COPIES: dict[str | None, Callable[[Any], Any]] = {
+    None: _itself,
+    "shallow": copying.copy,
+    "deep": copying.deepcopy,
+}
+
+
+class _ForkMain(_Main):
+    """Main pipe of `fork` and `unzip`: a window over the source, from the slowest to the fastest child."""
+
+    def __init__(self, datapipe: Any, num_instances: int, buffer_size: int, copy: str | None) -> None:
+        if copy not in _COPIES:
+            raise ValueError(
+                f"{self.name}: Unknown copy method `{copy}` requested, choose one of None, `shallow` or "
+                f"`deep`."
+            )
+        self.copy_fn = _COPIES[copy]
+        super().__init__(datapipe, num_instances, buffer_size)
+
+    def reset(self) -> None:
+        """Empties the window."""
+        super().reset()
+        self._window: deque[Any] = deque()
+        self._window_begin = 0  # items before the window: read by every child
+        self._positions = [0] * self.num_instances  # items that each child has read
+
+    def _deliver(self, instance: int) -> Callable[[Any], Any]:
+        """The function from an item to what one child yields for it."""
+        return self.copy_fn
+
+    def read(self, instance: int) -> Iterator[Any]:
+        """The items of one child."""
+        window, positions, deliver = self._window, self._positions, self._deliver(instance)
+        source, limit = self._iterator, self.buffer_size
+        while True:
+            ahead = positions[instance] - self._window_begin
+            if ahead < len(window):
+                item = window[ahead]
+            else:
+                for item in () if self._exhausted else source:  # type: ignore[union-attr]
+                    window.append(item)
+                    break
+                else:
+                    self._exhausted = True
+                    return
+            positions[instance] += 1
+            if ahead == 0 and min(positions) > self._window_begin:
+                window.popleft()
+                self._window_begin += 1
+            if len(window) > limit >= 0:
+                raise BufferError(
+                    f"{self.name}: buffer overflow, buffer size {limit} is insufficient: child {instance} is "
+                    f"{len(window)} items ahead of the slowest child; enlarge buffer_size, or read the "
+                    f"children together"
+                )
+            yield deliver(item)
+
+    def _running(self) -> tuple[str, ...]:
+        return (*super()._running(), "_window", "_window_begin", "_positions")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window and the place of every child."""
+        return {
+            "window": list(self._window),
+            "window_begin": self._window_begin,
+            "positions": list(self._positions),
+            "exhausted": self._exhausted,
+            "done": set(self._done),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the window over; the children go on in a generation of their own."""
+        self.reset()
+        self._generation += 1
+        self._window.extend(state_dict["window"])
+        self._window_begin = state_dict["window_begin"]
+        self._positions = list(state_dict["positions"])
+        self._exhausted, self._done = state_dict["exhausted"], set(state_dict["done"])
+
+
+@functional_datapipe("fork")
+class Forker(IterDataPipe[Any]):
+    """Gives a pipe several readers: returns a list of children that each yield all items.
+
+    Args:
+        datapipe: the pipe to read, once for all children.
+        num_instances: number of children. For 1 the pipe itself is returned.
+        buffer_size: how many items one child may be ahead of the slowest one; -1 for any number.
+        copy: None gives every child the same objects, "shallow" and "deep" copies of them.
+
+    Raises:
+        ValueError: `num_instances` is not positive, or `copy` is unknown.
+        BufferError: while iterating, a child is too far ahead.
+
+    Example:
+        >>> left, right = IterableWrapper(range(3)).fork(2)
+        >>> list(left.zip(right))
+        [(0, 0), (1, 1), (2, 2)]
+    """
+
+    def __new__(
+        cls,
+        datapipe: Any,
+        num_instances: int,
+        buffer_size: int = 1000,
+        copy: Literal["shallow", "deep"] | None = None,
+    ) -> Any:
+        _check_instances("fork", num_instances)
+        if num_instances == 1:
+            return datapipe
+        return _ForkMain(datapipe, num_instances, buffer_size, copy).children()
+
+
+class _UnzipMain(_ForkMain):
+    """Main pipe of `unzip`: children yield one column each."""
+
+    name = "unzip"
+
+    def __init__(self, datapipe: Any, instance_ids: list[int], buffer_size: int) -> None:
+        self.instance_ids = instance_ids
+        super().__init__(datapipe, len(instance_ids), buffer_size, copy=None)
+
+    def _deliver(self, instance: int) -> Callable[[Any], Any]:
+        return operator.itemgetter(self.instance_ids[instance])
+
+
+@functional_datapipe("unzip")
+class UnZipper(IterDataPipe[Any]):
+    """Returns one child per column of the items, which are sequences of equal length.
+
+    Args:
+        source_datapipe: the pipe to read, once for all children.
+        sequence_length: number of columns.
+        buffer_size: how many items one child may be ahead of the slowest one; -1 for any number.
+        columns_to_skip: numbers of columns that get no child.
+
+    Raises:
+        RuntimeError: all columns are skipped.
+        BufferError: while iterating, a child is too far ahead.
+
+    Example:
+        >>> numbers, names = IterableWrapper([(1, "a"), (2, "b")]).unzip(sequence_length=2)
+        >>> list(names)
+        ['a', 'b']
+    """
+
+    def __new__(
+        cls,
+        source_datapipe: Any,
+        sequence_length: int,
+        buffer_size: int = 1000,
+        columns_to_skip: Sequence[int] | None = None,
+    ) -> Any:
+        check_int("unzip", "sequence_length", sequence_length, least=0)
+        skipped = set(columns_to_skip or ())
+        columns = [column for column in range(sequence_length) if column not in skipped]
+        if not columns:
+            raise RuntimeError(
+                f"unzip: All instances are being filtered out: sequence_length={sequence_length} with "
+                f"columns_to_skip={columns_to_skip} leaves no column"
+            )
+        return _UnzipMain(source_datapipe, columns, buffer_size).children()
+
+
+class _DemuxMain(_Main):
+    """Main pipe of `demux`: a buffer per child, of its items that another child met."""
+
+    name = "demux"
+
+    def __init__(
+        self,
+        datapipe: Any,
+        num_instances: int,
+        classifier_fn: Callable[[Any], Any],
+        drop_none: bool,
+        buffer_size: int,
+    ) -> None:
+        self.classifier_fn = classifier_fn
+        self.drop_none = drop_none
+        super().__init__(datapipe, num_instances, buffer_size)
+
+    def reset(self) -> None:
+        """Empties the buffers."""
+        super().reset()
+        self._buffers: list[deque[Any]] = [deque() for _ in range(self.num_instances)]
+        self._buffered = 0
+
+    def read(self, instance: int) -> Iterator[Any]:
+        """The items of one child."""
+        own, source = self._buffers[instance], self._iterator
+        while True:
+            if own:
+                self._buffered -= 1
+                yield own.popleft()
+            elif self._exhausted:
+                return
+            else:
+                for item in source:  # type: ignore[union-attr]
+                    destination = self._destination(item)
+                    if destination == instance:
+                        yield item
+                        if own:  # a sibling was read meanwhile and met items of this child
+                            break
+                    elif destination is not None:
+                        self._keep(item, destination)
+                else:
+                    self._exhausted = True
+
+    def _destination(self, item: Any) -> int | None:
+        """The child that an item belongs to, or None where it is dropped."""
+        result = self.classifier_fn(item)
+        if result is None and self.drop_none:
+            close_dropped(item)
+            return None
+        if result is None or not 0 <= result < self.num_instances:
+            raise ValueError(
+                f"demux: Output of the classification fn should be between 0 and {self.num_instances - 1}. "
+                f"{result!r} is "
+                "returned" + ("; set drop_none=True to drop such items" if result is None else "")
+            )
+        return operator.index(result)
+
+    def _keep(self, item: Any, destination: int) -> None:
+        self._buffers[destination].append(item)
+        self._buffered += 1
+        if self._buffered > self.buffer_size >= 0:
+            raise BufferError(
+                f"demux: buffer overflow, buffer size {self.buffer_size} is insufficient: the children "
+                f"have {[len(buffer) for buffer in self._buffers]} items waiting; enlarge buffer_size, or "
+                f"read the children "
+                "together"
+            )
+
+    def length(self) -> int:
+        """Not known: it depends on the classifier."""
+        raise TypeError("demux: a child doesn't have valid length: it depends on the classification")
+
+    def _running(self) -> tuple[str, ...]:
+        return (*super()._running(), "_buffers", "_buffered")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The items that wait for each child."""
+        return {
+            "buffers": [list(buffer) for buffer in self._buffers],
+            "exhausted": self._exhausted,
+            "done": set(self._done),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the waiting items over; the children go on in a generation of their own."""
+        self.reset()
+        self._generation += 1
+        self._buffers = [deque(buffer) for buffer in state_dict["buffers"]]
+        self._buffered = sum(map(len, self._buffers))
+        self._exhausted, self._done = state_dict["exhausted"], set(state_dict["done"])
+
+
+@functional_datapipe("demux")
+class Demultiplexer(IterDataPipe[Any]):
+    """Splits a pipe by a function: returns a list of children that each yield the items of one class.
+
+    Args:
+        datapipe: the pipe to read, once for all children.
+        num_instances: number of children.
+        classifier_fn: a function from an item to the number of its child, or None.
+        drop_none: whether items classified as None are dropped; otherwise they are an error.
+        buffer_size: how many items may wait for their children, of all children together; -1 for any number.
+
+    Raises:
+        ValueError: `num_instances` is not positive; while iterating, a classification is out of range.
+        TypeError: `classifier_fn` is no function.
+        BufferError: while iterating, too many items wait.
+
+    Example:
+        >>> even, odd = IterableWrapper(range(5)).demux(2, lambda n: n % 2)
+        >>> list(even), list(odd)
+        ([0, 2, 4], [1, 3])
+    """
+
+    def __new__(
+        cls,
+        datapipe: Any,
+        num_instances: int,
+        classifier_fn: Callable[[Any], int | None],
+        drop_none: bool = False,
+        buffer_size: int = 1000,
+    ) -> Any:
+        _check_instances("demux", num_instances)
+        check_callable("demux", "classifier_fn", classifier_fn)
+        return _DemuxMain(datapipe, num_instances, classifier_fn, drop_none, buffer_size).children()
+
+
+def _check_instances(name: str, num_instances: int) -> None:
+    if check_int(name, "num_instances", num_instances) < 1:
+        raise ValueError(f"{name}: Expected `num_instances` larger than 0, but {num_instances} is found")
