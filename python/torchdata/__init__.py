@@ -15,12 +15,46 @@ __all__ = ["__version__", "empty"]
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
-    """A new NumPy array of the given shape and type with arbitrary content, to be filled by the caller.
+    """A new NumPy array with arbitrary content, to be filled by the caller and handed on.
+
+    In a worker process the array lies in the shared memory that its items leave by: an item that holds it whole crosses
+    to the main process without a copy. Anywhere else, and where that memory has no room, it is a plain array.
+
+    An array belongs to the item once the item was yielded: it becomes read-only then, and its memory is the receiver's.
 
     Args:
         shape: number of elements along each dimension.
         dtype: element type, anything that `numpy.dtype` takes.
-    """
-    import numpy as np
 
-    return np.empty(shape, dtype)
+    Example:
+        >>> import torchdata
+        >>> batch = torchdata.empty((2, 3), "float32")
+        >>> batch.fill(1.0)
+        >>> batch.sum()
+        np.float32(6.0)
+    """
+    from torchdata import _engine
+
+    return _engine.empty(shape, dtype)
+
+
+def _warn_of_upstream() -> None:
+    """Says so where the distribution `torchdata` is installed too: both own the folder of this package."""
+    import os
+
+    site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    with os.scandir(site) as entries:  # importlib.metadata would take longer than the rest of the import
+        found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
+    if not found:
+        return
+    version = found[0].removeprefix("torchdata-").removesuffix(".dist-info")
+    import warnings
+
+    warnings.warn(
+        f"the distributions torchdata {version} and torchdata-rs are installed side by side and own the same folder; "
+        "run `pip uninstall torchdata torchdata-rs` and then `pip install torchdata-rs`",
+        stacklevel=3,
+    )
+
+
+_warn_of_upstream()

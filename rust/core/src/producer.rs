@@ -108,6 +108,12 @@ impl Producer {
         self.produced < self.granted
     }
 
+    /// What the consumer granted last, whatever it uses the number for.
+    pub fn granted_now(&self) -> u64 {
+        // SYNC(grant): pairs with Consumer::grant.
+        self.layout.header().granted.0.load(Ordering::Acquire)
+    }
+
     /// Takes back the blocks that the consumer returned.
     pub fn reclaim(&mut self) -> Result<(), Corrupted> {
         let header = self.layout.header();

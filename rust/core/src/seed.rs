@@ -1,1 +1,180 @@
-//! Placeholder.
+//! Seeds for everything random in a pipeline, from one number.
+//!
+//! Two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; through `rand_chacha`). The *shared*
+//! stream is the same on all ranks and workers that were seeded alike; the *worker* stream becomes independent of
+//! all others by `spawn`. Every generator is a key and a position, so that its state is small and exact.
+
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// Version of [`SeedGenerator::export`]'s layout.
+const STATE_VERSION: u8 = 1;
+/// Bytes of an exported state: version, then key and position of both streams.
+const STATE_LEN: usize = 1 + 2 * (32 + 16);
+/// Told apart in the key, so that the shared and the worker stream of one seed have nothing in common.
+const SHARED: u64 = 0x7368_6172_6564; // "shared"
+const WORKER: u64 = 0x776f_726b_6572; // "worker"
+
+/// A stored state that cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this is no state of a seed generator of this release")]
+pub struct InvalidState;
+
+/// Draws seeds for pipes and random number generators.
+///
+/// ```
+/// use torchdata_core::seed::SeedGenerator;
+/// let mut main = SeedGenerator::new(7);
+/// let mut workers = [main.spawn(0), main.spawn(1)];
+/// assert_eq!(workers[0].generate_shared_seed(), workers[1].generate_shared_seed());
+/// assert_ne!(workers[0].generate_seed(), workers[1].generate_seed());
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeedGenerator {
+    shared: ChaCha12Rng,
+    worker: ChaCha12Rng,
+}
+
+/// A stream whose key is made of four words.
+fn stream(words: [u64; 4]) -> ChaCha12Rng {
+    let mut key = [0; 32];
+    for (bytes, word) in key.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    ChaCha12Rng::from_seed(key)
+}
+
+impl SeedGenerator {
+    /// A generator that is a function of `seed` alone.
+    pub fn new(seed: u64) -> Self {
+        Self { shared: stream([seed, SHARED, 0, 0]), worker: stream([seed, WORKER, 0, 0]) }
+    }
+
+    /// Starts over from `seed`.
+    pub fn seed(&mut self, seed: u64) {
+        *self = Self::new(seed);
+    }
+
+    /// A seed that is the same wherever the generator was seeded alike.
+    pub fn generate_shared_seed(&mut self) -> u64 {
+        self.shared.next_u64()
+    }
+
+    /// A seed of this rank's or worker's own.
+    pub fn generate_seed(&mut self) -> u64 {
+        self.worker.next_u64()
+    }
+
+    /// The generator of the child `id`: its shared stream goes on from here, its own stream is independent of the
+    /// parent's and of every other child's. The parent is not disturbed.
+    ///
+    /// The child's key is drawn from a stream whose key mixes the parent's key and position with `id`; so children of
+    /// children (a rank's workers) are independent too.
+    pub fn spawn(&self, id: u64) -> Self {
+        let mut mixer = self.worker.clone();
+        // A part of the keystream that plain draws never reach: the nonce says which child.
+        let position = mixer.get_word_pos() as u64;
+        mixer.set_stream(id.wrapping_add(1));
+        let words = std::array::from_fn(|_| mixer.next_u64());
+        let [a, b, c, d] = words;
+        Self { shared: self.shared.clone(), worker: stream([a, b ^ position, c, d]) }
+    }
+
+    /// Turns this generator into its child `id`.
+    pub fn spawn_in_place(&mut self, id: u64) {
+        *self = self.spawn(id);
+    }
+
+    /// The state as bytes.
+    pub fn export(&self) -> Vec<u8> {
+        let mut state = Vec::with_capacity(STATE_LEN);
+        state.push(STATE_VERSION);
+        for rng in [&self.shared, &self.worker] {
+            state.extend_from_slice(&rng.get_seed());
+            state.extend_from_slice(&rng.get_word_pos().to_le_bytes());
+        }
+        state
+    }
+
+    /// The generator whose state was exported.
+    pub fn import(state: &[u8]) -> Result<Self, InvalidState> {
+        if state.len() != STATE_LEN || state[0] != STATE_VERSION {
+            return Err(InvalidState);
+        }
+        let read = |start: usize| {
+            let key: [u8; 32] = state[start..start + 32].try_into().expect("the length was checked");
+            let position: [u8; 16] = state[start + 32..start + 48].try_into().expect("the length was checked");
+            let mut rng = ChaCha12Rng::from_seed(key);
+            rng.set_word_pos(u128::from_le_bytes(position));
+            rng
+        };
+        Ok(Self { shared: read(1), worker: read(49) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Seeds drawn once from this build: a change would change the order of every seeded pipeline.
+    #[test]
+    fn known_seeds_do_not_change() {
+        let mut seeds = SeedGenerator::new(42);
+        assert_eq!(seeds.generate_shared_seed(), 6870544660090538354);
+        assert_eq!(seeds.generate_seed(), 1467754867700482947);
+        let mut child = seeds.spawn(3);
+        assert_eq!(child.generate_shared_seed(), 1456767826909357026);
+        assert_eq!(child.generate_seed(), 3496285425195717005);
+        assert_eq!(child.spawn(1).generate_seed(), 9028986999949397773);
+    }
+
+    #[test]
+    fn children_share_the_shared_stream_and_nothing_else() {
+        let mut parent = SeedGenerator::new(1);
+        let mut children: Vec<_> = (0..100).map(|id| parent.spawn(id)).collect();
+        let shared = parent.generate_shared_seed();
+        assert!(children.iter_mut().all(|child| child.generate_shared_seed() == shared));
+        let mut own: Vec<u64> = children.iter_mut().map(SeedGenerator::generate_seed).collect();
+        own.extend(children.iter().flat_map(|child| (0..100).map(|id| child.spawn(id).generate_seed())));
+        own.push(parent.generate_seed());
+        let count = own.len();
+        own.sort_unstable();
+        own.dedup();
+        assert_eq!(own.len(), count);
+    }
+
+    #[test]
+    fn spawning_does_not_disturb_the_parent_unless_in_place() {
+        let mut parent = SeedGenerator::new(5);
+        let mut twin = parent.clone();
+        let mut child = parent.spawn(2);
+        assert_eq!(parent.generate_seed(), twin.generate_seed());
+        let mut moved = SeedGenerator::new(5);
+        moved.spawn_in_place(2);
+        assert_eq!(moved.generate_seed(), child.generate_seed());
+    }
+
+    #[test]
+    fn a_child_depends_on_how_far_its_parent_was() {
+        let mut parent = SeedGenerator::new(5);
+        let mut early = parent.spawn(0);
+        parent.generate_seed();
+        assert_ne!(early.generate_seed(), parent.spawn(0).generate_seed());
+    }
+
+    #[test]
+    fn an_exported_state_goes_on_where_it_was() {
+        let mut seeds = SeedGenerator::new(9).spawn(4);
+        for _ in 0..37 {
+            seeds.generate_seed();
+            seeds.generate_shared_seed();
+            seeds.generate_shared_seed();
+        }
+        let mut copy = SeedGenerator::import(&seeds.export()).unwrap();
+        for _ in 0..100 {
+            assert_eq!(copy.generate_seed(), seeds.generate_seed());
+            assert_eq!(copy.generate_shared_seed(), seeds.generate_shared_seed());
+        }
+        assert_eq!(SeedGenerator::import(b"nonsense"), Err(InvalidState));
+    }
+}

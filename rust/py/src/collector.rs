@@ -152,6 +152,11 @@ impl Collector {
         self.consumers.iter().map(Consumer::leased).collect()
     }
 
+    /// Tells the sender that `count` messages were dealt with (see `Sender.wait_acknowledged`).
+    fn acknowledge(&mut self, count: u64) {
+        self.consumers[0].grant(count);
+    }
+
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }

@@ -9,6 +9,7 @@ mod codec;
 mod collector;
 mod errors;
 mod guard;
+mod seed;
 mod sender;
 mod shared;
 mod waiting;
@@ -30,6 +31,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<shared::ArenaBuffer>()?;
     module.add_class::<sender::Sender>()?;
     module.add_class::<collector::Collector>()?;
+    module.add_class::<seed::PySeedGenerator>()?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     Ok(())
 }

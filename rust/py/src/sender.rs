@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyTimeoutError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use torchdata_core::bell::BellRef;
@@ -52,6 +53,13 @@ pub struct Sender {
     /// The control link: what waits there interrupts the pump.
     control: Option<Probe>,
     encoder: Encoder,
+    /// When sending gives up with a TimeoutError; None: never.
+    deadline: Option<Instant>,
+}
+
+fn deadline(seconds: Option<f64>) -> Option<Instant> {
+    let seconds = seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
+    seconds.and_then(|seconds| Instant::now().checked_add(seconds))
 }
 
 /// What became of an attempt to send.
@@ -94,6 +102,7 @@ impl Sender {
             own: bell(board, own)?,
             control: control.map(|link| link.get().0.probe()),
             encoder: Encoder::default(),
+            deadline: None,
         })
     }
 
@@ -141,15 +150,27 @@ impl Sender {
         Ok(self.send_end(py)? == Sent::Done)
     }
 
-    /// Sends a message of the control protocol over the first link.
-    #[pyo3(signature = (message, uninterrupted = false))]
-    fn send_message(&mut self, py: Python<'_>, message: &Bound<'_, PyAny>, uninterrupted: bool) -> PyResult<bool> {
-        let control = if uninterrupted { self.control.take() } else { None };
+    /// Sends a message of the control protocol over the first link; gives up after `seconds`.
+    ///
+    /// Raises TimeoutError where the peer does not read.
+    #[pyo3(signature = (message, seconds = None))]
+    fn send_message(&mut self, py: Python<'_>, message: &Bound<'_, PyAny>, seconds: Option<f64>) -> PyResult<()> {
+        self.deadline = deadline(seconds);
         let sent = self.send_object(py, 0, kind::MESSAGE, message);
-        if uninterrupted {
-            self.control = control;
-        }
-        Ok(sent? == Sent::Done)
+        self.deadline = None;
+        sent.map(drop)
+    }
+
+    /// Waits until the peer has acknowledged `count` messages; False where `seconds` were not enough.
+    ///
+    /// `tick` is called several times a second while waiting; what it raises ends the wait.
+    fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let deadline = deadline(Some(seconds));
+        let producer = &self.producers[0];
+        let expired = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let ready = || producer.granted_now() >= count || expired();
+        wait_until(py, &self.own, ready, |_| tick.call0().map(drop))?;
+        Ok(producer.granted_now() >= count)
     }
 
     /// An array of a plain dtype over a block of the arena that the next item goes out of.
@@ -330,7 +351,11 @@ impl Sender {
             producer.flush();
             let control = &self.control;
             let ready = || producer.writable(blocks, payload).unwrap_or(true) || interrupted(control);
-            wait_until(py, &self.own, ready, |_| Ok(()))?;
+            let deadline = self.deadline;
+            wait_until(py, &self.own, ready, |_| match deadline {
+                Some(deadline) if Instant::now() >= deadline => Err(PyTimeoutError::new_err("the peer does not read")),
+                _ => Ok(()),
+            })?;
             if interrupted(&self.control) {
                 return Ok(Sent::Interrupted);
             }

@@ -1,0 +1,193 @@
+"""What runs in a child: a worker, or the dispatching process.
+
+Role: takes commands from main over the control link (start an epoch, call a function on the graph, stop) and runs the
+pipe graph in between, sending what it yields. Commands are obeyed between two items. A child ignores Ctrl-C, which is
+main's to handle, and ends when main does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torchdata import _engine
+from torchdata._engine.crossing import Handle, SharedPickle
+from torchdata._engine.failures import describe, reraise
+from torchdata._native import Collector, Link, Sender, exit_with_parent
+
+__all__ = ["ChildSetup", "Job", "run_child"]
+
+#: Index of main's bell.
+MAIN = 0
+
+
+class Interrupted(BaseException):
+    """A command waits while the graph waits for the dispatching process: the epoch is given up."""
+
+
+@dataclass
+class Job:
+    """What the children run; the same for all of one kind, so that it is pickled once."""
+
+    datapipe: Any
+    init_fn: Callable[[Any, Any], Any] | None
+    reset_fn: Callable[[Any, Any, Any], Any] | None
+
+
+@dataclass
+class ChildSetup:
+    """Everything that one child needs."""
+
+    #: What the child is called in messages.
+    name: str
+    #: Index of its bell; workers count from 1, the dispatching process comes last.
+    index: int
+    worker_id: int
+    num_workers: int
+    #: Whether this is the dispatching process.
+    dispatches: bool
+    job: Job | SharedPickle
+    bells: Handle
+    control: Handle
+    #: Where the items go: main, or each worker.
+    outputs: list[Handle]
+    #: Bells of those processes.
+    output_peers: list[int]
+    #: The link from the dispatching process, and the index of its bell.
+    dispatched: Handle | None
+    dispatcher_index: int
+    #: Items that the dispatching process may be ahead.
+    window: int
+    main_pid: int
+    #: Whether main is this process's parent, as it is under fork and spawn.
+    is_child_of_main: bool
+
+
+def run_child(setup: ChildSetup) -> None:
+    """The target of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        exit_with_parent(setup.main_pid)
+    except OSError:  # main is gone already
+        return
+    if setup.is_child_of_main and os.getppid() != setup.main_pid:
+        return
+    _Child(setup).run()
+
+
+class _Child:
+    def __init__(self, setup: ChildSetup) -> None:
+        self.setup = setup
+        board, control = setup.bells.shared, setup.control.shared
+        assert isinstance(control, Link)
+        outputs = [handle.shared for handle in setup.outputs]
+        self.commands = Collector([control], board, setup.index, [MAIN], self._failed_command, name="main")
+        self.sender = Sender(outputs, board, setup.index, setup.output_peers, control)
+        self.dispatched: Collector | None = None
+        if setup.dispatched is not None:
+            self.dispatched = Collector(
+                [setup.dispatched.shared],
+                board,
+                setup.index,
+                [setup.dispatcher_index],
+                lambda _peer, description: reraise(description),
+                name="the dispatching process",
+            )
+            self.dispatched.set_interrupt(control, Interrupted)
+        self.datapipe: Any = None
+        self.epoch = 0
+        self.acknowledged = 0
+        #: Why there is no graph to run: reported in each epoch.
+        self.failure: tuple[Any, ...] | None = None
+
+    @staticmethod
+    def _failed_command(_peer: int, description: Any) -> None:
+        raise RuntimeError(f"main sent an error: {description!r}")
+
+    def run(self) -> None:
+        try:
+            self._initialise()
+        except BaseException as error:
+            self.failure = describe(error, self.setup.name)
+        while True:
+            command = self.commands.receive(0)
+            assert command is not None
+            if command[0] == "stop":
+                return
+            if command[0] == "epoch":
+                self._run_epoch(*command[1:])
+            elif command[0] == "call":
+                self._call(command[1])
+            self.acknowledged += 1
+            self.commands.acknowledge(self.acknowledged)
+
+    def _initialise(self) -> None:
+        from torchdata.dataloader2 import reading_service
+        from torchdata.dataloader2.graph import find_dps, traverse_dps
+        from torchdata.dataloader2.utils import WorkerInfo
+        from torchdata.dataloader2.utils.dispatch import DispatchedSource
+
+        setup = self.setup
+        job = setup.job.load() if isinstance(setup.job, SharedPickle) else setup.job
+        self.job: Job = job
+        _engine.current_sender = self.sender
+        _limit_threads()
+        self.worker_info = WorkerInfo(setup.num_workers, setup.worker_id)
+        if setup.dispatches:
+            self.datapipe = job.datapipe
+            return
+        for source in find_dps(traverse_dps(job.datapipe), DispatchedSource):
+            source.open_stream = self._open_dispatched
+        # Looked up in the module at call time: users replace it there.
+        self.datapipe = reading_service.process_init_fn(job.datapipe, self.worker_info, job.init_fn)
+
+    def _open_dispatched(self) -> Iterator[Any]:
+        assert self.dispatched is not None
+        self.dispatched.start_epoch(self.epoch, self.setup.window)
+        return self.dispatched
+
+    def _run_epoch(self, epoch: int, seed_generator: Any, iter_reset_fn: Any) -> None:
+        from torchdata.dataloader2 import reading_service
+
+        self.epoch = epoch
+        self.sender.start_epoch(epoch)
+        if self.failure is not None:
+            self.sender.send_error(self.failure)
+            return
+        iterator = None
+        try:
+            self.datapipe = reading_service.process_reset_fn(
+                self.datapipe,
+                self.worker_info,
+                seed_generator,
+                distributed_shared_seed=self.setup.dispatches,
+                iter_reset_fn=iter_reset_fn,
+                custom_reset_fn=self.job.reset_fn,
+            )
+            iterator = iter(self.datapipe)
+            self.sender.pump(iterator)
+        except Interrupted:
+            pass
+        except BaseException as error:
+            self.sender.send_error(describe(error, self.setup.name))
+
+    def _call(self, function: Callable[[Any], Any]) -> None:
+        """Applies a function of main's to the graph; what it returns, if anything, replaces the graph."""
+        try:
+            replaced = function(self.datapipe)
+        except BaseException as error:
+            self.failure = describe(error, self.setup.name)
+            return
+        if replaced is not None:
+            self.datapipe = replaced
+
+
+def _limit_threads() -> None:
+    """One thread per child for torch's operators: the workers are the parallelism."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)

@@ -1,0 +1,113 @@
+"""Taking shared memory and pipe graphs across a process boundary, whatever the start method.
+
+Role: under fork a child inherits everything; under spawn and forkserver descriptors travel by multiprocessing's own
+passing, and the graph as one pickle in anonymous shared memory, made once for all children.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import sys
+import tempfile
+from multiprocessing import reduction
+from typing import Any
+
+from torchdata._native import BellBoard, Link
+
+__all__ = ["Handle", "SharedPickle", "explain_unpicklable", "pickle_graph"]
+
+
+class Handle:
+    """A link or a bell board on its way to a child."""
+
+    def __init__(self, shared: Link | BellBoard) -> None:
+        self.shared = shared
+
+    def __reduce__(self) -> Any:
+        return _attach, (type(self.shared), reduction.DupFd(self.shared.fileno()))
+
+
+def _attach(kind: type[Link] | type[BellBoard], duplicate: Any) -> Handle:
+    return Handle(kind.attach(duplicate.detach()))
+
+
+class SharedPickle:
+    """A pickle in anonymous shared memory, which any number of children read without copies of their own."""
+
+    def __init__(self, pickled: bytes) -> None:
+        if hasattr(os, "memfd_create"):
+            self._fd = os.memfd_create("torchdata-graph")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self._fd = os.dup(file.fileno())
+        os.truncate(self._fd, len(pickled))
+        with mmap.mmap(self._fd, len(pickled)) as memory:
+            memory[:] = pickled
+
+    def load(self) -> Any:
+        """Unpickles the content."""
+        with mmap.mmap(self._fd, 0, prot=mmap.PROT_READ) as memory:
+            return pickle.load(io.BytesIO(memory))
+
+    def close(self) -> None:
+        """Closes the descriptor; the memory goes with the last one."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        return _adopt, (reduction.DupFd(self._fd),)
+
+
+def _adopt(duplicate: Any) -> SharedPickle:
+    shared = SharedPickle.__new__(SharedPickle)
+    shared._fd = duplicate.detach()
+    return shared
+
+
+def _main_cannot_be_imported() -> bool:
+    """Whether a child could not import what `__main__` defines (an interactive session, `python -c`)."""
+    main = sys.modules.get("__main__")
+    return getattr(main, "__spec__", None) is None and not getattr(main, "__file__", None)
+
+
+def pickle_graph(obj: Any) -> bytes:
+    """Pickles what a child needs: by pickle where it can, else by cloudpickle (lambdas, local classes)."""
+    if not _main_cannot_be_imported():
+        try:
+            return pickle.dumps(obj, protocol=5)
+        except Exception as error:
+            if "inheritance" in str(error):  # locks and queues of multiprocessing travel only while a child is started
+                raise
+    import cloudpickle
+
+    pickled: bytes = cloudpickle.dumps(obj, protocol=5)
+    return pickled
+
+
+def explain_unpicklable(pipes: list[Any], start_method: str) -> str:
+    """A sentence that names the attribute that keeps the graph from being pickled, and what to do."""
+    import cloudpickle
+
+    remedy = (
+        "make it picklable (open files, locks and connections are best opened inside `__iter__`, or left out by "
+        "`__getstate__`), or use multiprocessing_context='fork'"
+    )
+    for pipe in pipes:
+        for name, value in vars(pipe).items():
+            if any(value is other for other in pipes):
+                continue
+            try:
+                cloudpickle.dumps(value)
+            except Exception as error:
+                return (
+                    f"attribute {name!r} of the pipe {type(pipe).__name__} cannot be pickled, which start method "
+                    f"{start_method!r} needs ({type(error).__name__}: {error}); {remedy}"
+                )
+    return f"the pipeline cannot be pickled, which start method {start_method!r} needs; {remedy}"

@@ -1,0 +1,98 @@
+"""Exceptions across processes: own type, original traceback, and which process raised them.
+
+Role: a child describes an exception (`describe`), main raises it again (`reraise`). The description pickles whatever
+the exception is made of.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any, NoReturn
+
+__all__ = ["describe", "reraise"]
+
+_MARK = "_torchdata_raised_in"
+
+
+class _VerbatimKey(str):
+    """A message that a KeyError shows as it is: KeyError prints the repr of its argument."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def describe(error: BaseException, where: str) -> tuple[Any, ...]:
+    """What `reraise` needs to raise `error` in another process. `where` names this one."""
+    if hasattr(error, _MARK):  # it came from another process already: pass it on as it is
+        return ("again", _pickled(error), _pickled_class(type(error)), str(error), getattr(error, _MARK))
+    text = "".join(traceback.format_exception(error))
+    return ("first", _pickled(error), _pickled_class(type(error)), text, where)
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    cause, context = error.__cause__, error.__context__
+    try:
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)  # constructors with odd arguments fail only here
+        return pickled
+    except Exception:
+        return None
+    finally:
+        error.__cause__, error.__context__ = cause, context
+
+
+def _pickled_class(cls: type[BaseException]) -> bytes | None:
+    try:
+        return pickle.dumps(cls)
+    except Exception:
+        pass
+    try:
+        import cloudpickle
+
+        pickled: bytes = cloudpickle.dumps(cls)
+        return pickled
+    except Exception:
+        return None
+
+
+def reraise(description: tuple[Any, ...]) -> NoReturn:
+    """Raises the described exception, with its own type wherever that can be had in this process."""
+    what, pickled, pickled_class, text, where = description
+    error = _rebuilt(pickled, pickled_class, text)
+    setattr(error, _MARK, where)
+    if what == "first":
+        _tell(error, f"Caught {type(error).__name__} in {where}.\nOriginal {text}".rstrip())
+    raise error
+
+
+def _rebuilt(pickled: bytes | None, pickled_class: bytes | None, text: str) -> BaseException:
+    if pickled is not None:
+        try:
+            error = pickle.loads(pickled)
+            if isinstance(error, BaseException):
+                return error
+        except Exception:
+            pass
+    if pickled_class is not None:
+        try:
+            cls = pickle.loads(pickled_class)
+            last_line = text.rstrip().rsplit("\n", 1)[-1]
+            error = cls.__new__(cls, last_line)  # not through __init__, whose arguments nobody knows
+            error.args = (last_line,)
+            return error  # type: ignore[no-any-return]
+        except Exception:
+            pass
+    return RuntimeError(text.rstrip().rsplit("\n", 1)[-1])
+
+
+def _tell(error: BaseException, message: str) -> None:
+    """Puts `message` where the exception's own text shows it, else into a note."""
+    plain = not error.args or (len(error.args) == 1 and str(error) in (str(error.args[0]), repr(error.args[0])))
+    if plain:
+        error.args = (_VerbatimKey(message) if isinstance(error, KeyError) else message,)
+        plain = message in str(error)
+    if not plain:
+        error.add_note(message)

@@ -1,0 +1,93 @@
+"""The seed generator of a loader: a thin wrapper of the native one (rust/core/src/seed.rs)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata import _native
+from torchdata.datapipes._random import draw_seed
+
+__all__ = ["SeedGenerator"]
+
+_UINT64_UPPER_BOUND = 2**64
+
+
+def check_seed(seed: Any) -> int:
+    """`seed` as an int, or the error that says what is wrong with it."""
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TypeError(f"a seed must be an integer, not {seed!r}")
+    seed = seed.__index__()
+    if not 0 <= seed < _UINT64_UPPER_BOUND:
+        raise ValueError(f"Expected an uint64 seed, but got {seed}.")
+    return int(seed)
+
+
+class SeedGenerator:
+    """Draws seeds, all of which follow from one number.
+
+    It holds two streams. *Shared* seeds are equal wherever the generator was seeded alike: on every rank and in every
+    worker. The other stream becomes independent of all others by `spawn`. ChaCha12 generates both.
+
+    Args:
+        seed: an integer from 0 to 2**64 - 1; None draws one from torch's global generator where torch is loaded, else
+            from Python's `random`.
+        _rngs: internal: the native generator to wrap.
+
+    Raises:
+        TypeError, ValueError: the seed is no integer, or out of range.
+
+    Example:
+        >>> generator = SeedGenerator(7)
+        >>> workers = [generator.spawn(0), generator.spawn(1)]
+        >>> workers[0].generate_shared_seed() == workers[1].generate_shared_seed()
+        True
+        >>> workers[0].generate_seed() == workers[1].generate_seed()
+        False
+    """
+
+    def __init__(self, seed: int | None = None, _rngs: _native.SeedGenerator | None = None) -> None:
+        if seed is not None and _rngs is not None:
+            raise ValueError("give a SeedGenerator either a seed or the generator to wrap, not both")
+        self._native = _rngs if _rngs is not None else _native.SeedGenerator(self._checked(seed))
+
+    @staticmethod
+    def _checked(seed: int | None) -> int:
+        return draw_seed() if seed is None else check_seed(seed)
+
+    def seed(self, seed: int | None = None) -> None:
+        """Starts over from `seed`; None draws a new one, so that two epochs without a seed differ."""
+        self._native.seed(self._checked(seed))
+
+    def generate_shared_seed(self) -> int:
+        """A seed from 0 to 2**64 - 1 that is equal on all ranks and workers."""
+        return self._native.generate_shared_seed()
+
+    def generate_seed(self) -> int:
+        """A seed from 0 to 2**64 - 1 of this rank's or worker's own."""
+        return self._native.generate_seed()
+
+    def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
+        """The generator of worker (or rank) `worker_id`.
+
+        Its shared seeds are this one's, its own seeds are independent. `inplace` turns this generator into it;
+        otherwise this one is not disturbed.
+        """
+        if isinstance(worker_id, bool) or not isinstance(worker_id, int):
+            raise TypeError(f"worker_id must be an integer, not {worker_id!r}")
+        if worker_id < 0:
+            raise ValueError(f"worker_id must not be negative, but is {worker_id}")
+        if inplace:
+            self._native.spawn_in_place(worker_id)
+            return self
+        return SeedGenerator(_rngs=self._native.spawn(worker_id))
+
+    def __getstate__(self) -> bytes:
+        return self._native.export()
+
+    def __setstate__(self, state: bytes) -> None:
+        self._native = _native.SeedGenerator.from_state(state)
+
+    def __eq__(self, other: object) -> bool:
+        return self._native == other._native if isinstance(other, SeedGenerator) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
