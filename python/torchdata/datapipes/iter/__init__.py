@@ -1,10 +1,12 @@
 """Pipes that are read by iterating."""
 
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.archives import TarArchiveLoader, ZipArchiveLoader
 from torchdata.datapipes.iter.callable import Collator, FlatMapper, Mapper
 from torchdata.datapipes.iter.combinatorics import Sampler, Shuffler
 from torchdata.datapipes.iter.combining import Concater, Multiplexer, Zipper
 from torchdata.datapipes.iter.converting import MapToIterConverter
+from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
 from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.selecting import Filter, Header
@@ -24,6 +26,8 @@ __all__ = [
     "Cycler",
     "Demultiplexer",
     "Enumerator",
+    "FileLister",
+    "FileOpener",
     "Filter",
     "FlatMapper",
     "Forker",
@@ -40,7 +44,10 @@ __all__ = [
     "ShardingFilter",
     "ShardingRoundRobinDispatcher",
     "Shuffler",
+    "StreamReader",
+    "TarArchiveLoader",
     "UnBatcher",
     "UnZipper",
+    "ZipArchiveLoader",
     "Zipper",
 ]

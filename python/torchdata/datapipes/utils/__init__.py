@@ -1,1 +1,5 @@
 """Helpers for pipes and their users."""
+
+from torchdata.datapipes.utils._streams import StreamWrapper, janitor
+
+__all__ = ["StreamWrapper", "janitor"]

@@ -1,0 +1,134 @@
+"""The base of pipes that make many items of one (path, stream) pair: readers of files, lines and archives.
+
+Role: such a pipe cannot ask its source for a pair twice, so it *holds* the pair it is reading: the pair and the
+place in it are the pipe's state. Runs in the process that iterates the pipe. The pipe closes a stream when it is
+done with it, and when its iterator is abandoned; what it holds from then on is a stand-in without an open file.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence, Set
+from itertools import chain
+from typing import Any
+
+from torchdata.datapipes._checks import check_source
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.utils._streams import parked
+
+__all__ = ["HoldsStream", "path_and_stream", "source_pipe"]
+
+
+def source_pipe(datapipe: Any, pipe: object) -> Any:
+    """The source given to the constructor of `pipe`: a pipe, or plain data, which is wrapped to have a state.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    name = type(pipe).__name__
+    if isinstance(datapipe, (str, bytes)):
+        raise TypeError(
+            f"{name}: datapipe must be a pipe, but got {datapipe!r}; wrap it: IterableWrapper([...])"
+        )
+    check_source(name, datapipe)
+    if isinstance(datapipe, (Sequence, Set, Iterator)):
+        from torchdata.datapipes.iter import IterableWrapper  # late: the package imports this module
+
+        return IterableWrapper(datapipe, deepcopy=False)
+    return datapipe
+
+
+def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
+    """`item`, checked to be a pair of a path and a stream.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise TypeError(
+            f"{type(pipe).__name__} expects pairs of path and stream, as open_files yields them, but got {item!r}"
+        )
+    if not isinstance(item[0], str):
+        raise TypeError(f"{type(pipe).__name__} expects a str as path, but got {item[0]!r}")
+    return item[0], item[1]
+
+
+class HoldsStream(IterDataPipe[Any]):
+    """A pipe that reads pairs of path and stream, holding the pair that it reads.
+
+    Subclasses define `_source`, `_read` and, where the place in a stream is more than its position, `_bookmark`.
+    """
+
+    _held: Any = None
+    #: Where `_read` begins in the pair that is held.
+    _place: Any = None
+    #: Whether an iterator is reading the pair; where none is, `_held` and `_place` are the state as they are.
+    _reading: bool = False
+
+    def _source(self) -> Any:
+        """What the pipe reads from."""
+        raise NotImplementedError
+
+    def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
+        """The items of one stream, going on from `place` (None: from its start)."""
+        raise NotImplementedError
+
+    def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
+        """A stand-in for `stream` and the place in it, as of the last item yielded."""
+        return parked(stream), None
+
+    def _release(self, stream: Any) -> None:
+        """Closes a stream that the pipe is done with."""
+        if hasattr(stream, "close"):
+            stream.close()
+
+    def reset(self) -> None:
+        """Forgets the pair that was being read."""
+        self._held = self._place = None
+        self._reading = False
+
+    def __iter__(self) -> Iterator[Any]:
+        pairs = iter(self._source())
+        if self._held is not None:
+            pairs = chain((self._held,), pairs)
+        place = self._place
+        for pair in pairs:
+            path, stream = path_and_stream(pair, self)
+            # A tuple of its own, by which a replaced iterator sees that the pipe holds another pair now.
+            held = self._held = (path, stream)
+            self._reading = True
+            try:
+                yield from self._read(path, stream, place)
+            except BaseException as error:
+                if self._held is held:
+                    self._held, self._place = self._bookmark_of(held)
+                    self._reading = False
+                if isinstance(error, Exception) and not hasattr(error, "__notes__"):
+                    error.add_note(f"{type(self).__name__} was reading {path!r}.")
+                raise
+            finally:
+                self._release(stream)
+            self._held = self._place = place = None
+            self._reading = False
+
+    def _bookmark_of(self, pair: tuple[str, Any]) -> tuple[Any, Any]:
+        stand_in, place = self._bookmark(*pair)
+        return (pair[0], stand_in), place
+
+    def state_dict(self) -> dict[str, Any]:
+        """The pair that is being read, with a stand-in for its stream, and the place in it."""
+        pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
+        return {"pair": pair, "place": place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a copy of the pair, so that a state can be loaded more than once.
+
+        Raises:
+            TypeError: the stream of the pair cannot be copied (see `StreamWrapper`).
+        """
+        self._held = copy.deepcopy(state_dict["pair"])
+        self._place = state_dict["place"]
+        self._reading = False
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "_held": None, "_place": None, "_reading": False}

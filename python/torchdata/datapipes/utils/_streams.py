@@ -1,0 +1,307 @@
+"""Streams as pipes hand them on: closed when nobody needs them, and able to be opened again.
+
+Role: `StreamWrapper` is the file object of every pipe that yields streams. It lives in the process that opened it
+and owns the file object. A wrapper made by this library carries (or finds) a *recipe*, which says how the same
+stream is opened again: a path, or an archive and a place in it. A pickled or deep-copied wrapper is its recipe and
+the current offset; the copy opens its file on first use. That is what lets a shuffle buffer full of streams, or a
+pipe that stands in the middle of a file, be part of a saved state.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any, ClassVar, Protocol
+
+__all__ = ["FileRecipe", "Recipe", "StreamWrapper", "janitor", "parked", "recipe_of"]
+
+_DEEPEST_STRUCTURE = 10
+
+
+class Recipe(Protocol):
+    """How a stream is opened again. Recipes are picklable."""
+
+    def open(self) -> Any:
+        """A new file object that stands at the start of the stream."""
+
+
+class FileRecipe:
+    """The recipe of a stream that `open(path, mode, encoding=...)` made.
+
+    Args:
+        path: the path as it was given to `open`.
+        mode: the mode as it was given to `open`.
+        encoding: the encoding of text streams.
+    """
+
+    __slots__ = ("encoding", "mode", "path")
+
+    def __init__(self, path: str, mode: str, encoding: str | None = None) -> None:
+        self.path, self.mode, self.encoding = path, mode, encoding
+
+    def open(self) -> Any:
+        """Opens the file."""
+        return open(self.path, self.mode, encoding=self.encoding)
+
+    def __repr__(self) -> str:
+        return f"FileRecipe({self.path!r}, {self.mode!r})"
+
+
+def recipe_of(file_obj: Any) -> Recipe | None:
+    """The recipe that can be read off a bare file object, or None.
+
+    Binary files opened by path have one, unless another file stands at that path now. Text files have none:
+    how their newlines are translated cannot be read off them.
+    """
+    raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
+    if type(raw) is io.FileIO:
+        if raw.closed or not isinstance(raw.name, str) or raw.mode != "rb":
+            return None
+        try:
+            found, opened = os.stat(raw.name), os.fstat(raw.fileno())
+        except OSError:
+            return None
+        same = os.path.samestat(found, opened) and stat.S_ISREG(opened.st_mode)
+        return FileRecipe(raw.name, "rb") if same else None
+    recipe = getattr(raw, "recipe", None)
+    return recipe() if callable(recipe) else None
+
+
+class StreamWrapper:
+    """A file object that closes itself when its last reader is done with it.
+
+    Attributes that the wrapper lacks are those of the file object. A wrapper is closed by `close()`, at the end
+    of a `with` block, when it is garbage, or, after `autoclose()`, with the last of its child streams.
+
+    Args:
+        file_obj: the file object, owned by the wrapper from now on.
+        parent_stream: the `StreamWrapper` that the file object reads from (the archive of a member).
+        name: how the stream is called in `repr` and in messages.
+        recipe: how the stream is opened again. Without one, a binary file that was opened by path and an
+            in-memory file can still be pickled; other streams cannot.
+
+    Raises:
+        RuntimeError: `parent_stream` is no `StreamWrapper`.
+
+    Example:
+        >>> import io
+        >>> with StreamWrapper(io.BytesIO(b"abc")) as stream:
+        ...     stream.read()
+        b'abc'
+    """
+
+    #: While `debug_unclosed_streams` is set: every wrapper that was made and not closed.
+    session_streams: ClassVar[dict[Any, int]] = {}
+    debug_unclosed_streams: ClassVar[bool] = False
+
+    # Defaults stand in the class: an archive makes a wrapper per member, which then stores only what differs.
+    file_obj: Any
+    child_counter: int = 0
+    parent_stream: StreamWrapper | None = None
+    close_on_last_child: bool = False
+    name: str | None = None
+    closed: bool = False
+    _recipe: Recipe | None = None
+    _reopen_at: int | None = None
+
+    def __init__(
+        self,
+        file_obj: Any,
+        parent_stream: StreamWrapper | None = None,
+        name: str | None = None,
+        *,
+        recipe: Recipe | None = None,
+    ) -> None:
+        self.file_obj = file_obj
+        if name is not None:
+            self.name = name
+        if recipe is not None:
+            self._recipe = recipe
+        if parent_stream is not None:
+            if not isinstance(parent_stream, StreamWrapper):
+                raise RuntimeError(
+                    f"Parent stream should be StreamWrapper, {type(parent_stream)} was given; "
+                    "wrap the parent in a StreamWrapper, or leave it out"
+                )
+            parent_stream.child_counter += 1
+            self.parent_stream = parent_stream
+        if StreamWrapper.debug_unclosed_streams:
+            StreamWrapper.session_streams[self] = 1
+
+    @classmethod
+    def reopening(cls, recipe: Recipe, offset: int | None = None, name: str | None = None) -> StreamWrapper:
+        """A wrapper that opens its file on first use and stands at `offset` then (None: where `open` leaves it)."""
+        stream = cls.__new__(cls)
+        stream._recipe, stream._reopen_at, stream.name = recipe, offset, name
+        return stream
+
+    @classmethod
+    def close_streams(cls, v: Any, depth: int = 0) -> None:
+        """Closes every wrapper found in `v`: itself, or in dicts, lists and tuples, down to ten levels."""
+        if depth > _DEEPEST_STRUCTURE:
+            return
+        if isinstance(v, StreamWrapper):
+            v.close()
+        elif isinstance(v, (dict, list, tuple)):
+            for member in v.values() if isinstance(v, dict) else v:
+                cls.close_streams(member, depth=depth + 1)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "file_obj":
+            return self._open_now()
+        if name.startswith("__"):  # asked by copy, pickle and the like, which must not open the file
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.file_obj, name)
+
+    def _open_now(self) -> Any:
+        if self.closed or self._recipe is None:
+            raise ValueError(f"I/O operation on closed stream {self.name or self._recipe}")
+        file_obj = self._recipe.open()
+        try:
+            if self._reopen_at:
+                file_obj.seek(self._reopen_at)
+        except BaseException:
+            file_obj.close()
+            raise
+        self.file_obj = file_obj
+        return file_obj
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        """Closes the file object, and the parent where it waits for its last child. More calls do nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        StreamWrapper.session_streams.pop(self, None)
+        try:
+            file_obj: Any = self.__dict__.get("file_obj")
+            if hasattr(file_obj, "close"):
+                file_obj.close(*args, **kwargs)
+        finally:
+            if self.parent_stream is not None:
+                self._leave_parent()
+
+    def autoclose(self) -> None:
+        """Closes the stream as soon as it has no open child streams, at once where there are none."""
+        self.close_on_last_child = True
+        if self.child_counter == 0:
+            self.close()
+
+    def detach_from_parent(self, file_obj: Any) -> None:
+        """Replaces the file object by one with the same content that needs no parent stream."""
+        self.file_obj, self._recipe = file_obj, None
+        self._leave_parent()
+
+    def _leave_parent(self) -> None:
+        parent, self.parent_stream = self.parent_stream, None
+        if parent is not None:
+            parent.child_counter -= 1
+            if not parent.child_counter and parent.close_on_last_child:
+                parent.close()
+
+    def __enter__(self) -> StreamWrapper:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self.close()
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *dir(self.file_obj)})
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator rather than iter(self.file_obj): its frame keeps the wrapper, and so the file, alive.
+        yield from self.file_obj
+
+    def __next__(self) -> Any:
+        return next(self.file_obj)
+
+    def __repr__(self) -> str:
+        file_obj = self.__dict__.get("file_obj", self._recipe)
+        return (
+            f"StreamWrapper<{file_obj!r}>"
+            if self.name is None
+            else f"StreamWrapper<{self.name},{file_obj!r}>"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The recipe and the offset; in-memory files go by value.
+
+        Raises:
+            TypeError: the stream cannot be opened again, or its position is not known.
+        """
+        if self.closed:
+            return _closed_stream, (self.name,)
+        if "file_obj" not in self.__dict__:
+            return _reopening, (self._recipe, self._reopen_at, self.name)
+        recipe = self._recipe or recipe_of(self.file_obj)
+        if recipe is not None:
+            return _reopening, (recipe, self._offset(), self.name)
+        if isinstance(self.file_obj, io.IOBase) and not isinstance(self.file_obj, (io.BytesIO, io.StringIO)):
+            raise TypeError(
+                f"{self!r} cannot be pickled or copied, because nothing tells how it is opened again; read it before "
+                "this point of the pipeline, or give its wrapper a recipe: StreamWrapper(file, recipe=...)"
+            )
+        return StreamWrapper, (self.file_obj, None, self.name)
+
+    def _offset(self) -> int:
+        try:
+            offset: int = self.file_obj.tell()
+        except (OSError, ValueError) as error:
+            raise TypeError(
+                f"{self!r} cannot be pickled or copied, because its position is not known ({error}); read it by "
+                "`read` or `readline`, or pickle it before it is read"
+            ) from error
+        return offset
+
+
+def _reopening(recipe: Recipe, offset: int | None, name: str | None) -> StreamWrapper:
+    return StreamWrapper.reopening(recipe, offset, name)
+
+
+def _closed_stream(name: str | None) -> StreamWrapper:
+    stream = StreamWrapper(None, name=name)
+    stream.close()
+    return stream
+
+
+def parked(stream: Any, offset: int | None = None) -> Any:
+    """A stand-in for `stream` that holds no open file, standing at `offset` (None: where `stream` stands now).
+
+    In-memory files stand in for themselves, moved to `offset`; so do streams that cannot be opened again.
+    """
+    wrapper = stream if isinstance(stream, StreamWrapper) else None
+    file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
+    if wrapper is not None and (wrapper.closed or file_obj is None):
+        return stream
+    if isinstance(file_obj, (io.BytesIO, io.StringIO)):
+        in_memory = copy.copy(file_obj)
+        if offset is not None:
+            in_memory.seek(offset)
+        return in_memory
+    recipe = (wrapper._recipe if wrapper is not None else None) or recipe_of(file_obj)
+    if recipe is None:
+        return stream
+    try:
+        where = file_obj.tell() if offset is None else offset
+    except (OSError, ValueError):
+        return stream
+    return StreamWrapper.reopening(recipe, where, wrapper.name if wrapper is not None else None)
+
+
+def janitor(obj: Any) -> None:
+    """Cleans up after an item that is dropped unread: closes the streams in it.
+
+    Example:
+        >>> import io
+        >>> stream = StreamWrapper(io.BytesIO(b"abc"))
+        >>> janitor(("path", stream))
+        >>> stream.closed
+        True
+    """
+    StreamWrapper.close_streams(obj)
