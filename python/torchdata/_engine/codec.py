@@ -5,36 +5,93 @@ Role: called by the extension (rust/py/src/codec) for the slow cases. Runs in wh
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
-
 from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["DataChunk", "dumps", "loads", "tensor_over", "tensor_parts"]
 
 
-def dumps(obj: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
+def dumps(obj: Any) -> tuple[bytes, list[memoryview]]:
     """Pickles `obj` with its large buffers out of band; what pickle cannot, cloudpickle does by value."""
-    for pickler in (pickle.Pickler, cloudpickle.Pickler):
-        buffers: list[pickle.PickleBuffer] = []
-        try:
-            pickled = _pickled_by(pickler, obj, buffers.append)
-        except Exception:
-            if pickler is cloudpickle.Pickler:
-                raise
-            continue
-        try:
-            for buffer in buffers:
-                buffer.raw().release()
-        except BufferError:  # a buffer that is not contiguous cannot travel as it is
-            pickled, buffers = _pickled_by(pickler, obj, None), []
-        return pickled, [buffer.raw() for buffer in buffers]  # type: ignore[misc]
-    raise AssertionError("unreachable")
+    torch_is_loaded = "torch" in sys.modules
+    try:
+        return _dumps_by(_tensor_pickler(pickle.Pickler) if torch_is_loaded else pickle.Pickler, obj)
+    except Exception:
+        import cloudpickle
+
+        return _dumps_by(_tensor_pickler(cloudpickle.Pickler) if torch_is_loaded else cloudpickle.Pickler, obj)
+
+
+def _dumps_by(pickler: Any, obj: Any) -> tuple[bytes, list[memoryview]]:
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        pickled = _pickled_by(pickler, obj, buffers.append)
+        return pickled, [buffer.raw() for buffer in buffers]
+    except BufferError:  # a buffer that is not contiguous cannot travel as it is
+        return _pickled_by(pickler, obj, None), []
+
+
+@functools.cache
+def _tensor_pickler(base: Any) -> Any:
+    """A subclass of the pickler that keeps memory shared which tensors of one item share, and out of band."""
+
+    class TensorPickler(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._storages: dict[int, _Storage] = {}
+
+        def reducer_override(self, obj: Any) -> Any:
+            torch = sys.modules["torch"]
+            if type(obj) is not torch.Tensor or not _is_plain(obj):
+                return super().reducer_override(obj) if hasattr(base, "reducer_override") else NotImplemented
+            storage = obj.untyped_storage()
+            shared = self._storages.setdefault(storage.data_ptr(), _Storage(storage))
+            dtype, place = str(obj.dtype)[6:], (obj.storage_offset(), tuple(obj.shape), obj.stride())
+            return _tensor_from_storage, (shared, dtype, place, obj.requires_grad)
+
+    return TensorPickler
+
+
+def _is_plain(tensor: Any) -> bool:
+    torch = sys.modules["torch"]
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.is_leaf
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__)
+        and tensor.untyped_storage().nbytes() > 0
+    )
+
+
+class _Storage:
+    """The memory of tensors while they are pickled; one object for all that share it, so that pickle keeps it one."""
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        torch = sys.modules["torch"]
+        flat = torch.empty(0, dtype=torch.uint8).set_(self._storage)
+        return _storage_over, (pickle.PickleBuffer(flat.numpy()),)
+
+
+def _storage_over(buffer: Any) -> Any:
+    import torch
+
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _tensor_from_storage(storage: Any, dtype: str, place: tuple[Any, ...], requires_grad: bool) -> Any:
+    import torch
+
+    tensor = torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, *place)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _pickled_by(pickler: Any, obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:
@@ -48,22 +105,25 @@ def loads(pickled: bytes, buffers: list[Any]) -> Any:
     return pickle.loads(pickled, buffers=buffers)
 
 
-def tensor_parts(tensor: Any) -> tuple[str, tuple[int, ...], bool, int, int] | None:
-    """(dtype name, shape, requires_grad, address, bytes) of a dense, contiguous CPU tensor; None for all others."""
+def tensor_parts(tensor: Any) -> tuple[int, Any]:
+    """How a tensor is to be sent: (storage, what).
+
+    `storage` is the address of its memory, by which tensors that share it are found. `what` is (dtype name, shape,
+    requires_grad, address, bytes) where its elements can be copied as they lie, else an object to pickle instead,
+    which holds no more memory than the tensor needs.
+    """
     torch = sys.modules["torch"]
-    if (
-        tensor.layout is not torch.strided
-        or tensor.device.type != "cpu"
-        or tensor.is_quantized
-        or not tensor.is_leaf
-        or tensor.is_conj()
-        or tensor.is_neg()
-        or not tensor.is_contiguous()
-        or tensor.untyped_storage().nbytes() != tensor.nbytes  # a view of something larger may share it
-        or tensor.__dict__
-    ):
-        return None
-    return str(tensor.dtype)[6:], tuple(tensor.shape), tensor.requires_grad, tensor.data_ptr(), tensor.nbytes
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
+        return 0, tensor
+    storage = tensor.untyped_storage()
+    if not _is_plain(tensor) and tensor.numel() > 0:
+        return storage.data_ptr(), tensor
+    if not tensor.is_contiguous():
+        if storage.nbytes() > tensor.nbytes:
+            tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        return storage.data_ptr(), tensor
+    parts = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.requires_grad, tensor.data_ptr(), tensor.nbytes
+    return storage.data_ptr(), parts
 
 
 def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer: Any) -> Any:

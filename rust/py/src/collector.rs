@@ -5,10 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use torchdata_core::bell::BellRef;
 use torchdata_core::consumer::{Buffer, Consumer, Unit};
+use torchdata_core::fork;
 use torchdata_core::link::Probe;
 use torchdata_core::liveness::Watch;
 use torchdata_core::round_robin::RoundRobin;
@@ -45,6 +46,8 @@ pub struct Collector {
     /// What the timeout's message calls the peers.
     name: String,
     payload: Vec<u8>,
+    /// The process that reads; a forked child must not take what is its parent's.
+    generation: u64,
 }
 
 #[pymethods]
@@ -88,6 +91,7 @@ impl Collector {
             timeout: timeout.map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?,
             name: name.to_owned(),
             payload: Vec::new(),
+            generation: fork::generation(),
         })
     }
 
@@ -162,6 +166,11 @@ impl Collector {
     }
 
     fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        if self.generation != fork::generation() {
+            return Err(PyRuntimeError::new_err(
+                "this loader's workers belong to the parent of this process: make a DataLoader2 of its own here",
+            ));
+        }
         loop {
             if self.finished {
                 return Ok(None);

@@ -245,9 +245,15 @@ impl Encoder {
     fn tensor(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
         self.visit(item)?;
         let py = item.py();
-        let parts = helpers(py)?.tensor_parts.bind(py).call1((item,))?;
-        if parts.is_none() {
-            return Ok(self.pickle(item)?);
+        let (storage, parts): (usize, Bound<'_, PyAny>) =
+            helpers(py)?.tensor_parts.bind(py).call1((item,))?.extract()?;
+        // Memory that two tensors of the item share is shared on arrival too, which only pickle can do. (The lowest bit
+        // tells addresses of memory from those of objects.)
+        if storage != 0 && !self.visited.insert(storage | 1) {
+            return Err(Stop::Whole);
+        }
+        if !parts.is_instance_of::<PyTuple>() {
+            return Ok(self.pickle(&parts)?);
         }
         let (dtype, shape, grad, data, len): (String, Vec<u64>, bool, usize, usize) = parts.extract()?;
         self.tag(Tag::Tensor);

@@ -11,7 +11,7 @@ pub struct Helpers {
     pub dumps: Py<PyAny>,
     /// (pickle, [buffers]) -> obj
     pub loads: Py<PyAny>,
-    /// tensor -> (dtype name, shape, requires_grad, buffer) or None
+    /// tensor -> (address of its storage, parts or something to pickle)
     pub tensor_parts: Py<PyAny>,
     /// (dtype name, shape, requires_grad, buffer) -> tensor
     pub tensor_over: Py<PyAny>,
