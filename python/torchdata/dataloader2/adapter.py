@@ -1,0 +1,182 @@
+"""Adapters: changes that a loader makes to its copy of the pipe graph before it runs.
+
+Role: functions from graph to graph, called once in the main process, in the order given to `DataLoader2`. An
+adapter may also change how the reading service runs the graph.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torchdata.dataloader2._interface import ReadingServiceInterface
+from torchdata.dataloader2.graph import DataPipe, list_dps, remove_dp, traverse_dps
+from torchdata.dataloader2.graph.settings import apply_shuffle_settings
+from torchdata.dataloader2.graph.utils import has_method
+
+__all__ = ["Adapter", "CacheTimeout", "PrefetchPolicy", "ShardingPolicy", "Shuffle"]
+
+
+class Adapter:
+    """Base class of changes to a pipe graph: `adapter(datapipe)` returns the changed graph."""
+
+    @abstractmethod
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        """Changes the graph.
+
+        Args:
+            datapipe: the last pipe of the loader's copy of the graph.
+
+        Returns:
+            The last pipe of the changed graph, which may be the same one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define __call__(datapipe)")
+
+    def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:
+        """Changes the loader's copy of the reading service before it takes over the graph.
+
+        Args:
+            reading_service: the loader's copy; not called where the loader has none.
+
+        Returns:
+            The service that the loader is to use, which may be the same one.
+        """
+        return reading_service
+
+
+class Shuffle(Adapter):
+    """Switches all shufflers of the graph on or off.
+
+    Args:
+        enable: True switches them on, and appends a shuffler (with a warning) where there is none; False
+            switches them off; None leaves the graph as it is.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(DataLoader2(IterableWrapper(range(4)).shuffle(), Shuffle(False)))
+        [0, 1, 2, 3]
+    """
+
+    def __init__(self, enable: bool | None = True) -> None:
+        self.enable = enable
+
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        """Switches the shufflers."""
+        return apply_shuffle_settings(datapipe, shuffle=self.enable)
+
+
+class CacheTimeout(Adapter):
+    """Sets how long processes wait for files that another process is writing into the on-disk cache.
+
+    Args:
+        timeout: seconds.
+
+    Raises:
+        ValueError: `timeout` is no positive number.
+    """
+
+    def __init__(self, timeout: int | None = None) -> None:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ValueError(f"timeout should be a positive number of seconds, but got {timeout!r}")
+        self.timeout = timeout
+
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        """Sets the timeout of every pipe that has one to set."""
+        _tell_all(datapipe, "set_timeout", self.timeout)
+        return datapipe
+
+
+class ShardingPolicy(Adapter):
+    """Sets how every `sharding_filter` of the graph deals out the items.
+
+    Args:
+        block: items are dealt out in blocks of this many consecutive ones, so that
+            `sharding_filter().batch(block)` makes the same batches for any number of workers; None deals them
+            out one by one.
+        enable: False switches the filters off: every worker and rank gets all items.
+
+    Raises:
+        TypeError: `block` is no integer.
+        ValueError: `block` is below 1.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(8)).sharding_filter().batch(2)
+        >>> list(DataLoader2(pipe, ShardingPolicy(block=2), MultiProcessingReadingService(2)))
+        [[0, 1], [2, 3], [4, 5], [6, 7]]
+    """
+
+    def __init__(self, block: int | None = None, enable: bool = True) -> None:
+        if block is not None:
+            _require_count(block, "block", least=1)
+        self.block = block
+        self.enable = enable
+
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        """Sets the block length and the switch of every filter."""
+        _tell_all(datapipe, "set_sharding_block", self.block)
+        _tell_all(datapipe, "set_sharding_enabled", self.enable)
+        return datapipe
+
+
+class PrefetchPolicy(Adapter):
+    """Sets how many items are read ahead, by every prefetching pipe of the graph and by the reading service.
+
+    Args:
+        count: the number of items; 0 removes the `prefetch` pipes and makes the service read nothing ahead.
+        worker: the number for each worker of the service, where it is to differ from `count`.
+
+    Raises:
+        TypeError: a count is no integer.
+        ValueError: a count is negative.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> loader = DataLoader2(IterableWrapper(range(3)).prefetch(10), PrefetchPolicy(0))
+        >>> loader.datapipe
+        IterableWrapper
+    """
+
+    def __init__(self, count: int, worker: int | None = None) -> None:
+        _require_count(count, "count", least=0)
+        if worker is not None:
+            _require_count(worker, "worker", least=0)
+        self.count = count
+        self.worker = count if worker is None else worker
+
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        """Sets the buffer size of prefetching pipes, or removes those that do nothing but prefetch."""
+        from torchdata.datapipes.iter import Prefetcher
+
+        for pipe in list_dps(traverse_dps(datapipe)):
+            if not isinstance(pipe, Prefetcher):
+                continue
+            if self.count > 0:
+                pipe.buffer_size = self.count
+            elif type(pipe) is Prefetcher:
+                datapipe = next(iter(remove_dp(traverse_dps(datapipe), pipe).values()))[0]
+            else:
+                pipe.buffer_size = 1  # the pipe has another task besides, which the graph still needs
+        return datapipe
+
+    def adapt_reading_service(self, reading_service: ReadingServiceInterface) -> ReadingServiceInterface:
+        """Sets the counts of the service, if it knows such."""
+        if hasattr(reading_service, "set_prefetch_counts"):
+            reading_service.set_prefetch_counts(main=self.count, worker=self.worker)
+        return reading_service
+
+
+def _tell_all(datapipe: DataPipe, method: str, value: Any) -> None:
+    for pipe in list_dps(traverse_dps(datapipe)):
+        if has_method(pipe, method):
+            getattr(pipe, method)(value)
+
+
+def _require_count(value: Any, argument: str, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument} is a number of items, but got {value!r} of type {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{argument} is a number of items of at least {least}, but got {value}")

@@ -1,0 +1,29 @@
+"""Tools that look at a pipe graph and change it: find, list, replace, remove and seed its pipes.
+
+Role: a graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe.
+Runs in whichever process holds the pipes. The dictionaries own nothing but references to the pipes, and are a
+picture of the moment at which `traverse_dps` was called.
+"""
+
+from torchdata.dataloader2.graph.settings import set_datapipes_seed, set_graph_random_seed
+from torchdata.dataloader2.graph.utils import (
+    DataPipe,
+    DataPipeGraph,
+    find_dps,
+    list_dps,
+    remove_dp,
+    replace_dp,
+    traverse_dps,
+)
+
+__all__ = [
+    "DataPipe",
+    "DataPipeGraph",
+    "find_dps",
+    "list_dps",
+    "remove_dp",
+    "replace_dp",
+    "set_datapipes_seed",
+    "set_graph_random_seed",
+    "traverse_dps",
+]

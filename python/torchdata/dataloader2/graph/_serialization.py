@@ -1,0 +1,129 @@
+"""Copies of pipe graphs and reading services, and their bytes for the state of a loader.
+
+Role: the one place that pickles what the user built. Runs in the main process when a loader is made or saved.
+
+Plain pickle comes first, because it is fastest. What it cannot take (lambdas, local classes) is copied with
+`copy.deepcopy`, which shares functions, and is turned into bytes with cloudpickle.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any, TypeVar
+
+from torchdata.datapipes._traversal import is_pipe, sources_of, walk
+
+__all__ = ["Snapshot", "clone", "deserialize_datapipe", "serialize_datapipe"]
+
+T = TypeVar("T")
+
+
+class Snapshot:
+    """An object as it was at one moment, of which any number of copies can be made later.
+
+    Args:
+        obj: a pipe, a reading service or None.
+
+    Raises:
+        TypeError: the object cannot be copied; the message names the pipe and the attribute that is at fault.
+    """
+
+    def __init__(self, obj: Any) -> None:
+        self._pickled: bytes | None = None
+        self._kept: Any = None
+        try:
+            self._pickled = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception:  # whatever a user's __getstate__ raises; the second way decides
+            self._kept = _deep_copy(obj)
+
+    def copy(self) -> Any:
+        """A new object like the one that the snapshot was made of."""
+        if self._pickled is not None:
+            try:
+                return pickle.loads(self._pickled)
+            except Exception as error:
+                raise TypeError(
+                    f"an object that the loader has to copy was pickled, but cannot be unpickled: {error}; "
+                    "see to it "
+                    "that its __reduce__ and __setstate__ fit its __getstate__"
+                ) from error
+        return _deep_copy(self._kept)
+
+    def serialize(self) -> bytes:
+        """The object as bytes, for `deserialize_datapipe`."""
+        return self._pickled if self._pickled is not None else _cloudpickled(self._kept)
+
+
+def clone(obj: T) -> T:
+    """A deep copy of a pipe with all its sources, or of a reading service.
+
+    Raises:
+        TypeError: it cannot be copied; the message names the pipe and the attribute that is at fault.
+    """
+    result: T = Snapshot(obj).copy()
+    return result
+
+
+def serialize_datapipe(datapipe: Any) -> bytes:
+    """The pipe and all its sources as bytes.
+
+    Raises:
+        TypeError: it does not pickle; the message names the pipe and the attribute that is at fault.
+    """
+    return Snapshot(datapipe).serialize()
+
+
+def deserialize_datapipe(serialized_state: bytes) -> Any:
+    """The pipe that `serialize_datapipe` turned into bytes. Unpickling runs code: load only what you
+    trust.
+    """
+    return pickle.loads(serialized_state)
+
+
+def _deep_copy(obj: Any) -> Any:
+    try:
+        return copy.deepcopy(obj)
+    except Exception as error:
+        raise TypeError(_explain(obj, "copied", copy.deepcopy, error)) from error
+
+
+def _cloudpickled(obj: Any) -> bytes:
+    import cloudpickle
+
+    try:
+        pickled: bytes = cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+        return pickled
+    except Exception as error:
+        raise TypeError(_explain(obj, "pickled", cloudpickle.dumps, error)) from error
+
+
+def _explain(obj: Any, what: str, attempt: Any, error: Exception) -> str:
+    """Says which attribute of which pipe (or of the service) does not stand the attempt."""
+    reason = f"{type(error).__name__}: {error}"
+    for owner in walk(obj) if is_pipe(obj) else [obj]:
+        own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if id(value) in own_sources:
+                continue
+            try:
+                attempt(value)
+            except Exception:
+                return (
+                    f"{type(owner).__name__} cannot be {what}: its attribute {name!r} holds "
+                    f"{_short(value)}, which "
+                    f"fails with {reason}. The loader works on a copy of the pipeline and of the reading "
+                    "service: make "
+                    "such objects in `reset` or `__iter__` (in a service: in `initialize`), or leave them "
+                    "out in "
+                    "`__getstate__`."
+                )
+    return f"{type(obj).__name__} cannot be {what}: {reason}"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = "an object"
+    return f"{text if len(text) <= 80 else text[:77] + '...'} of type {type(value).__name__}"

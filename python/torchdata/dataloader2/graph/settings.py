@@ -1,0 +1,240 @@
+"""Settings that are applied to all pipes of a graph which understand them: seeds, shuffling, sharding.
+
+Role: finds the pipes by the methods they define (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes
+of users and of torch take part. Runs in every process that holds a graph, between two iterations.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from torchdata.dataloader2.graph.utils import (
+    DataPipe,
+    DataPipeGraph,
+    all_dps,
+    has_method,
+    list_dps,
+    traverse_dps,
+)
+from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2.random import SeedGenerator
+
+__all__ = [
+    "SHARDING_PRIORITIES",
+    "apply_random_seed",
+    "apply_sharding",
+    "apply_shuffle_settings",
+    "get_all_graph_pipes",
+    "is_random",
+    "is_sharding",
+    "is_shuffler",
+    "set_datapipes_seed",
+    "set_graph_random_seed",
+]
+
+
+def is_random(datapipe: Any) -> bool:
+    """Whether the pipe takes a seed."""
+    return has_method(datapipe, "set_seed")
+
+
+def is_shuffler(datapipe: Any) -> bool:
+    """Whether the pipe shuffles and can be told not to."""
+    return has_method(datapipe, "set_shuffle") and is_random(datapipe)
+
+
+def is_sharding(datapipe: Any) -> bool:
+    """Whether the pipe keeps its share of the items only, once it was told how many readers there are."""
+    return has_method(datapipe, "apply_sharding")
+
+
+def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
+    """All pipes of a graph, each once, depth first."""
+    return all_dps(graph)
+
+
+def set_datapipes_seed(
+    datapipes: Iterable[DataPipe], seed_generator: SeedGenerator, distributed_shared: bool
+) -> None:
+    """Gives every pipe that takes a seed one of its own.
+
+    Args:
+        datapipes: the pipes, in the order in which seeds are drawn; those without `set_seed` are passed over.
+        seed_generator: where the seeds are drawn.
+        distributed_shared: whether to draw seeds that are the same on all workers and ranks.
+    """
+    draw = seed_generator.generate_shared_seed if distributed_shared else seed_generator.generate_seed
+    for pipe in datapipes:
+        if is_random(pipe):
+            pipe.set_seed(draw())
+
+
+def set_graph_random_seed(datapipe: DataPipe, seed_generator: SeedGenerator) -> DataPipe:
+    """Seeds the random pipes of a graph so that sharding stays correct.
+
+    Pipes in front of a `sharding_filter` get seeds that all workers and ranks share, because each of them
+    must see the same order before it picks its share. Pipes behind it get seeds that differ from worker to
+    worker.
+
+    Args:
+        datapipe: the last pipe of the graph.
+        seed_generator: where the seeds are drawn; in a worker, one that was spawned with the worker's id.
+
+    Returns:
+        The same pipe.
+    """
+    graph = traverse_dps(datapipe)
+    filters = [pipe for pipe in all_dps(graph) if is_sharding(pipe)]
+    before: dict[int, DataPipe] = {}
+    for sharding_filter in filters:
+        for pipe in list_dps(traverse_dps(sharding_filter)):
+            before.setdefault(id(pipe), pipe)
+    set_datapipes_seed(before.values(), seed_generator, distributed_shared=True)
+    set_datapipes_seed(list_dps(graph, exclude_dps=filters), seed_generator, distributed_shared=False)
+    return datapipe
+
+
+def apply_sharding(
+    datapipe: DataPipe,
+    num_of_instances: int,
+    instance_id: int,
+    sharding_group: Any = SHARDING_PRIORITIES.DEFAULT,
+) -> DataPipe:
+    """Tells every sharding pipe of the graph which share of the items is its own.
+
+    Args:
+        datapipe: the last pipe of the graph.
+        num_of_instances: how many copies of the graph share the items.
+        instance_id: which of them this one is, from 0.
+        sharding_group: why the items are shared (a `SHARDING_PRIORITIES`): among ranks, among workers, or
+            unspecified. A filter made for one group ignores the others.
+
+    Returns:
+        The same pipe.
+
+    Raises:
+        RuntimeError: items on their way to the end would pass two filters of this group and be lost.
+        ValueError: `instance_id` is not below `num_of_instances`.
+    """
+    if not 0 <= instance_id < num_of_instances:
+        raise ValueError(
+            f"one of {num_of_instances} instances is numbered 0 to {num_of_instances - 1}, but instance_id "
+            f"is {instance_id}"
+        )
+    seen: set[tuple[int, int]] = set()
+    told: set[int] = set()
+
+    def descend(graph: DataPipeGraph, behind: Any) -> None:
+        """`behind` is the filter that items of this part of the graph meet later, if any."""
+        for pipe, sources in graph.values():
+            if (id(pipe), id(behind)) in seen:
+                continue
+            seen.add((id(pipe), id(behind)))
+            if not is_sharding(pipe):
+                descend(sources, behind)
+                continue
+            concerned = _takes_group(pipe, sharding_group)
+            if concerned and behind is not None:
+                raise RuntimeError(
+                    "Sharding twice on a single pipeline is likely unintended and will cause data loss: "
+                    f"items pass {pipe!r} and then {behind!r}, and both would keep only their share; "
+                    "remove one of the two, or give each a sharding group of its own"
+                )
+            if id(pipe) not in told:
+                told.add(id(pipe))
+                _tell_share(pipe, num_of_instances, instance_id, sharding_group)
+            descend(sources, pipe if concerned else behind)
+
+    descend(traverse_dps(datapipe), None)
+    return datapipe
+
+
+def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
+    own = (
+        getattr(datapipe, "sharding_group_filter", None)
+        if "sharding_group_filter" in vars(datapipe)
+        else None
+    )
+    return own is None or own == sharding_group
+
+
+def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
+    if len(inspect.signature(datapipe.apply_sharding).parameters) < 3:  # written before groups existed
+        datapipe.apply_sharding(num_of_instances, instance_id)
+    else:
+        datapipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)
+
+
+def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> DataPipe:
+    """Switches all shufflers of the graph on or off.
+
+    Args:
+        datapipe: the last pipe of the graph.
+        shuffle: True switches them on, and appends a shuffler (with a warning) where there is none; False
+            switches them off; None leaves everything as it is.
+
+    Returns:
+        The last pipe of the graph, which is the new shuffler if one was appended.
+    """
+    if shuffle is None:
+        return datapipe
+    shufflers: list[Any] = [pipe for pipe in all_dps(traverse_dps(datapipe)) if is_shuffler(pipe)]
+    if shuffle and not shufflers:
+        warnings.warn(
+            "`shuffle=True` was set, but the datapipe does not contain a `Shuffler`. Adding one at the end, "
+            "with the "
+            "default buffer size; put `.shuffle()` where items are small, before `.sharding_filter()`, to "
+            "choose both.",
+            stacklevel=2,
+        )
+        datapipe = datapipe.shuffle()
+        shufflers = [datapipe]
+    for shuffler in shufflers:
+        shuffler.set_shuffle(shuffle)
+    return datapipe
+
+
+def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
+    """Gives every random pipe of the graph a seed drawn from `rng`, depth first from the last pipe.
+
+    Args:
+        datapipe: the last pipe of the graph.
+        rng: a `torch.Generator`, a `random.Random`, a `numpy.random.Generator` or a `SeedGenerator` (of which
+            the shared seeds are drawn).
+
+    Returns:
+        The same pipe.
+
+    Raises:
+        TypeError: `rng` is none of these.
+    """
+    draw = _seed_source(rng)
+    for pipe in all_dps(traverse_dps(datapipe)):
+        if is_random(pipe):
+            pipe.set_seed(draw())
+    return datapipe
+
+
+def _seed_source(rng: Any) -> Callable[[], int]:
+    """A function that draws 63-bit seeds from the generator."""
+    if isinstance(rng, random.Random):
+        return lambda: rng.getrandbits(63)
+    if callable(getattr(rng, "generate_shared_seed", None)):
+        return lambda: int(rng.generate_shared_seed())
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(rng, torch.Generator):
+        return lambda: int(torch.empty((), dtype=torch.int64).random_(generator=rng).item())
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(rng, numpy.random.Generator):
+        return lambda: int(rng.integers(2**63 - 1, endpoint=True))
+    raise TypeError(
+        "seeds are drawn from a torch.Generator, random.Random, numpy.random.Generator or SeedGenerator, "
+        f"but got {rng!r} of type {type(rng).__name__}"
+    )

@@ -1,0 +1,321 @@
+"""Reading and rewiring pipe graphs.
+
+Role: the shape of a graph, nothing about what its pipes do. No function here serialises a pipe: a pipe may
+hold any amount of data, and locks and open files, in its attributes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from torchdata.datapipes._traversal import LARGEST_STRUCTURE, is_pipe, sources_of, walk
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+__all__ = [
+    "DataPipe",
+    "DataPipeGraph",
+    "all_dps",
+    "end_of",
+    "find_dps",
+    "find_replicable_branches",
+    "has_method",
+    "list_dps",
+    "remove_dp",
+    "replace_dp",
+    "traverse_dps",
+]
+
+DataPipe: TypeAlias = IterDataPipe[Any] | MapDataPipe[Any]
+DataPipeGraph = dict[int, tuple[DataPipe, "DataPipeGraph"]]
+
+
+def has_method(datapipe: Any, name: str) -> bool:
+    """Whether the pipe itself defines the method `name`; a functional form of that name does not count."""
+    return callable(getattr(type(datapipe), name, None)) or callable(
+        getattr(datapipe, "__dict__", {}).get(name)
+    )
+
+
+def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
+    """The graph of all pipes that `datapipe` reads from, directly or not.
+
+    Pipes are found in attributes and in (nested) lists, tuples, sets, dictionaries and deques there.
+
+    Args:
+        datapipe: the last pipe of the graph.
+
+    Returns:
+        `{id(datapipe): (datapipe, sources)}`, where `sources` is such a dictionary with an entry for each
+        source. A pipe that several others read from appears below each of them; where pipes read from each
+        other in a circle, each path ends before it would meet a pipe for the second time.
+
+    Raises:
+        TypeError: `datapipe` is no pipe.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> source = IterableWrapper(range(3))
+        >>> last = source.map(str)
+        >>> traverse_dps(last) == {id(last): (last, {id(source): (source, {})})}
+        True
+    """
+    if not is_pipe(datapipe):
+        raise TypeError(f"a graph ends in an IterDataPipe or a MapDataPipe, but got {_described(datapipe)}")
+    finished: dict[int, DataPipeGraph] = {}
+
+    def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
+        """The graph of the pipe's sources, and whether it is the same on every path that leads to the
+        pipe.
+        """
+        if id(pipe) in finished:
+            return finished[id(pipe)], True
+        path.add(id(pipe))
+        graph: DataPipeGraph = {}
+        everywhere = True
+        for source in sources_of(pipe):
+            if id(source) in path:
+                everywhere = False
+                continue
+            below, same = sources(source, path)
+            graph[id(source)] = (source, below)
+            everywhere &= same
+        path.discard(id(pipe))
+        if everywhere:  # shared below all readers: a chain of forks and zips stays linear in size
+            finished[id(pipe)] = graph
+        return graph, everywhere
+
+    return {id(datapipe): (datapipe, sources(datapipe, set())[0])}
+
+
+def _described(obj: Any) -> str:
+    return f"{obj!r} of type {type(obj).__name__}"
+
+
+def end_of(graph: DataPipeGraph) -> DataPipe:
+    """The last pipe of a graph."""
+    if not isinstance(graph, dict) or len(graph) != 1:
+        what = f"{len(graph)} entries" if isinstance(graph, dict) else _described(graph)
+        raise ValueError(f"a graph, as traverse_dps returns it, has one last pipe, but got {what}")
+    return next(iter(graph.values()))[0]
+
+
+def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
+    """All pipes of the graph, each once, depth first: a pipe stands before its sources."""
+    found: dict[int, DataPipe] = {}
+
+    def descend(level: DataPipeGraph) -> None:
+        for pipe_id, (pipe, sources) in level.items():
+            if pipe_id not in found:
+                found[pipe_id] = pipe
+                descend(sources)
+
+    descend(graph)
+    return list(found.values())
+
+
+def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
+    """The pipes of the graph whose type is exactly `dp_type`, depth first and each once.
+
+    Args:
+        graph: what `traverse_dps` returned.
+        dp_type: the type; instances of its subclasses are not found.
+    """
+    return [pipe for pipe in all_dps(graph) if type(pipe) is dp_type]
+
+
+def list_dps(
+    graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | None = None
+) -> list[DataPipe]:
+    """All pipes of the graph, each once, breadth first from the last pipe.
+
+    Args:
+        graph: what `traverse_dps` returned.
+        exclude_dps: a pipe or several, left out together with everything that they read from.
+
+    Raises:
+        TypeError: `exclude_dps` holds something that is no pipe.
+    """
+    seen: set[int] = set()
+    if exclude_dps is not None:
+        excluded: list[Any] = [exclude_dps] if is_pipe(exclude_dps) else list(exclude_dps)
+        for pipe in excluded:
+            if not is_pipe(pipe):
+                raise TypeError(f"exclude_dps takes a pipe or several pipes, but got {_described(pipe)}")
+            if id(pipe) not in seen:
+                seen.update(map(id, walk(pipe)))
+
+    found: list[DataPipe] = []
+    levels = deque([graph])
+    while levels:
+        for pipe_id, (pipe, sources) in levels.popleft().items():
+            if pipe_id not in seen:
+                seen.add(pipe_id)
+                found.append(pipe)
+                levels.append(sources)
+    return found
+
+
+def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataPipe) -> DataPipeGraph:
+    """Puts `new_datapipe` in the place of `old_datapipe`, in every pipe of the graph that reads from it.
+
+    The new pipe, and what it reads from, may itself read from the old one: these keep doing so, so that a
+    pipe can be inserted into the middle of a graph. The pipes are changed in place.
+
+    Args:
+        graph: what `traverse_dps` returned.
+        old_datapipe: a pipe of the graph, possibly its last one.
+        new_datapipe: the pipe to stand there.
+
+    Returns:
+        The graph as it is now.
+
+    Raises:
+        TypeError: `new_datapipe` is no pipe.
+        ValueError: the graph lacks `old_datapipe`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> source = IterableWrapper([3, 4])
+        >>> last = source.enumerate()
+        >>> _ = replace_dp(traverse_dps(last), source, source.map(str))
+        >>> list(last)
+        [(0, '3'), (1, '4')]
+    """
+    end = end_of(graph)
+    if not is_pipe(new_datapipe):
+        raise TypeError(f"a pipe is replaced by a pipe, but got {_described(new_datapipe)}")
+    pipes = all_dps(graph)
+    _require_member(pipes, old_datapipe)
+    kept = {id(old_datapipe), *map(id, walk(new_datapipe))}
+    for pipe in pipes:
+        if id(pipe) not in kept:
+            _rewire(pipe, lambda source: new_datapipe if source is old_datapipe else source)
+    return traverse_dps(new_datapipe if end is old_datapipe else end)
+
+
+def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
+    """Takes a pipe out of the graph: whatever read from it reads from its source instead.
+
+    Args:
+        graph: what `traverse_dps` returned.
+        datapipe: a pipe of the graph with exactly one source.
+
+    Returns:
+        The graph as it is now.
+
+    Raises:
+        RuntimeError: the pipe is a source of the graph, or reads from several pipes.
+        ValueError: the graph lacks the pipe.
+    """
+    end_of(graph)
+    _require_member(all_dps(graph), datapipe)
+    sources = sources_of(datapipe)
+    if not sources:
+        raise RuntimeError(
+            f"cannot remove {datapipe!r}: it reads from no other pipe, so nothing would be left for its "
+            "readers"
+        )
+    if len(sources) > 1:
+        raise RuntimeError(
+            f"cannot remove {datapipe!r}: it reads from {len(sources)} pipes, and only one could take its "
+            "place; "
+            "use replace_dp"
+        )
+    return replace_dp(graph, datapipe, sources[0])
+
+
+def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
+    if not any(pipe is datapipe for pipe in pipes):
+        raise ValueError(
+            f"{_described(datapipe)} is no pipe of this graph of {len(pipes)} pipes; if the pipes were "
+            "changed since, "
+            "make the graph anew with traverse_dps"
+        )
+
+
+def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
+    """Lets `choose` decide for every source of the pipe what stands in its place."""
+    opened: set[int] = set()
+    for name, value in list(vars(datapipe).items()):
+        changed = _rewired(value, choose, opened)
+        if changed is not value:
+            datapipe.__dict__[name] = changed
+
+
+def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
+    """`obj` with its pipes exchanged: mutable containers are changed in place, others are built anew."""
+    if is_pipe(obj):
+        return choose(obj)
+    if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):
+        return obj
+    if not 0 < len(obj) <= LARGEST_STRUCTURE or id(obj) in opened:
+        return obj
+    opened.add(id(obj))
+    try:
+        return _rewired_container(obj, lambda member: _rewired(member, choose, opened))
+    finally:
+        opened.discard(id(obj))
+
+
+def _rewired_container(obj: Any, exchange: Callable[[Any], Any]) -> Any:
+    if isinstance(obj, dict):
+        before: Any = list(obj.items())
+        pairs = [(exchange(key), exchange(value)) for key, value in before]
+        if any(k is not key or v is not value for (k, v), (key, value) in zip(pairs, before, strict=True)):
+            obj.clear()  # all pairs anew, so that the order of the keys stays
+            obj.update(pairs)
+        return obj
+    before = list(obj)
+    members = [exchange(member) for member in before]
+    if all(member is old for member, old in zip(members, before, strict=True)):
+        return obj
+    if isinstance(obj, list):
+        obj[:] = members
+    elif isinstance(obj, (set, deque)):
+        obj.clear()
+        for member in members:
+            obj.add(member) if isinstance(obj, set) else obj.append(member)
+    else:
+        make = getattr(type(obj), "_make", type(obj))  # named tuples take their fields one by one
+        return make(members)
+    return obj
+
+
+def _is_replicable(datapipe: DataPipe) -> bool:
+    return not has_method(datapipe, "is_replicable") or bool(datapipe.is_replicable())
+
+
+def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
+    """The ends of the branches that may be copied into worker processes.
+
+    A pipe whose `is_replicable()` is False must exist once, and so must everything that reads from it. What
+    is left are branches; of branches that read from one another, the foremost one is returned.
+
+    Args:
+        graph: what `traverse_dps` returned.
+
+    Returns:
+        The ends of the branches: the last pipe of the graph alone where all pipes are replicable, and an
+        empty list where none is.
+    """
+    end = end_of(graph)
+    pipes = walk(end)
+    upstream = {id(pipe): walk(pipe) for pipe in pipes}
+    single = {id(pipe) for pipe in pipes if not all(map(_is_replicable, upstream[id(pipe)]))}
+    if id(end) not in single:
+        return [end]
+    candidates = _unique(
+        source
+        for pipe in pipes
+        if id(pipe) in single
+        for source in sources_of(pipe)
+        if id(source) not in single
+    )
+    ids = set(map(id, candidates))
+    return [pipe for pipe in candidates if not any(id(p) in ids for p in upstream[id(pipe)] if p is not pipe)]
+
+
+def _unique(pipes: Iterable[DataPipe]) -> Iterator[DataPipe]:
+    return iter({id(pipe): pipe for pipe in pipes}.values())
