@@ -45,7 +45,9 @@ impl Bell {
         if !ready() {
             parker.park(&self.word, seen, timeout);
         }
-        self.sleeping.store(0, Ordering::Relaxed);
+        // A swap, though what was there does not matter: it puts a ringer's late swap before or after this whole sleep in
+        // the flag's order of changes. loom, which does not otherwise order the two, would let it undo the next sleep.
+        self.sleeping.swap(0, Ordering::Relaxed);
         ready()
     }
 

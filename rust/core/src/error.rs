@@ -40,6 +40,7 @@ pub enum OpenError {
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
 
+#[cfg(not(loom))]
 pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
     move |source| OpenError::System { what, source }
 }

@@ -1,0 +1,61 @@
+//! Real child processes: the test binary runs itself again, in one test that plays a role.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use torchdata_core::bell::BellBoard;
+use torchdata_core::link::Link;
+
+/// Says to the test `child_process` what it is to be.
+const ROLE: &str = "TORCHDATA_TEST_ROLE";
+const LINK_FD: i32 = 100;
+const BELLS_FD: i32 = 101;
+
+/// A child that is killed and reaped, if need be, when its parent's test ends.
+pub struct Process(pub Child);
+
+impl Process {
+    pub fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts this test binary in its test `child_process` (which is ignored otherwise) with a role and a link's descriptors.
+pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
+    let fds = [(link.fd().as_raw_fd(), LINK_FD), (bells.fd().as_raw_fd(), BELLS_FD)];
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child_process", "--ignored", "--nocapture"]).env(ROLE, role).stdout(Stdio::null());
+    // SAFETY: dup2 is allowed between fork and exec; it clears close-on-exec in the copies.
+    unsafe {
+        command.pre_exec(move || {
+            for (from, to) in fds {
+                if libc::dup2(from, to) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    Process(command.spawn().unwrap())
+}
+
+/// In a child: its role.
+pub fn role() -> String {
+    std::env::var(ROLE).expect("this test is run by other tests, with a role")
+}
+
+/// In a child: the link and the bells that its parent passed.
+pub fn inherited() -> (Link, Arc<BellBoard>) {
+    // SAFETY: the parent passed these two descriptors and nothing else in this process owns them.
+    let [link, bells] = [LINK_FD, BELLS_FD].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    (Link::attach(link).unwrap(), BellBoard::attach(bells).unwrap())
+}

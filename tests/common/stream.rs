@@ -1,0 +1,213 @@
+//! Items with known content, and the two ends of a link as blocking streams.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use torchdata_core::bell::{BellBoard, BellRef};
+use torchdata_core::consumer::{Buffer, Consumer};
+use torchdata_core::error::Corrupted;
+use torchdata_core::link::{Link, LinkConfig};
+use torchdata_core::producer::{Part, Producer, Push};
+
+/// Kinds of units that the tests send.
+pub const ITEM: u16 = 1;
+pub const END: u16 = 2;
+
+/// Bells of the two processes.
+pub const CONSUMER: usize = 0;
+pub const PRODUCER: usize = 1;
+
+/// A small link, so that its limits are met often.
+pub const SMALL: LinkConfig = LinkConfig { ring_capacity: 4096, return_capacity: 512, arena_capacity: 64 << 10 };
+
+/// What is sent: some bytes inline and some large buffers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Item {
+    pub inline: Vec<u8>,
+    pub buffers: Vec<Vec<u8>>,
+}
+
+/// Numbers that depend on the seed alone (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len + 8);
+        while bytes.len() < len {
+            bytes.extend_from_slice(&self.next().to_le_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+}
+
+/// The item number `index` of a stream over `config`: mostly small, now and then larger than ring or arena.
+pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
+    let mut random = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let inline = match random.below(4) {
+        0 => random.below(config.ring_capacity / 4 + 1),
+        _ => random.below(64),
+    };
+    let lens: Vec<u64> = match random.below(12) {
+        0 => vec![random.below(config.arena_capacity * 2)],
+        1 => (0..random.below(5)).map(|_| random.below(config.arena_capacity / 3)).collect(),
+        2 | 3 => (0..random.below(4)).map(|_| random.below(3 * 4096)).collect(),
+        _ => Vec::new(),
+    };
+    let inline = random.bytes(inline as usize);
+    Item { inline, buffers: lens.into_iter().map(|len| random.bytes(len as usize)).collect() }
+}
+
+/// A new link and the bells of its two processes.
+pub fn open(config: LinkConfig) -> (Link, Arc<BellBoard>) {
+    (Link::create(config).unwrap(), BellBoard::create(2).unwrap())
+}
+
+/// Waits until `ready`, in slices that grow, as the glue does.
+fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
+    for _ in 0..50 {
+        if ready() {
+            return;
+        }
+        std::hint::spin_loop();
+    }
+    let mut slice = Duration::from_millis(1);
+    while !bell.wait(slice, &mut ready) {
+        slice = (slice * 2).min(Duration::from_millis(100));
+    }
+}
+
+/// A producer that sleeps on its bell where it cannot go on.
+pub struct Sender {
+    pub end: Producer,
+    pub bell: BellRef,
+}
+
+impl Sender {
+    pub fn new(link: &Link, bells: &Arc<BellBoard>) -> Self {
+        let end = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
+        Self { end, bell: bells.bell(PRODUCER).unwrap() }
+    }
+
+    /// Waits for the consumer's permission and sends an item.
+    pub fn send(&mut self, item: &Item) -> Result<(), Corrupted> {
+        if !self.end.may_produce() {
+            self.end.flush();
+            wait(&self.bell, || self.end.may_produce());
+        }
+        let mut parts = Vec::new();
+        for buffer in &item.buffers {
+            parts.push(self.part(buffer)?);
+        }
+        while self.end.push_item(ITEM, &parts, &item.inline)? == Push::Full {
+            self.wait_for_room(parts.len(), item.inline.len())?;
+        }
+        Ok(())
+    }
+
+    /// Sends a unit that is no item.
+    pub fn send_end(&mut self) -> Result<(), Corrupted> {
+        while self.end.push(END, &[], &[])? == Push::Full {
+            self.wait_for_room(0, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a buffer into a block, or streams it where waiting would bring none.
+    fn part(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
+        loop {
+            if let Some(block) = self.end.allocate(buffer.len())? {
+                // SAFETY: the block is at least as long as the buffer and nobody else has it yet.
+                unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), block.as_mut_ptr(), buffer.len()) };
+                return Ok(Part::Block(Arc::new(block)));
+            }
+            if !self.end.blocks_in_flight()? || buffer.len() as u64 > self.end.arena().capacity() {
+                return self.stream(buffer);
+            }
+            self.end.flush();
+            self.bell.wait(Duration::from_millis(1), || self.end.blocks_in_flight() != Ok(true));
+        }
+    }
+
+    pub fn stream(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
+        for fragment in buffer.chunks(self.end.fragment_len()) {
+            while self.end.push_fragment(fragment)? == Push::Full {
+                self.wait_for_room(0, fragment.len())?;
+            }
+        }
+        Ok(Part::Streamed(buffer.len() as u64))
+    }
+
+    fn wait_for_room(&mut self, blocks: usize, payload: usize) -> Result<(), Corrupted> {
+        assert!(self.end.fits(blocks, payload));
+        self.end.flush();
+        wait(&self.bell, || self.end.writable(blocks, payload) != Ok(false));
+        self.end.writable(blocks, payload).map(drop)
+    }
+}
+
+/// A consumer that sleeps on its bell where nothing is there.
+pub struct Receiver {
+    pub end: Consumer,
+    pub bell: BellRef,
+    payload: Vec<u8>,
+}
+
+/// An item as it arrived, its buffers still leased.
+pub struct Arrived {
+    pub inline: Vec<u8>,
+    pub buffers: Vec<Buffer>,
+}
+
+impl Receiver {
+    pub fn new(link: &Link, bells: &Arc<BellBoard>) -> Self {
+        let end = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
+        Self { end, bell: bells.bell(CONSUMER).unwrap(), payload: Vec::new() }
+    }
+
+    /// Takes what is there now; None where nothing is, or an end.
+    pub fn poll(&mut self, epoch: u64) -> Result<Option<(u16, Arrived)>, Corrupted> {
+        let Some(unit) = self.end.take(epoch, &mut self.payload)? else { return Ok(None) };
+        if unit.kind == ITEM {
+            self.end.item_taken();
+        }
+        Ok(Some((unit.kind, Arrived { inline: self.payload.clone(), buffers: unit.buffers })))
+    }
+
+    /// Waits for the next unit; None for an end.
+    pub fn receive(&mut self, epoch: u64) -> Result<Option<Arrived>, Corrupted> {
+        loop {
+            if let Some((kind, arrived)) = self.poll(epoch)? {
+                return Ok((kind == ITEM).then_some(arrived));
+            }
+            wait(&self.bell, || self.end.readable() != Ok(false));
+        }
+    }
+}
+
+/// The bytes of a buffer, whichever way it came.
+pub fn bytes(buffer: &Buffer) -> &[u8] {
+    match buffer {
+        // SAFETY: the lease keeps its block, of which the producer does not write any more.
+        Buffer::Leased(lease) => unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) },
+        Buffer::Owned(bytes) => bytes,
+    }
+}
+
+impl Arrived {
+    /// A copy to compare with what was sent.
+    pub fn item(&self) -> Item {
+        Item { inline: self.inline.clone(), buffers: self.buffers.iter().map(|b| bytes(b).to_vec()).collect() }
+    }
+}

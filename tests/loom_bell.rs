@@ -1,0 +1,158 @@
+//! Every interleaving of sleepers and ringers, as loom sees memory: no wake-up is lost.
+//!
+//! The sleep has no timeout here, so that a lost wake-up is a deadlock, which loom reports.
+#![cfg(loom)]
+#![allow(missing_docs)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::watchdog;
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use torchdata_core::bell::{Bell, Parker};
+use torchdata_core::cursor::{ConsumerCursor, ProducerCursor};
+use torchdata_core::primitive::{AtomicU32, AtomicU64, Ordering};
+
+/// A futex as the kernel implements it: comparing and going to sleep are one step for those who wake.
+struct Futex {
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Futex {
+    fn new() -> Self {
+        Self { lock: Mutex::new(()), changed: Condvar::new() }
+    }
+}
+
+impl Parker for Futex {
+    fn park(&self, word: &AtomicU32, seen: u32, _timeout: Duration) {
+        let mut guard = self.lock.lock().unwrap();
+        while word.load(Ordering::Relaxed) == seen {
+            guard = self.changed.wait(guard).unwrap();
+        }
+    }
+
+    fn unpark(&self, _word: &AtomicU32) {
+        let _guard = self.lock.lock().unwrap();
+        self.changed.notify_one();
+    }
+}
+
+/// A process's bell and the way it sleeps.
+struct Process {
+    bell: Bell,
+    futex: Futex,
+}
+
+impl Process {
+    fn new() -> Self {
+        Self { bell: Bell::default(), futex: Futex::new() }
+    }
+
+    fn wait(&self, mut ready: impl FnMut() -> bool) {
+        while !self.bell.wait(&self.futex, Duration::MAX, &mut ready) {}
+    }
+
+    fn ring(&self) {
+        self.bell.ring(&self.futex);
+    }
+}
+
+fn model(check: impl Fn() + Send + Sync + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(check);
+}
+
+#[test]
+fn a_sleeper_is_woken_by_whoever_publishes() {
+    let _watchdog = watchdog(60);
+    model(|| {
+        let shared = Arc::new((Process::new(), AtomicU64::new(0)));
+        let theirs = Arc::clone(&shared);
+        let ringer = thread::spawn(move || {
+            theirs.1.store(1, Ordering::Relaxed);
+            theirs.0.ring();
+        });
+        shared.0.wait(|| shared.1.load(Ordering::Relaxed) == 1);
+        ringer.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sleeper_that_sleeps_again_is_woken_again() {
+    let _watchdog = watchdog(60);
+    model(|| {
+        let shared = Arc::new((Process::new(), AtomicU64::new(0)));
+        let theirs = Arc::clone(&shared);
+        let ringer = thread::spawn(move || {
+            for value in 1..=2 {
+                theirs.1.store(value, Ordering::Relaxed);
+                theirs.0.ring();
+            }
+        });
+        for value in 1..=2 {
+            shared.0.wait(|| shared.1.load(Ordering::Relaxed) >= value);
+        }
+        ringer.join().unwrap();
+    });
+}
+
+#[test]
+fn of_two_ringers_neither_swallows_the_other() {
+    let _watchdog = watchdog(60);
+    model(|| {
+        let shared = Arc::new((Process::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
+        let ringers: Vec<_> = (0..2)
+            .map(|index| {
+                let theirs = Arc::clone(&shared);
+                thread::spawn(move || {
+                    theirs.1[index].store(1, Ordering::Relaxed);
+                    theirs.0.ring();
+                })
+            })
+            .collect();
+        shared.0.wait(|| shared.1.iter().all(|flag| flag.load(Ordering::Relaxed) == 1));
+        for ringer in ringers {
+            ringer.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_full_and_an_empty_ring_never_sleep_on_each_other() {
+    let _watchdog = watchdog(60);
+    model(|| {
+        struct Shared {
+            producer: Process,
+            consumer: Process,
+            tail: AtomicU64,
+            head: AtomicU64,
+        }
+        let shared = Arc::new(Shared {
+            producer: Process::new(),
+            consumer: Process::new(),
+            tail: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+        });
+        let theirs = Arc::clone(&shared);
+        let producer = thread::spawn(move || {
+            let mut cursor = ProducerCursor::new(1);
+            for _ in 0..2 {
+                theirs.producer.wait(|| cursor.has_room(&theirs.head, 1).unwrap());
+                cursor.publish(&theirs.tail, 1);
+                theirs.consumer.ring();
+            }
+        });
+        let mut cursor = ConsumerCursor::new(1);
+        for _ in 0..2 {
+            shared.consumer.wait(|| cursor.available(&shared.tail).unwrap() > 0);
+            cursor.release(&shared.head, 1);
+            shared.producer.ring();
+        }
+        producer.join().unwrap();
+    });
+}

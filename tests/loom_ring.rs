@@ -1,0 +1,126 @@
+//! Every interleaving of a small ring's two ends, as loom sees memory: nothing is lost, doubled, or read too early.
+#![cfg(loom)]
+#![allow(missing_docs)]
+
+mod common;
+
+use common::watchdog;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+use torchdata_core::cursor::{ConsumerCursor, ProducerCursor};
+use torchdata_core::error::Corrupted;
+use torchdata_core::primitive::AtomicU64;
+
+/// A ring whose slots loom watches: two sides in one slot at a time are an error of the model.
+struct Ring {
+    slots: Vec<UnsafeCell<u64>>,
+    tail: AtomicU64,
+    head: AtomicU64,
+}
+
+impl Ring {
+    fn new(capacity: u64) -> Arc<Self> {
+        let slots = (0..capacity).map(|_| UnsafeCell::new(0)).collect();
+        Arc::new(Self { slots, tail: AtomicU64::new(0), head: AtomicU64::new(0) })
+    }
+
+    fn slot(&self, position: u64) -> &UnsafeCell<u64> {
+        &self.slots[position as usize % self.slots.len()]
+    }
+
+    fn capacity(&self) -> u64 {
+        self.slots.len() as u64
+    }
+}
+
+// SAFETY: the cursors keep the sides apart, which is what the model checks.
+unsafe impl Sync for Ring {}
+// SAFETY: as above.
+unsafe impl Send for Ring {}
+
+/// Sends units of the given lengths, counting up through their slots.
+fn produce(ring: &Ring, lens: &[u64]) {
+    let mut cursor = ProducerCursor::new(ring.capacity());
+    let mut next = 1;
+    for &len in lens {
+        while !cursor.has_room(&ring.head, len).unwrap() {
+            thread::yield_now();
+        }
+        for place in cursor.tail()..cursor.tail() + len {
+            // SAFETY: free by the cursor's check; loom would object otherwise.
+            ring.slot(place).with_mut(|slot| unsafe { *slot = next });
+            next += 1;
+        }
+        cursor.publish(&ring.tail, len);
+    }
+}
+
+/// Receives until `count` slots have come, at most `at_once` at a time, and checks what lies in them.
+fn consume(ring: &Ring, count: u64, at_once: u64) {
+    let mut cursor = ConsumerCursor::new(ring.capacity());
+    let mut seen = 0;
+    while seen < count {
+        let available = cursor.available(&ring.tail).unwrap().min(at_once);
+        if available == 0 {
+            thread::yield_now();
+            continue;
+        }
+        for place in cursor.head()..cursor.head() + available {
+            seen += 1;
+            // SAFETY: published by the cursor's check; loom would object otherwise.
+            ring.slot(place).with(|slot| assert_eq!(unsafe { *slot }, seen));
+        }
+        cursor.release(&ring.head, available);
+    }
+    assert_eq!(cursor.available(&ring.tail), Ok(0), "more came than was sent");
+}
+
+fn check(capacity: u64, lens: &'static [u64], at_once: u64) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(move || {
+        let ring = Ring::new(capacity);
+        let theirs = Arc::clone(&ring);
+        let producer = thread::spawn(move || produce(&theirs, lens));
+        consume(&ring, lens.iter().sum(), at_once);
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+fn single_slots_arrive_once_and_in_order() {
+    let _watchdog = watchdog(60);
+    check(2, &[1, 1, 1, 1], u64::MAX);
+}
+
+#[test]
+fn longer_units_arrive_whole_and_wrap() {
+    let _watchdog = watchdog(60);
+    check(3, &[2, 1, 2], u64::MAX);
+}
+
+#[test]
+fn space_given_back_piecemeal_is_not_overwritten_early() {
+    let _watchdog = watchdog(60);
+    check(2, &[2, 1, 2], 1);
+}
+
+#[test]
+fn a_cursor_that_leaves_the_ring_is_noticed_on_either_side() {
+    let _watchdog = watchdog(60);
+    loom::model(|| {
+        let mut producer = ProducerCursor::new(4);
+        producer.publish(&AtomicU64::new(0), 2);
+        assert!(producer.refresh(&AtomicU64::new(3)).is_err(), "a head ahead of the tail");
+        assert_eq!(producer.refresh(&AtomicU64::new(1)), Ok(1));
+        assert!(producer.refresh(&AtomicU64::new(0)).is_err(), "a head that goes back");
+        let mut consumer = ConsumerCursor::new(4);
+        assert_eq!(
+            consumer.available(&AtomicU64::new(5)),
+            Err(Corrupted("a producer's cursor left the ring")),
+            "a tail further than the capacity"
+        );
+        assert_eq!(consumer.available(&AtomicU64::new(4)), Ok(4));
+    });
+}
