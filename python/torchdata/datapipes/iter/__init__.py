@@ -16,11 +16,14 @@ from torchdata.datapipes.iter.sharding import (
     ShardingRoundRobinDispatcher,
 )
 from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, UnZipper
+from torchdata.datapipes.iter.text import CSVDictParser, CSVParser, LineReader
 from torchdata.datapipes.iter.wrapping import IterableWrapper, LengthSetter
 
 __all__ = [
     "SHARDING_PRIORITIES",
     "Batcher",
+    "CSVDictParser",
+    "CSVParser",
     "Collator",
     "Concater",
     "Cycler",
@@ -36,6 +39,7 @@ __all__ = [
     "IterDataPipe",
     "IterableWrapper",
     "LengthSetter",
+    "LineReader",
     "MapToIterConverter",
     "Mapper",
     "Multiplexer",
