@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-_PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
+#: Types of items that hold no streams; callers that are in a hurry ask before they call.
+PLAIN_TYPES = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 def close_dropped(item: Any) -> None:
     """Closes every wrapped stream in `item`, which nobody will read any more."""
-    if type(item) in _PLAIN:
+    if type(item) in PLAIN_TYPES:
         return
     streams = sys.modules.get(
         "torchdata.datapipes.utils._streams"

@@ -145,9 +145,6 @@ class IterDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABC
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} is read by iterating, not by index")
 
-    def __len__(self) -> int:
-        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
-
     def __add__(self, other: Any) -> Any:
         return self.concat(other)
 
@@ -162,9 +159,6 @@ class MapDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABCM
 
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
-
-    def __len__(self) -> int:
-        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
 
     def __add__(self, other: Any) -> Any:
         return self.concat(other)

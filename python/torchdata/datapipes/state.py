@@ -50,7 +50,7 @@ def is_restorable(datapipe: Any) -> bool:
 
     mixin = classes.index(Stateless) if Stateless in classes else len(classes)
     state = max(depth("state_dict"), depth("load_state_dict"))
-    if state == mixin:  # the mixin speaks for the first class that lists it among its bases
+    if state == mixin < len(classes):  # the mixin speaks for the first class that lists it among its bases
         state = min(i for i, cls in enumerate(classes) if Stateless in cls.__bases__)
     return state < len(classes) and state <= depth("__iter__")
 

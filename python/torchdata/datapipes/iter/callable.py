@@ -167,8 +167,7 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
         self._forget_unfolding()
 
     def __iter__(self) -> Iterator[T_co]:
-        parts = self._unfold(iter(self.datapipe), on_columns(self.fn, self.input_col))
-        return sealed(parts, self, (self.datapipe,))
+        return self._unfold(iter(self.datapipe), on_columns(self.fn, self.input_col))
 
     def __len__(self) -> int:
         raise TypeError("FlatMapper instance doesn't have valid length: it depends on the function's results")

@@ -60,24 +60,18 @@ class Batcher(Stateless, IterDataPipe[Any]):
 
     def _batches(self, source: Iterator[Any]) -> Iterator[Any]:
         wrap, size = self.wrapper_class, self.batch_size
-        if wrap is DataChunk:  # is a list itself: no list in between
-            members: Callable[[Iterator[Any]], Any] = DataChunk
-            wrap = _itself
+        if wrap in (DataChunk, list):  # take any iterable: no list in between
+            while len(batch := wrap(islice(source, size))) == size:
+                yield batch
         else:
-            members = list
-        while batch := members(islice(source, size)):
-            if len(batch) == size or not self.drop_last:
+            while len(batch := list(islice(source, size))) == size:
                 yield wrap(batch)
-            if len(batch) < size:
-                return
+        if batch and not self.drop_last:
+            yield wrap(batch)
 
     def __len__(self) -> int:
         items = length_of(self, self.datapipe)
         return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
-
-
-def _itself(item: Any) -> Any:
-    return item
 
 
 @functional_datapipe("unbatch")
@@ -106,9 +100,14 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
         self._forget_unfolding()
 
     def __iter__(self) -> Iterator[Any]:
-        return self._unfold(iter(self.datapipe), partial(self._members, level=self.unbatch_level))
+        members = (
+            self._members if self.unbatch_level == 1 else partial(self._members, level=self.unbatch_level)
+        )
+        return self._unfold(iter(self.datapipe), members)
 
-    def _members(self, element: Any, level: int) -> Iterable[Any]:
+    def _members(self, element: Any, level: int = 1) -> Iterable[Any]:
+        if level == 1 and isinstance(element, list):
+            return element
         if level == 0:
             return (element,)
         if not isinstance(element, list):
@@ -119,8 +118,6 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
                 f"list, but "
                 f"found {element!r} of type {type(element).__name__}"
             )
-        if level == 1:
-            return element
         return chain.from_iterable(map(partial(self._members, level=max(level - 1, -1)), element))
 
 

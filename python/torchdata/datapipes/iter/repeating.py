@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from torchdata.datapipes._checks import check_int, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
-from torchdata.datapipes.iter._unfolding import Unfolding
 from torchdata.datapipes.state import forget_state
 
 __all__ = ["Cycler", "Enumerator", "Repeater"]
@@ -81,7 +80,7 @@ class Cycler(IterDataPipe[T_co]):
 
 
 @functional_datapipe("repeat")
-class Repeater(Unfolding, IterDataPipe[T_co]):
+class Repeater(IterDataPipe[T_co]):
     """Yields every item several times before the next one. The item is not copied.
 
     Args:
@@ -96,22 +95,47 @@ class Repeater(Unfolding, IterDataPipe[T_co]):
         [0, 0, 1, 1]
     """
 
+    item_attributes = frozenset({"_item"})
+
     def __init__(self, source_datapipe: Iterable[T_co], times: int) -> None:
         check_source("Repeater", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.times = check_int("Repeater", "times", times)
         if self.times <= 1:
             raise ValueError(f"Repeater: The number of repetition must be > 1, got {times}")
-        self._forget_unfolding()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the item that was being repeated."""
+        self._item: Any = None
+        self._left = 0  # how often the item of a restored pipe is still to be yielded
 
     def __iter__(self) -> Iterator[T_co]:
-        return self._unfold(iter(self.source_datapipe), self._repeated)
+        return self._repeated(iter(self.source_datapipe))
 
-    def _repeated(self, item: Any) -> Iterator[Any]:
-        return repeat(item, self.times)
+    def _repeated(self, source: Iterator[T_co]) -> Iterator[T_co]:
+        left, self._left = self._left, 0
+        yield from repeat(self._item, left)
+        times = range(self.times)
+        for item in source:
+            self._item = item
+            for _ in times:
+                yield item
 
     def __len__(self) -> int:
         return self.times * length_of(self, self.source_datapipe)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The item that is being repeated, and how often it is still to be yielded."""
+        left = self._left if self._left else -token_of(self).yielded % self.times
+        return {"item": self._item if left else None, "left": left}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on with the saved item."""
+        self._item, self._left = state_dict["item"], state_dict["left"]
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "_item": None, "_left": 0}
 
 
 @functional_datapipe("enumerate")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source
 from torchdata.datapipes._columns import on_columns
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes._streams import close_dropped
+from torchdata.datapipes._streams import PLAIN_TYPES, close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 from torchdata.datapipes.state import Stateless
 
@@ -56,12 +56,14 @@ class Filter(Stateless, IterDataPipe[T_co]):
         return self._filtered(iter(self.datapipe), on_columns(self.filter_fn, self.input_col))
 
     def _filtered(self, source: Iterator[T_co], predicate: Callable[[Any], Any]) -> Iterator[T_co]:
+        plain = PLAIN_TYPES
         for item in source:
             keep = predicate(item)
             if keep is True:
                 yield item
             elif keep is False:
-                close_dropped(item)
+                if type(item) not in plain:
+                    close_dropped(item)
             elif type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
                 if keep:
                     yield item

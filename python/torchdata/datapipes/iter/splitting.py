@@ -31,7 +31,7 @@ class _Main(IterDataPipe[Any]):
     """What the children of one split share: the iterator over the source, and the generation."""
 
     name = "fork"
-    item_attributes = frozenset({"_window", "_buffers", "_child_tokens"})
+    item_attributes = frozenset({"_waiting", "_buffers", "_child_tokens"})
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
         check_source(self.name, datapipe)
@@ -89,6 +89,10 @@ class _Main(IterDataPipe[Any]):
                 token.begin()
             self._iterator = iter(self.main_datapipe)
 
+    def _source(self) -> Iterator[Any]:
+        """What is left of the source."""
+        return iter(()) if self._exhausted or self._iterator is None else self._iterator
+
     def read(self, instance: int) -> Iterator[Any]:
         """The items of one child."""
         raise NotImplementedError
@@ -132,13 +136,7 @@ class _Child(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         self.main_datapipe.open()
-        return self._read(self.main_datapipe._done)
-
-    def _read(self, done: set[int]) -> Iterator[Any]:
-        try:
-            yield from self.main_datapipe.read(self.instance_id)
-        finally:  # also where the iterator is dropped half-way
-            done.add(self.instance_id)
+        return self.main_datapipe.read(self.instance_id)
 
     def __len__(self) -> int:
         return self.main_datapipe.length()
@@ -155,19 +153,15 @@ class _Child(IterDataPipe[Any]):
         return {**super()._attributes_to_copy(), "generation": 0}
 
 
-def _itself(item: Any) -> Any:
-    return item
-
-
-_COPIES: dict[str | None, Callable[[Any], Any]] = {
-    None: _itself,
+_COPIES: dict[str | None, Callable[[Any], Any] | None] = {
+    None: None,
     "shallow": copying.copy,
     "deep": copying.deepcopy,
 }
 
 
 class _ForkMain(_Main):
-    """Main pipe of `fork` and `unzip`: a window over the source, from the slowest to the fastest child."""
+    """Main pipe of `fork` and `unzip`: a queue per child, of the items that a sibling has read."""
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int, copy: str | None) -> None:
         if copy not in _COPIES:
@@ -179,63 +173,64 @@ class _ForkMain(_Main):
         super().__init__(datapipe, num_instances, buffer_size)
 
     def reset(self) -> None:
-        """Empties the window."""
+        """Empties the queues."""
         super().reset()
-        self._window: deque[Any] = deque()
-        self._window_begin = 0  # items before the window: read by every child
-        self._positions = [0] * self.num_instances  # items that each child has read
+        self._waiting: list[deque[Any]] = [deque() for _ in range(self.num_instances)]
 
-    def _deliver(self, instance: int) -> Callable[[Any], Any]:
-        """The function from an item to what one child yields for it."""
+    def _deliver(self, instance: int) -> Callable[[Any], Any] | None:
+        """The function from an item to what one child yields for it; None for the item itself."""
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:
         """The items of one child."""
-        window, positions, deliver = self._window, self._positions, self._deliver(instance)
-        source, limit = self._iterator, self.buffer_size
-        while True:
-            ahead = positions[instance] - self._window_begin
-            if ahead < len(window):
-                item = window[ahead]
-            else:
-                for item in () if self._exhausted else source:  # type: ignore[union-attr]
-                    window.append(item)
-                    break
+        own, source, done = self._waiting[instance], self._source(), self._done
+        others = [queue for queue in self._waiting if queue is not own]
+        deliver, limit = self._deliver(instance), self.buffer_size
+        next_own = own.popleft
+        try:
+            while True:
+                while own:
+                    item = next_own()
+                    yield item if deliver is None else deliver(item)
+                for item in source:
+                    for queue in others:
+                        queue.append(item)
+                        if len(queue) > limit >= 0:
+                            raise self._overflow(instance)
+                    yield item if deliver is None else deliver(item)
+                    if own:  # a sibling was read meanwhile and went ahead
+                        break
                 else:
                     self._exhausted = True
                     return
-            positions[instance] += 1
-            if ahead == 0 and min(positions) > self._window_begin:
-                window.popleft()
-                self._window_begin += 1
-            if len(window) > limit >= 0:
-                raise BufferError(
-                    f"{self.name}: buffer overflow, buffer size {limit} is insufficient: child {instance} is "
-                    f"{len(window)} items ahead of the slowest child; enlarge buffer_size, or read the "
-                    f"children together"
-                )
-            yield deliver(item)
+        finally:  # also where the iterator is dropped half-way
+            done.add(instance)
+
+    def _overflow(self, instance: int) -> BufferError:
+        return BufferError(
+            f"{self.name}: buffer overflow, buffer size {self.buffer_size} is insufficient: child "
+            f"{instance} is "
+            f"{max(map(len, self._waiting))} items ahead of the slowest child; enlarge buffer_size, or read "
+            f"the "
+            "children together"
+        )
 
     def _running(self) -> tuple[str, ...]:
-        return (*super()._running(), "_window", "_window_begin", "_positions")
+        return (*super()._running(), "_waiting")
 
     def state_dict(self) -> dict[str, Any]:
-        """The window and the place of every child."""
+        """The items that wait for each child."""
         return {
-            "window": list(self._window),
-            "window_begin": self._window_begin,
-            "positions": list(self._positions),
+            "waiting": [list(queue) for queue in self._waiting],
             "exhausted": self._exhausted,
             "done": set(self._done),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the window over; the children go on in a generation of their own."""
+        """Takes the waiting items over; the children go on in a generation of their own."""
         self.reset()
         self._generation += 1
-        self._window.extend(state_dict["window"])
-        self._window_begin = state_dict["window_begin"]
-        self._positions = list(state_dict["positions"])
+        self._waiting = [deque(queue) for queue in state_dict["waiting"]]
         self._exhausted, self._done = state_dict["exhausted"], set(state_dict["done"])
 
 
@@ -348,15 +343,13 @@ class _DemuxMain(_Main):
 
     def read(self, instance: int) -> Iterator[Any]:
         """The items of one child."""
-        own, source = self._buffers[instance], self._iterator
-        while True:
-            if own:
-                self._buffered -= 1
-                yield own.popleft()
-            elif self._exhausted:
-                return
-            else:
-                for item in source:  # type: ignore[union-attr]
+        own, source, done = self._buffers[instance], self._source(), self._done
+        try:
+            while True:
+                while own:
+                    self._buffered -= 1
+                    yield own.popleft()
+                for item in source:
                     destination = self._destination(item)
                     if destination == instance:
                         yield item
@@ -366,6 +359,9 @@ class _DemuxMain(_Main):
                         self._keep(item, destination)
                 else:
                     self._exhausted = True
+                    return
+        finally:  # also where the iterator is dropped half-way
+            done.add(instance)
 
     def _destination(self, item: Any) -> int | None:
         """The child that an item belongs to, or None where it is dropped."""
