@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchdata.dataloader2._interface import ReadingServiceInterface
-from torchdata.dataloader2.graph import DataPipe, list_dps, replace_dp, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph import DataPipe, replace_dp, set_graph_random_seed, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.utils import WorkerInfo
 from torchdata.dataloader2.utils.dispatch import (
@@ -193,6 +193,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self._children is not None:
             self._children.collector.stop()
 
+    def set_prefetch_counts(self, main: int | None, worker: int | None) -> None:
+        """Sets `main_prefetch_cnt` and `worker_prefetch_cnt`, before the workers start."""
+        if self._children is not None:
+            raise RuntimeError("prefetch counts are set before the workers start")
+        if main is not None:
+            self.main_prefetch_cnt = _count("main", main)
+        if worker is not None:
+            self.worker_prefetch_cnt = _count("worker", worker)
+
     def finalize(self) -> None:
         """Ends all processes; bounded and idempotent."""
         if getattr(self, "_children", None) is not None:
@@ -202,22 +211,22 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def _pause(self, pause_fn: ResetFn | None = None) -> None:
         """Halts prefetching in main and in the workers; `pause_fn` is then applied to the graph of each."""
-        for datapipe in self._pipes_of_main():
-            if callable(getattr(datapipe, "pause", None)):
-                datapipe.pause()
+        from torchdata.dataloader2 import reading_service
+
+        reading_service.pause_pipes(self._main_graph())
         self._children.collector.pause()
         if pause_fn is not None:
             self._children.call(pause_fn)
 
     def _resume(self, resume_fn: ResetFn | None = None) -> None:
         """Undoes `_pause`, in reverse order."""
-        pipes = self._pipes_of_main()
+        from torchdata.dataloader2 import reading_service
+
+        end = self._main_graph()
         if resume_fn is not None:
             self._children.call(resume_fn)
         self._children.collector.resume()
-        for datapipe in reversed(pipes):
-            if callable(getattr(datapipe, "resume", None)):
-                datapipe.resume()
+        reading_service.resume_pipes(end)
 
     def _limit(
         self, num_batches: int | None, limit_fn: Callable[[DataPipe, int | None], DataPipe] | None = None
@@ -228,10 +237,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self._children.call(_Limit(limit_fn, in_children))
             limit_fn(self._initialised(), num_batches)
 
-    def _pipes_of_main(self) -> list[DataPipe]:
+    def _main_graph(self) -> DataPipe:
+        end = self._initialised()
         if self._worker_output is None:
             raise RuntimeError("MultiProcessingReadingService pauses and resumes with more than 0 workers only")
-        return list_dps(traverse_dps(self._initialised()))
+        return end
 
     def _initialised(self) -> DataPipe:
         if self._end_datapipe is None:

@@ -19,6 +19,7 @@ from torchdata.dataloader2._interface import (
     IterResetFn,
     ReadingServiceInterface,
 )
+from torchdata.dataloader2._multiprocessing import MultiProcessingReadingService
 from torchdata.dataloader2._sequential import SequentialReadingService
 from torchdata.dataloader2.graph import DataPipe, list_dps, set_graph_random_seed, traverse_dps
 from torchdata.dataloader2.graph.utils import has_method
@@ -31,6 +32,7 @@ __all__ = [
     "CheckpointableReadingServiceInterface",
     "DistributedReadingService",
     "InProcessReadingService",
+    "MultiProcessingReadingService",
     "PrototypeMultiProcessingReadingService",
     "ReadingServiceInterface",
     "SequentialReadingService",
