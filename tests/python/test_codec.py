@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from torchdata import _engine
 from torchdata._native import BellBoard, Collector, LeasedBuffer, Link, Sender
 from torchdata.datapipes import DataChunk
@@ -64,7 +65,11 @@ def same(a, b):
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
-        return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+        return (
+            a.dtype == b.dtype
+            and a.shape == b.shape
+            and bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+        )
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
@@ -86,7 +91,9 @@ leaves = (
         st.sampled_from(["?", "b", "B", "h", "i8", "f2", "f4", "f8", "c8", "g", ">i4", "M8[s]", "S3", "U2"]),
         st.lists(st.integers(0, 9), max_size=5),
     )
-    | st.sampled_from([np.float32(1.5), np.int64(-3), np.bool_(True), np.float16(0.5), np.datetime64("2020-01-01")])
+    | st.sampled_from(
+        [np.float32(1.5), np.int64(-3), np.bool_(True), np.float16(0.5), np.datetime64("2020-01-01")]
+    )
 )
 trees = st.recursive(
     leaves,

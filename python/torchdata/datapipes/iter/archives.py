@@ -243,7 +243,7 @@ class _ArchiveLoader(HoldsStream):
 
     def __len__(self) -> int:
         if self.length == -1:
-            return super().__len__()
+            raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
         return self.length
 
 

@@ -136,7 +136,7 @@ class FileLister(IterDataPipe[str]):
 
     def __len__(self) -> int:
         if self.length == -1:
-            return super().__len__()
+            raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
         return self.length
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,7 +199,7 @@ class FileOpener(Stateless, IterDataPipe[tuple[str, StreamWrapper]]):
 
     def __len__(self) -> int:
         if self.length == -1:
-            return super().__len__()
+            raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
         return self.length
 
 

@@ -209,7 +209,7 @@ def collate_columns(
     _require(conversion, list(first.columns))
     names = list(first.columns)
     values = [_collate_by(conversion, name, _whole_column)(first[name]) for name in names]
-    result: Callable[..., Any] = namedtuple("CollateResult", [str(name) for name in names])  # type: ignore[misc]
+    result: Callable[..., Any] = namedtuple("CollateResult", map(str, names))  # type: ignore[misc]
     return result(*values)
 
 
