@@ -1,0 +1,27 @@
+"""The loader: `DataLoader2` runs a pipe graph through a reading service, in this process or in workers."""
+
+from torchdata.dataloader2.dataloader2 import DataLoader2, DataLoader2Iterator
+from torchdata.dataloader2.error import PauseIteration, WorkerExitedError
+from torchdata.dataloader2.reading_service import (
+    CheckpointableReadingServiceInterface,
+    DistributedReadingService,
+    InProcessReadingService,
+    PrototypeMultiProcessingReadingService,
+    ReadingServiceInterface,
+    SequentialReadingService,
+)
+from torchdata.dataloader2.shuffle_spec import ShuffleSpec
+
+__all__ = [
+    "CheckpointableReadingServiceInterface",
+    "DataLoader2",
+    "DataLoader2Iterator",
+    "DistributedReadingService",
+    "InProcessReadingService",
+    "PauseIteration",
+    "PrototypeMultiProcessingReadingService",
+    "ReadingServiceInterface",
+    "SequentialReadingService",
+    "ShuffleSpec",
+    "WorkerExitedError",
+]

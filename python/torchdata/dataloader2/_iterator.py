@@ -1,0 +1,155 @@
+"""The iterator of a loader.
+
+Role: hands out the items of one epoch as long as it is the loader's valid iterator. Runs in the main process,
+in the thread that uses the loader. The loader owns the epoch; the iterator owns the limit alone.
+
+`__next__` is paid for every item, so it does three things: is this iterator valid, is the loader paused, next
+item. All that happens once per epoch stands in methods of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torchdata.dataloader2.error import PauseIteration
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2.dataloader2 import DataLoader2
+
+__all__ = ["DataLoader2Iterator", "FinishedIterator"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class FinishedIterator(Iterator[Any]):
+    """Takes the place of the pipeline's iterator once nothing more must be read from it.
+
+    Args:
+        iterator: the pipeline's iterator, of which attributes can still be asked, or None.
+        error: the sentence to raise as a `RuntimeError` on `next`; None just ends.
+    """
+
+    def __init__(self, iterator: Any = None, error: str | None = None) -> None:
+        self._iterator = iterator
+        self._error = error
+
+    def __next__(self) -> Any:
+        if self._error is not None:
+            raise RuntimeError(self._error)
+        raise StopIteration
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self.__dict__.get("_iterator") is None:
+            raise AttributeError(
+                f"the iteration is over, and nothing is left to ask for its attribute {name!r}"
+            )
+        return getattr(self._iterator, name)
+
+
+class DataLoader2Iterator(Iterator[T_co]):
+    """What `iter(loader)` returns: the items of one epoch.
+
+    A loader has one valid iterator; the next `iter(loader)` invalidates it. Attributes that it lacks are
+    those of the pipeline's own iterator.
+
+    Args:
+        dataloader: the loader.
+        iterator_id: the number by which the loader knows its valid iterator.
+    """
+
+    def __init__(self, dataloader: DataLoader2[T_co], iterator_id: int) -> None:
+        self.dataloader = dataloader
+        self.iterator_id = iterator_id
+        self.limit_counter: int | None = None
+        self.limit_threshold: int | None = None
+
+    def __next__(self) -> T_co:
+        loader = self.dataloader
+        if self.iterator_id != loader.valid_iterator_id:
+            self._refuse()
+        loader._reset_iter = True
+        if loader._is_paused:
+            raise StopIteration
+        try:
+            item: T_co = next(loader._datapipe_iter)  # type: ignore[arg-type]
+        except StopIteration as end:
+            self._on_end(end)
+            raise StopIteration from None
+        except Exception as error:
+            self._on_error(error)
+            raise
+        if self.limit_threshold is not None:
+            self._after_limit()
+        return item
+
+    def _refuse(self) -> None:
+        """Raises the error of an iterator that is not valid any more."""
+        raise RuntimeError(
+            "This iterator has been invalidated because another iterator has been created from the same "
+            "DataLoader2. "
+            "A loader has one valid iterator at a time; make a second DataLoader2 of the same pipe to read "
+            "it twice."
+        )
+
+    def _on_end(self, end: StopIteration) -> None:
+        """Ends the epoch, unless the pipeline was only paused."""
+        if not isinstance(end, PauseIteration):
+            self.dataloader._close_iteration()
+
+    def _on_error(self, error: Exception) -> None:
+        """Ends the epoch of which an item failed; what goes wrong thereby becomes a note of the error."""
+        self.dataloader._close_iteration(because=error)
+
+    def _after_limit(self) -> None:
+        """Counts an item, and pauses the loader when the limit is reached."""
+        self.limit_counter = (self.limit_counter or 0) + 1
+        if self.limit_threshold is not None and self.limit_counter >= self.limit_threshold:
+            self._pause()
+
+    def _pause(self) -> None:
+        """Pauses the loader: threads and processes halt, the state stays, until `resume()`."""
+        self.dataloader._pause()
+        self.limit_counter = 0
+
+    def resume(self) -> None:
+        """Lets a paused loader go on: the same iterator yields the following items."""
+        self.dataloader._resume()
+
+    def limit(self, num_batches: int | None) -> None:
+        """Pauses the loader each time that so many items were yielded, counted from now on.
+
+        A loop over the iterator ends at the pause, and goes on after `resume()`. While the loader is paused,
+        its threads and processes halt, so that its state can be looked at.
+
+        Args:
+            num_batches: the number of items between two pauses; None removes the limit.
+
+        Raises:
+            TypeError: `num_batches` is neither an integer nor None.
+            ValueError: `num_batches` is below 1.
+
+        Example:
+            >>> iterator = iter(loader)
+            >>> iterator.limit(2)
+            >>> list(iterator)
+            [0, 1]
+            >>> iterator.resume()
+            >>> list(iterator)
+            [2, 3]
+        """
+        if num_batches is not None:
+            if isinstance(num_batches, bool) or not isinstance(num_batches, int):
+                raise TypeError(f"limit takes a number of items or None, but got {num_batches!r}")
+            if num_batches < 1:
+                raise ValueError(f"limit takes a number of items of at least 1, but got {num_batches}")
+        self.limit_counter = 0
+        self.limit_threshold = num_batches
+        self.dataloader._limit(num_batches)
+
+    def __getattr__(self, name: str) -> Any:
+        loader = self.__dict__.get("dataloader")
+        iterator = loader._datapipe_iter if loader is not None else None
+        if iterator is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(iterator, name)

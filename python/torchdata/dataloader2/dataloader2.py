@@ -1,0 +1,454 @@
+"""`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
+
+Role: owns a copy of the graph and of the service, begins and ends epochs, keeps the one valid iterator, and
+shuts the service down, whatever happens. Runs in the main process, in one thread.
+
+Of every epoch that was begun, the service is told the end exactly once: at the last item, at an error, when
+the next epoch begins without it, or at shutdown.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import os
+import traceback
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from torchdata.dataloader2._interface import CheckpointableReadingServiceInterface, ReadingServiceInterface
+from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
+from torchdata.dataloader2._loader_state import (
+    ITERATION_STATE_KEY_NAME,
+    RANDOMNESS_STATE_KEY_NAME,
+    READING_SERVICE_STATE_KEY_NAME,
+    SERIALIZED_DATAPIPE_KEY_NAME,
+    STATE_VERSION,
+    VERSION_KEY_NAME,
+    check_state,
+    pack_randomness,
+    unpack_randomness,
+)
+from torchdata.dataloader2.adapter import Adapter
+from torchdata.dataloader2.graph import DataPipe
+from torchdata.dataloader2.graph._serialization import Snapshot, clone, deserialize_datapipe
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.random.seed_generator import check_seed
+from torchdata.dataloader2.reading_service import pause_pipes, resume_pipes
+from torchdata.datapipes._traversal import is_pipe
+from torchdata.datapipes.datapipe import MapDataPipe
+
+__all__ = ["DataLoader2", "DataLoader2Iterator"]
+
+T_co = TypeVar("T_co", covariant=True)
+AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
+
+#: The loaders of this process that are not shut down; the interpreter shuts them down when it exits.
+_open_loaders: weakref.WeakSet[DataLoader2[Any]] = weakref.WeakSet()
+
+
+class DataLoader2(Generic[T_co]):
+    """Loads data through a pipe graph: iterate it once per epoch.
+
+    The loader works on copies of the pipe and of the service, so both can be used again elsewhere. An error
+    in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
+    epoch. Shut it down with `shutdown()` or by using it as a context manager.
+
+    Args:
+        datapipe: the last pipe of the graph. A `MapDataPipe` is read from index 0 on. None only where
+            `load_state_dict` follows.
+        datapipe_adapter_fn: an adapter or several; applied to the copy of the graph, in their order.
+        reading_service: how the graph is run; None reads it in this process, with the pipes' own seeds.
+
+    Raises:
+        TypeError: an argument is of another kind, or the pipe or the service cannot be copied; the message
+            names the attribute at fault.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(4)).shuffle().sharding_filter().map(str)
+        >>> with DataLoader2(pipe, reading_service=MultiProcessingReadingService(num_workers=2)) as loader:
+        ...     sorted(loader)
+        ['0', '1', '2', '3']
+    """
+
+    def __init__(
+        self,
+        datapipe: DataPipe | None,
+        datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
+        reading_service: ReadingServiceInterface | None = None,
+    ) -> None:
+        self._terminated = True  # a loader whose construction fails has nothing to shut down
+        if datapipe is not None and not is_pipe(datapipe):
+            raise TypeError(
+                f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {datapipe!r} of type "
+                f"{type(datapipe).__name__}; put data into an IterableWrapper first"
+            )
+        if isinstance(datapipe, MapDataPipe):
+            datapipe = datapipe.to_iter_datapipe()
+        _require_service(reading_service)
+        self.datapipe_adapter_fns = _adapter_list(datapipe_adapter_fn)
+        self.reading_service = self._adapt_service(clone(reading_service))
+        self.reading_service_state: bytes | None = None
+        self.datapipe: Any = None
+        self._snapshot = Snapshot(datapipe)
+        self._take_graph(self._snapshot)
+
+        self.valid_iterator_id: int | None = None
+        self._adapted = False  # whether the service has taken over the graph
+        self._datapipe_iter: Iterator[T_co] | None = None
+        self._reset_iter = True  # whether the next `iter` begins an epoch; not before an item was asked for
+        self._iterating = False  # whether the service was not yet told the end of the epoch
+        self._is_paused = False
+
+        self._seed_generator = SeedGenerator()
+        self._initial_seed_generator = copy.copy(self._seed_generator)  # as at the beginning of the epoch
+        self._seed: int | None = None
+        self._reset_seed = True  # whether `_seed` is still to be applied
+        self._restored_randomness = False  # whether the next epoch begins with the generator as it is
+        self._state_dict: dict[str, Any] | None = None
+
+        self._owner_pid = os.getpid()
+        self._terminated = False
+        _open_loaders.add(self)
+
+    def _adapt_service(self, service: Any) -> Any:
+        for adapter in self.datapipe_adapter_fns or ():
+            if service is not None and hasattr(adapter, "adapt_reading_service"):
+                service = adapter.adapt_reading_service(service)
+                _require_service(service)
+        return service
+
+    def _take_graph(self, snapshot: Snapshot) -> None:
+        """Makes an adapted copy of the graph the loader's own, and remembers it as it is before the
+        service.
+        """
+        datapipe = snapshot.copy()
+        if datapipe is not None and self.datapipe_adapter_fns:
+            for adapter in self.datapipe_adapter_fns:
+                adapted = adapter(datapipe)
+                if not is_pipe(adapted):
+                    raise TypeError(
+                        f"an adapter must return the pipe to read, but {adapter!r} returned {adapted!r}"
+                    )
+                datapipe = adapted
+            snapshot = Snapshot(datapipe)
+        self.datapipe = datapipe
+        self._snapshot = snapshot
+
+    @property
+    def _datapipe_before_reading_service_adapt(self) -> Any:
+        """A copy of the graph as it was after the adapters and before the service."""
+        return self._snapshot.copy()
+
+    def __iter__(self) -> DataLoader2Iterator[T_co]:
+        """Begins an epoch and returns its iterator, which invalidates the ones before.
+
+        Where no item was asked of the last iterator, the new one takes over its epoch.
+
+        Raises:
+            RuntimeError: the loader was shut down, or has no pipe.
+            TypeError: a reading service's state was loaded, and the service cannot take it.
+        """
+        if self._terminated:
+            raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down")
+        if self.datapipe is None:
+            raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
+        if self._reset_iter:
+            self._begin_epoch()
+        self.valid_iterator_id = 0 if self.valid_iterator_id is None else self.valid_iterator_id + 1
+        return DataLoader2Iterator(self, self.valid_iterator_id)
+
+    def _begin_epoch(self) -> None:
+        if self._is_paused:
+            self._resume()
+        self._close_iteration()
+        self._prepare_seeds()
+        service = self.reading_service
+        if service is not None and not self._adapted:
+            self._hand_over(service)
+        self._iterating = True
+        try:
+            if service is not None:
+                reset = service.initialize_iteration(self._seed_generator)
+                if reset is not None:
+                    self.datapipe = reset(self.datapipe)
+            self._datapipe_iter = iter(self.datapipe)
+        except BaseException as error:
+            self._close_iteration(because=error)
+            raise
+        self._reset_iter = False
+
+    def _prepare_seeds(self) -> None:
+        if self._seed is not None:
+            if self._reset_seed:
+                self._seed_generator.seed(self._seed)
+                self._reset_seed = False
+        elif not self._restored_randomness:
+            self._seed_generator.seed()
+        self._restored_randomness = False
+        self._initial_seed_generator = copy.copy(self._seed_generator)
+
+    def _hand_over(self, service: Any) -> None:
+        """Lets the service take over the graph; if it fails, the loader keeps the graph as it was."""
+        try:
+            if self.reading_service_state is None:
+                self.datapipe = service.initialize(self.datapipe)
+            elif isinstance(service, CheckpointableReadingServiceInterface):
+                self.datapipe = service.restore(self.datapipe, self.reading_service_state)
+            else:
+                raise TypeError(
+                    "Cannot restore from non-checkpointable reading service: the loaded state holds one of "
+                    "a reading "
+                    f"service, and {type(service).__name__} is no CheckpointableReadingServiceInterface"
+                )
+        except BaseException:
+            self.datapipe = self._snapshot.copy()
+            raise
+        self._adapted = True
+
+    def _close_iteration(self, because: BaseException | None = None) -> None:
+        """Tells the service that the epoch is over, once.
+
+        Args:
+            because: the error that ended the epoch, if one did. It stays the error that the user sees.
+        """
+        if not self._iterating:
+            return
+        self._iterating = False
+        self._datapipe_iter = FinishedIterator(self._datapipe_iter if because is None else None)
+        if self.reading_service is None:
+            return
+        try:
+            self.reading_service.finalize_iteration()
+        except Exception as error:
+            if because is None:
+                raise
+            because.add_note(f"After that, ending the epoch failed, too: {error!r}")
+
+    def seed(self, seed: int) -> None:
+        """Sets the seed from which all seeds of the following epochs are drawn.
+
+        Args:
+            seed: an integer from 0 to 2**64 - 1.
+
+        Raises:
+            TypeError: the seed is no integer.
+            ValueError: the seed is out of range.
+        """
+        self._seed = check_seed(seed)
+        self._reset_seed = True
+        self._restored_randomness = False
+
+    def shutdown(self) -> None:
+        """Ends the epoch and the reading service; the loader cannot be iterated afterwards.
+
+        May be called any number of times. In a forked child, which only inherited the loader, the processes
+        of the service are left alone.
+        """
+        if self._terminated:
+            return
+        self._terminated = True
+        _open_loaders.discard(self)
+        over = FinishedIterator(None, "Cannot read from the DataLoader as it has already been shut down")
+        if os.getpid() != self._owner_pid:
+            self._datapipe_iter = over
+            return
+        try:
+            self._close_iteration()
+        finally:
+            self._datapipe_iter = over
+            if self.reading_service is not None:
+                self.reading_service.finalize()
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_terminated", True):
+            self.shutdown()
+
+    def __enter__(self) -> DataLoader2[T_co]:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.shutdown()
+        except Exception as error:
+            if exc_value is None:
+                raise
+            exc_value.add_note(f"After that, shutting the loader down failed, too: {error!r}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the loader, from which `load_state_dict` or `from_state` make one that goes on alike.
+
+        It says which pipe, which seeds and which epoch, not the place inside the epoch:
+
+        - `serialized_datapipe`: the pipe after the adapters and before the reading service, as bytes.
+        - `reading_service_state`: what the service's `checkpoint` returned, or None.
+        - `randomness_state`: the seed and the generators, now and at the beginning of the epoch.
+        - `version`: of this layout.
+        - `iteration_state`: reserved for the place inside the epoch; None.
+
+        Raises:
+            RuntimeError: the loader has no pipe.
+            TypeError: the pipe does not pickle; the message names the attribute at fault.
+        """
+        if self.valid_iterator_id is None and self._state_dict is not None:
+            return self._state_dict  # nothing has happened since it was loaded
+        if self.datapipe is None:
+            raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")
+        service = self.reading_service
+        checkpoints = isinstance(service, CheckpointableReadingServiceInterface)
+        return {
+            SERIALIZED_DATAPIPE_KEY_NAME: self._snapshot.serialize(),
+            READING_SERVICE_STATE_KEY_NAME: service.checkpoint() if checkpoints else None,
+            RANDOMNESS_STATE_KEY_NAME: pack_randomness(
+                self._seed, self._reset_seed, self._seed_generator, self._initial_seed_generator
+            ),
+            VERSION_KEY_NAME: STATE_VERSION,
+            ITERATION_STATE_KEY_NAME: None,
+        }
+
+    @classmethod
+    def from_state(
+        cls, state: dict[str, Any], reading_service: ReadingServiceInterface | None
+    ) -> DataLoader2[T_co]:
+        """A new loader with the pipe and the seeds of a saved state.
+
+        Args:
+            state: what `state_dict` returned. It is unpickled: load only what you trust.
+            reading_service: how the graph is run; takes the service's part of the state, if there is one.
+
+        Raises:
+            TypeError, ValueError: this is not the state of a loader, or one of another version.
+        """
+        check_state(state)
+        loader = cls(deserialize_datapipe(state[SERIALIZED_DATAPIPE_KEY_NAME]), None, reading_service)
+        loader._take_state(state)
+        return loader
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Puts the pipe and the seeds of a saved state into this loader, which must not have been iterated.
+
+        The loader's adapters are applied to the loaded pipe.
+
+        Args:
+            state_dict: what `state_dict` returned. It is unpickled: load only what you trust.
+
+        Raises:
+            RuntimeError: the loader was iterated before, or shut down.
+            TypeError, ValueError: this is not the state of a loader, or one of another version.
+        """
+        if self._terminated:
+            raise RuntimeError("Cannot load a state into the DataLoader as it has already been shut down")
+        if self._datapipe_iter is not None:
+            raise RuntimeError(
+                "DataLoader2 iterator has already been created, `load_state_dict()` can't be called. "
+                "Please create a new dataloader in order to use load state dict."
+            )
+        check_state(state_dict)
+        datapipe = deserialize_datapipe(state_dict[SERIALIZED_DATAPIPE_KEY_NAME])
+        if not is_pipe(datapipe):
+            raise ValueError(f"the state holds {datapipe!r} where a datapipe should be")
+        self._take_graph(Snapshot(datapipe))
+        self._take_state(state_dict)
+
+    def _take_state(self, state: Mapping[str, Any]) -> None:
+        self.reading_service_state = state[READING_SERVICE_STATE_KEY_NAME]
+        randomness = unpack_randomness(state)
+        if randomness is not None:
+            self._seed, self._reset_seed, self._seed_generator, self._initial_seed_generator = randomness
+        self._state_dict = dict(state)
+
+    def _restore_checkpoint_beginning_of_epoch(self) -> None:
+        """Makes the next epoch begin with the seeds with which the last one began.
+
+        To be called after a state was loaded, to run the epoch again in which the state was saved.
+        """
+        self._seed_generator = copy.copy(self._initial_seed_generator)
+        self._restored_randomness = True
+
+    def _pause(self) -> None:
+        service: Any = self.reading_service
+        if service is None:
+            self._is_paused = True
+            pause_pipes(self.datapipe)
+        elif hasattr(service, "_pause"):
+            self._is_paused = True
+            pause_fn = service._pause()
+            if pause_fn is not None:
+                self.datapipe = pause_fn(self.datapipe)
+        else:
+            self._warn_unsupported("pause")
+
+    def _resume(self) -> None:
+        service: Any = self.reading_service
+        if service is not None and not hasattr(service, "_resume"):
+            self._warn_unsupported("resume")
+        elif not self._is_paused:
+            warnings.warn(
+                "Resume is called when `DataLoader2` is not paused. No operation is performed.", stacklevel=3
+            )
+        else:
+            if service is None:
+                resume_pipes(self.datapipe)
+            else:
+                resume_fn = service._resume()
+                if resume_fn is not None:
+                    self.datapipe = resume_fn(self.datapipe)
+            self._is_paused = False
+
+    def _limit(self, num_batches: int | None) -> None:
+        service: Any = self.reading_service
+        if service is None:
+            return
+        if not hasattr(service, "_limit"):
+            self._warn_unsupported("limit")
+            return
+        limit_fn = service._limit(num_batches)
+        if limit_fn is not None:
+            self.datapipe = limit_fn(self.datapipe, num_batches)
+
+    def _warn_unsupported(self, what: str) -> None:
+        warnings.warn(f"{type(self.reading_service).__name__} doesn't support `{what}`.", stacklevel=4)
+
+
+def _require_service(service: Any) -> None:
+    if service is not None and (
+        isinstance(service, type) or not callable(getattr(service, "initialize_iteration", None))
+    ):
+        raise TypeError(
+            f"reading_service must be an instance of a ReadingServiceInterface or None, but got {service!r}"
+        )
+
+
+def _adapter_list(adapters: Any) -> list[Any] | None:
+    """The argument `datapipe_adapter_fn` as a list, None where it was left out."""
+    if adapters is None:
+        return None
+    listed = list(adapters) if isinstance(adapters, Iterable) else [adapters]
+    for adapter in listed:
+        if isinstance(adapter, type) or not callable(adapter):
+            raise TypeError(
+                f"datapipe_adapter_fn takes adapters, which are called with a pipe and return one, but got "
+                f"{adapter!r}"
+            )
+    return listed
+
+
+def _shut_down_open_loaders() -> None:
+    for loader in list(_open_loaders):
+        try:
+            loader.shutdown()
+        except Exception:
+            traceback.print_exc()
+
+
+atexit.register(_shut_down_open_loaders)
