@@ -206,7 +206,9 @@ def test_dispatched_items_are_dealt_out_in_turn_in_every_epoch():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_dispatching_works_with_every_start_method(method):
-    datapipe = IterableWrapper(range(20)).shuffle().sharding_round_robin_dispatch(_multiprocessing()).map(as_array)
+    datapipe = (
+        IterableWrapper(range(20)).shuffle().sharding_round_robin_dispatch(_multiprocessing()).map(as_array)
+    )
     with loader(datapipe, multiprocessing_context=method) as dl:
         dl.seed(1)
         first, second = ([int(a[0]) for a in dl] for _ in range(2))

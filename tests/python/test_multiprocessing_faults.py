@@ -227,7 +227,9 @@ def test_an_exception_in_the_dispatching_process_names_it(method, at):
 def test_an_import_error_of_the_users_module_under_spawn_is_reported(tmp_path, monkeypatch):
     """The module can be imported in main and not in the workers."""
     module = tmp_path / "only_in_main.py"
-    module.write_text(f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('not here')\ndef f(x): return x\n")
+    module.write_text(
+        f"import os\nif os.getpid() != {os.getpid()}:\n    raise ImportError('not here')\ndef f(x): return x\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     import only_in_main
 
@@ -455,7 +457,9 @@ def test_ctrl_c_ends_a_waiting_main_and_leaves_no_noise(script, f):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("ending", ["pass", "del it", "sys.exit(0)", "dl.shutdown(); dl.shutdown()", "del dl, it"])
+@pytest.mark.parametrize(
+    "ending", ["pass", "del it", "sys.exit(0)", "dl.shutdown(); dl.shutdown()", "del dl, it"]
+)
 def test_the_interpreter_exits_whatever_state_the_loader_is_in(script, method, ending):
     path = script(
         f"""

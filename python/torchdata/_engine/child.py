@@ -17,7 +17,7 @@ from typing import Any
 from torchdata import _engine
 from torchdata._engine.crossing import Handle, SharedPickle
 from torchdata._engine.failures import describe, reraise
-from torchdata._native import Collector, Link, Sender, exit_with_parent
+from torchdata._native import BellBoard, Collector, Link, Sender, exit_with_parent
 
 __all__ = ["ChildSetup", "Job", "run_child"]
 
@@ -51,14 +51,14 @@ class ChildSetup:
     #: Whether this is the dispatching process.
     dispatches: bool
     job: Job | SharedPickle
-    bells: Handle
-    control: Handle
+    bells: Handle[BellBoard]
+    control: Handle[Link]
     #: Where the items go: main, or each worker.
-    outputs: list[Handle]
+    outputs: list[Handle[Link]]
     #: Bells of those processes.
     output_peers: list[int]
     #: The link from the dispatching process, and the index of its bell.
-    dispatched: Handle | None
+    dispatched: Handle[Link] | None
     dispatcher_index: int
     #: Items that the dispatching process may be ahead.
     window: int
@@ -83,7 +83,6 @@ class _Child:
     def __init__(self, setup: ChildSetup) -> None:
         self.setup = setup
         board, control = setup.bells.shared, setup.control.shared
-        assert isinstance(control, Link)
         outputs = [handle.shared for handle in setup.outputs]
         self.commands = Collector([control], board, setup.index, [MAIN], self._failed_command, name="main")
         self.sender = Sender(outputs, board, setup.index, setup.output_peers, control)
@@ -141,6 +140,7 @@ class _Child:
             self.datapipe = job.datapipe
             return
         for source in find_dps(traverse_dps(job.datapipe), DispatchedSource):
+            assert isinstance(source, DispatchedSource)
             source.open_stream = self._open_dispatched
         # Looked up in the module at call time: users replace it there.
         self.datapipe = reading_service.process_init_fn(job.datapipe, self.worker_info, job.init_fn)

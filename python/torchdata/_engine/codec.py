@@ -25,7 +25,9 @@ def dumps(obj: Any) -> tuple[bytes, list[memoryview]]:
     except Exception:
         import cloudpickle
 
-        return _dumps_by(_tensor_pickler(cloudpickle.Pickler) if torch_is_loaded else cloudpickle.Pickler, obj)
+        return _dumps_by(
+            _tensor_pickler(cloudpickle.Pickler) if torch_is_loaded else cloudpickle.Pickler, obj
+        )
 
 
 def _dumps_by(pickler: Any, obj: Any) -> tuple[bytes, list[memoryview]]:
@@ -94,7 +96,9 @@ def _tensor_from_storage(storage: Any, dtype: str, place: tuple[Any, ...], requi
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def _pickled_by(pickler: Any, obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:
+def _pickled_by(
+    pickler: Any, obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None
+) -> bytes:
     file = io.BytesIO()
     pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
     return file.getvalue()

@@ -13,24 +13,27 @@ import pickle
 import sys
 import tempfile
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torchdata._native import BellBoard, Link
 
 __all__ = ["Handle", "SharedPickle", "explain_unpicklable", "pickle_graph"]
 
 
-class Handle:
+SharedT = TypeVar("SharedT", Link, BellBoard)
+
+
+class Handle(Generic[SharedT]):
     """A link or a bell board on its way to a child."""
 
-    def __init__(self, shared: Link | BellBoard) -> None:
-        self.shared = shared
+    def __init__(self, shared: SharedT) -> None:
+        self.shared: SharedT = shared
 
     def __reduce__(self) -> Any:
         return _attach, (type(self.shared), reduction.DupFd(self.shared.fileno()))
 
 
-def _attach(kind: type[Link] | type[BellBoard], duplicate: Any) -> Handle:
+def _attach(kind: type[SharedT], duplicate: Any) -> Handle[SharedT]:
     return Handle(kind.attach(duplicate.detach()))
 
 
@@ -83,7 +86,9 @@ def pickle_graph(obj: Any) -> bytes:
         try:
             return pickle.dumps(obj, protocol=5)
         except Exception as error:
-            if "inheritance" in str(error):  # locks and queues of multiprocessing travel only while a child is started
+            if "inheritance" in str(
+                error
+            ):  # locks and queues of multiprocessing travel only while a child is started
                 raise
     import cloudpickle
 

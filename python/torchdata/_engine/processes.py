@@ -133,8 +133,7 @@ class Children:
                 timeout=timeout,
             )
             on_exit = weakref.WeakMethod(self._on_exit)
-            pids = [(index, process.pid) for index, process in enumerate(self._processes)]
-            self.collector.watch(pids, lambda index: on_exit()(index))  # type: ignore[misc]
+            self.collector.watch(list(enumerate(self.pids)), lambda index: on_exit()(index))  # type: ignore[misc]
         except BaseException:
             self.shutdown()
             raise
@@ -175,7 +174,9 @@ class Children:
         self._sent += 1
         for index, commander in enumerate(self._commanders):
             if not commander.wait_acknowledged(self._sent, OBEDIENCE, self._check_alive):
-                raise TimeoutError(f"{self._names[index]} did not answer within {OBEDIENCE:.0f} s: its pipe is stuck")
+                raise TimeoutError(
+                    f"{self._names[index]} did not answer within {OBEDIENCE:.0f} s: its pipe is stuck"
+                )
 
     def _send(self, index: int, command: tuple[Any, ...]) -> None:
         self._commanders[index].send_message(command)
@@ -234,7 +235,9 @@ def _obituary(name: str, pid: int | None, code: int | None) -> str:
         }.get(signal_name, "look for who sent the signal")
     else:
         how = f"exited with code {code}"
-        advice = "something in its pipes called sys.exit or os._exit, or it failed to start: see its output above"
+        advice = (
+            "something in its pipes called sys.exit or os._exit, or it failed to start: see its output above"
+        )
     return f"{name} (pid {pid}) {how}; {advice}. Everything it had sent before was delivered."
 
 

@@ -44,7 +44,9 @@ class _WorkerOutput(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._commands is None:
-            raise RuntimeError("the workers have not been told to start an epoch: iterate the DataLoader2, not its pipe")
+            raise RuntimeError(
+                "the workers have not been told to start an epoch: iterate the DataLoader2, not its pipe"
+            )
         if not self._fresh:  # a pipe in main reads the workers' output once more in the same epoch
             self._children.start_epoch(self._commands)
         self._fresh = False
@@ -102,7 +104,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             )
         methods = multiprocessing.get_all_start_methods()
         if multiprocessing_context is not None and multiprocessing_context not in methods:
-            raise ValueError(f"multiprocessing_context must be one of {methods} or None, not {multiprocessing_context!r}")
+            raise ValueError(
+                f"multiprocessing_context must be one of {methods} or None, not {multiprocessing_context!r}"
+            )
         self.multiprocessing_context = multiprocessing_context
         self.worker_prefetch_cnt = _count("worker_prefetch_cnt", worker_prefetch_cnt)
         self.main_prefetch_cnt = _count("main_prefetch_cnt", main_prefetch_cnt)
@@ -115,7 +119,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             _count("memory_budget", memory_budget)
         self.memory_budget = memory_budget
         if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
-            raise ValueError(f"timeout must be a number of seconds that is not negative, or None, not {timeout!r}")
+            raise ValueError(
+                f"timeout must be a number of seconds that is not negative, or None, not {timeout!r}"
+            )
         self.timeout = timeout or None
         self._children: Any = None
         self._worker_output: _WorkerOutput | None = None
@@ -132,7 +138,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self._end_datapipe is not None:
             raise RuntimeError("this reading service is in use: give each DataLoader2 its own")
         if self.num_workers == 0:
-            self._end_datapipe = reading_service.process_init_fn(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
+            self._end_datapipe = reading_service.process_init_fn(
+                datapipe, WorkerInfo(1, 0), self.worker_init_fn
+            )
             return self._end_datapipe
 
         datapipe, dispatching = _cut_dispatched(datapipe)
@@ -240,7 +248,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _main_graph(self) -> DataPipe:
         end = self._initialised()
         if self._worker_output is None:
-            raise RuntimeError("MultiProcessingReadingService pauses and resumes with more than 0 workers only")
+            raise RuntimeError(
+                "MultiProcessingReadingService pauses and resumes with more than 0 workers only"
+            )
         return end
 
     def _initialised(self) -> DataPipe:
@@ -250,7 +260,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._children is not None:
-            raise TypeError("a MultiProcessingReadingService with running workers can be neither pickled nor copied")
+            raise TypeError(
+                "a MultiProcessingReadingService with running workers can be neither pickled nor copied"
+            )
         return self.__dict__
 
 
