@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the library believe that torch is not loaded."""
+    monkeypatch.setitem(sys.modules, "torch", None)

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 import subprocess
 import sys
-from collections import OrderedDict, namedtuple
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
-from pipes_table import Doubling, is_even, plus_one
+from pipes_table import is_even, plus_one
 from torchdata.datapipes import DataChunk
 from torchdata.datapipes._traversal import sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import (
-    SHARDING_PRIORITIES,
-    Collator,
     IterableWrapper,
-    Mapper,
     MapToIterConverter,
     Sampler,
 )
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils._streams import StreamWrapper
-from torchdata.datapipes.utils.collate import default_collate
-
-Point = namedtuple("Point", ["x", "y"])
 
 
 class Squares(MapDataPipe):
@@ -57,11 +48,6 @@ def raise_stop(item: int) -> int:
     if item == 2:
         raise StopIteration
     return item
-
-
-@pytest.fixture
-def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
 
 
 def test_importing_the_pipes_loads_neither_numpy_nor_torch() -> None:
@@ -317,154 +303,6 @@ def test_torch_samplers_work() -> None:
     assert sorted(Sampler(IterableWrapper(range(5)), data.RandomSampler)) == [0, 1, 2, 3, 4]
 
 
-def test_blocks_give_the_same_batches_for_any_number_of_workers() -> None:
-    def batches(workers: int) -> list[list[int]]:
-        found = []
-        for worker in range(workers):
-            pipe = IterableWrapper(range(23)).sharding_filter().set_sharding_block(4)
-            pipe.apply_sharding(workers, worker)
-            found.extend(pipe.batch(4))
-        return sorted(found)
-
-    assert batches(1) == batches(2) == batches(3) == batches(7)
-
-
-@pytest.mark.parametrize(("shards", "block"), [(1, None), (2, None), (3, 2), (4, 5), (5, 1)])
-def test_the_lengths_of_shards_are_the_numbers_of_their_items(shards: int, block: int | None) -> None:
-    for shard in range(shards):
-        pipe = IterableWrapper(range(23)).sharding_filter().set_sharding_block(block)
-        pipe.apply_sharding(shards, shard)
-        assert len(pipe) == len(list(pipe))
-        assert list(pipe.set_sharding_enabled(False)) == list(range(23))
-        assert len(pipe) == 23
-
-
-@pytest.mark.parametrize("block", [1, 3])
-def test_a_shard_restored_among_more_workers_reads_only_what_comes_after(block: int) -> None:
-    pipe = IterableWrapper(range(40)).sharding_filter().set_sharding_block(block)
-    pipe.apply_sharding(2, 0)
-    iterator = iter(pipe)
-    last = [next(iterator) for _ in range(5)][-1]
-    restored = IterableWrapper(range(40)).sharding_filter().set_sharding_block(block)
-    restored.apply_sharding(4, 1)
-    load_state(restored, save_state(pipe))
-    assert list(restored) == [n for n in range(last + 1, 40) if n // block % 4 == 1]
-
-
-def test_sharding_cannot_mix_the_default_group_with_others() -> None:
-    for first, second in ((1, 2), (3, 1)):
-        pipe = IterableWrapper(range(3)).sharding_filter()
-        pipe.apply_sharding(2, 0, SHARDING_PRIORITIES(first))
-        with pytest.raises(RuntimeError, match="cannot mix DEFAULT"):
-            pipe.apply_sharding(2, 0, SHARDING_PRIORITIES(second))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ((2, 2), ValueError),
-        ((0, 0), ValueError),
-        ((2, -1), ValueError),
-        (("2", 0), TypeError),
-        ((2, 0, 9), ValueError),
-    ],
-)
-def test_impossible_shards_are_refused(arguments: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        IterableWrapper(range(3)).sharding_filter().apply_sharding(*arguments)
-
-
-def test_torch_s_sharding_priorities_are_accepted() -> None:
-    torch_sharding = pytest.importorskip("torch.utils.data.datapipes.iter.sharding")
-    priorities = torch_sharding.SHARDING_PRIORITIES
-    pipe = IterableWrapper(range(10)).sharding_filter(priorities.MULTIPROCESSING)
-    pipe.apply_sharding(2, 1, priorities.MULTIPROCESSING)
-    pipe.apply_sharding(5, 1, SHARDING_PRIORITIES.DISTRIBUTED)
-    assert list(pipe) == [1, 3, 5, 7, 9]
-    assert not IterableWrapper([]).sharding_round_robin_dispatch(priorities.MULTIPROCESSING).is_replicable()
-
-
-def test_reading_one_child_again_invalidates_its_siblings() -> None:
-    for left, right in (
-        IterableWrapper(range(4)).fork(2),
-        IterableWrapper(range(4)).demux(2, lambda n: n % 2),
-        IterableWrapper([(n, n) for n in range(4)]).unzip(2),
-    ):
-        first, second = iter(left), iter(right)
-        next(first)
-        next(second)
-        with pytest.warns(UserWarning, match="not exhausted"):
-            again = iter(left)
-        for stale in (first, second):
-            with pytest.raises(RuntimeError, match="invalidated"):
-                next(stale)
-        joined = iter(right)  # joins the new generation: `again` stays valid
-        assert len(list(again)) == len(list(joined)) > 0
-
-
-def test_children_that_were_all_read_start_the_next_epoch_without_a_warning() -> None:
-    left, right = IterableWrapper(range(4)).fork(2)
-    for _ in range(3):
-        assert list(left.zip(right)) == [(n, n) for n in range(4)]
-
-
-def test_a_sibling_read_later_gets_what_waits_for_it() -> None:
-    left, right = IterableWrapper(range(6)).demux(2, lambda n: n % 2)
-    reader = iter(left)
-    assert [next(reader), next(reader)] == [0, 2]
-    assert list(right) == [1, 3, 5]
-    assert list(reader) == [4]
-
-
-@pytest.mark.parametrize("buffer_size", [0, 1, 3])
-def test_a_child_too_far_ahead_is_a_buffer_error(buffer_size: int) -> None:
-    left, _ = IterableWrapper(range(9)).fork(2, buffer_size=buffer_size)
-    reader = iter(left)
-    assert [next(reader) for _ in range(buffer_size)] == list(range(buffer_size))
-    with pytest.raises(BufferError, match=f"buffer size {buffer_size} is insufficient"):
-        next(reader)
-    even, _ = IterableWrapper(range(9)).demux(2, lambda n: n % 2, buffer_size=buffer_size)
-    with pytest.raises(BufferError, match=f"buffer size {buffer_size} is insufficient"):
-        list(even)
-
-
-def test_an_unlimited_buffer_is_warned_about_and_holds_everything() -> None:
-    with pytest.warns(UserWarning, match="Unlimited buffer size"):
-        left, right = IterableWrapper(range(2000)).fork(2, buffer_size=-1)
-    assert list(left) == list(right)
-
-
-@pytest.mark.parametrize(
-    ("how", "same_item", "same_member"),
-    [(None, True, True), ("shallow", False, True), ("deep", False, False)],
-)
-def test_forks_copy_items_as_they_are_told(how: Any, same_item: bool, same_member: bool) -> None:
-    item = [[1]]
-    left, right = IterableWrapper([item], deepcopy=False).fork(2, copy=how)
-    (one,), (two,) = list(left), list(right)
-    assert (one is two, one[0] is two[0]) == (same_item, same_member)
-
-
-def test_a_fork_of_one_is_the_pipe_itself() -> None:
-    pipe = IterableWrapper(range(3))
-    assert pipe.fork(1) is pipe
-
-
-@pytest.mark.parametrize("result", [2, -1, None])
-def test_a_classification_out_of_range_is_an_error(result: Any) -> None:
-    zero, _ = IterableWrapper(range(3)).demux(2, lambda n: result)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        list(zero)
-
-
-def test_children_are_copied_together_with_what_they_share() -> None:
-    children = IterableWrapper(range(4)).fork(2)
-    next(iter(children[0]))
-    for left, right in (copy.deepcopy(children), pickle.loads(cloudpickle.dumps(children))):
-        assert left.main_datapipe is right.main_datapipe
-        assert list(left.zip(right)) == [(n, n) for n in range(4)]
-
-
 def test_cycling_for_ever_over_nothing_ends() -> None:
     assert list(IterableWrapper([]).cycle()) == []
 
@@ -479,131 +317,6 @@ def test_a_map_pipe_is_read_by_its_indices() -> None:
     restored = Squares(4).to_iter_datapipe()
     load_state(restored, save_state(pipe))
     assert list(restored) == [1, 4, 9]
-
-
-@pytest.mark.usefixtures("no_torch")
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [
-        ([1, 2], np.array([1, 2], dtype=np.int64)),
-        ([1.5, 2], np.array([1.5, 2.0])),
-        ([True, False], np.array([True, False])),
-        ([np.float32(1), np.float32(2)], np.array([1, 2], dtype=np.float32)),
-        ([np.zeros((2, 3), np.int8)] * 4, np.zeros((4, 2, 3), np.int8)),
-        ([np.array(1), np.array(2)], np.array([1, 2])),
-        ([np.arange(3, dtype=">i4")] * 2, np.array([[0, 1, 2]] * 2, dtype=np.int32)),
-    ],
-)
-def test_numbers_and_arrays_are_stacked(batch: Any, expected: Any) -> None:
-    result = default_collate(batch)
-    assert (type(result), result.dtype) == (np.ndarray, expected.dtype)
-    np.testing.assert_array_equal(result, expected)
-
-
-@pytest.mark.usefixtures("no_torch")
-def test_structures_are_collated_member_by_member() -> None:
-    item = {"point": Point(1, 2.0), "names": ("a", b"b"), "ordered": OrderedDict(z=[1, 2])}
-    result = default_collate(DataChunk([item, item]))
-    assert type(result["point"]) is Point
-    np.testing.assert_array_equal(result["point"].y, [2.0, 2.0])
-    assert result["names"] == [["a", "a"], [b"b", b"b"]]
-    assert type(result["ordered"]) is OrderedDict
-    np.testing.assert_array_equal(result["ordered"]["z"], [[1, 1], [2, 2]])
-
-
-@pytest.mark.usefixtures("no_torch")
-@pytest.mark.parametrize(
-    ("batch", "error", "message"),
-    [
-        ([], ValueError, "empty"),
-        ([object()], TypeError, "object"),
-        ([None, None], TypeError, "NoneType"),
-        ([np.zeros(2), np.zeros(3)], ValueError, "equal size"),
-        ([(1, 2), (1,)], RuntimeError, "equal size"),
-        ([np.array([None])], TypeError, "object"),
-        ([2**70], OverflowError, "large"),
-    ],
-)
-def test_what_cannot_be_collated_is_named(batch: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        default_collate(batch)
-
-
-def test_with_torch_batches_become_the_tensors_that_torch_makes() -> None:
-    torch = pytest.importorskip("torch")
-    reference = torch.utils.data.default_collate
-    for batch in (
-        [1, 2], [1.5, 2.5], [True, False], [np.float32(1), np.float32(2)], [np.zeros((2, 3), np.int8)] * 2,
-        [torch.ones(2)] * 3, [torch.ones(2, dtype=torch.bfloat16)] * 2, [torch.tensor(1), torch.tensor(2)],
-        [torch.ones(2, requires_grad=True)] * 2,
-    ):  # fmt: skip
-        ours, theirs = default_collate(batch), reference(batch)
-        assert (ours.dtype, ours.requires_grad) == (theirs.dtype, theirs.requires_grad)
-        assert torch.equal(ours, theirs)
-    ours = default_collate([{"a": (1, "x"), "b": Point(1, torch.ones(1))}] * 2)
-    assert torch.equal(ours["a"][0], torch.tensor([1, 1]))
-    assert ours["a"][1] == ["x", "x"]
-    assert torch.equal(ours["b"].y, torch.ones(2, 1))
-    with pytest.raises(RuntimeError, match="equal size"):
-        default_collate([torch.zeros(2), torch.zeros(3)])
-    with pytest.raises(TypeError):
-        default_collate([np.array(["a"])])
-
-
-@pytest.mark.usefixtures("no_torch")
-def test_conversions_apply_to_columns_and_the_rest_is_collated_by_default() -> None:
-    rows = IterableWrapper([{"a": 1, "b": 2}, {"a": 3, "b": 4}]).batch(2)
-    (batch,) = rows.collate({"a": sum})
-    assert batch["a"] == 4
-    np.testing.assert_array_equal(batch["b"], [2, 4])
-    (columns,) = IterableWrapper([(1, 2), (3, 4)]).batch(2).collate([max])
-    assert columns[0] == 3
-    np.testing.assert_array_equal(columns[1], [2, 4])
-    with pytest.raises(RuntimeError, match="Conversion keys mismatch"):
-        list(rows.collate({"c": sum}))
-
-
-def test_a_collate_function_takes_precedence() -> None:
-    assert list(Collator(IterableWrapper([[1, 2]]), conversion=max, collate_fn=sum)) == [3]
-
-
-class Overriding(Mapper[int]):
-    """A user's subclass with an `__iter__` of its own, which the base's state says nothing about."""
-
-    def __iter__(self) -> Any:
-        yield from enumerate(self.datapipe)
-
-
-class Tagging(Mapper[Any]):
-    """A user's subclass that goes through the base's `__iter__`."""
-
-    def __iter__(self) -> Any:
-        yield from super().__iter__()
-
-
-@pytest.mark.parametrize("kind", [Overriding, Tagging])
-def test_a_subclass_that_overrides_iter_is_replayed(kind: Any) -> None:
-    pipe = kind(IterableWrapper(range(5)), plus_one)
-    expected = list(pipe)
-    iterator = iter(pipe)
-    head = [next(iterator) for _ in range(2)]
-    state = save_state(pipe)
-    assert [entry["how"] for entry in state["pipes"]] == ["restart", "replay"]
-    restored = kind(IterableWrapper(range(5)), plus_one)
-    load_state(restored, state)
-    assert head + list(restored) == expected
-
-
-def test_branches_of_a_replayed_fork_are_replayed_in_step() -> None:
-    def build() -> Any:
-        left, right = IterableWrapper(range(50)).fork(2, buffer_size=2)
-        return Doubling(left).zip(right)
-
-    iterator = iter(pipe := build())
-    head = [next(iterator) for _ in range(30)]
-    restored = build()
-    load_state(restored, save_state(pipe))
-    assert head + list(restored) == [(2 * n, n) for n in range(50)]
 
 
 def test_items_in_buffers_are_not_taken_for_sources() -> None:

@@ -1,156 +1,24 @@
 """Pipes that make several pipes of one: Forker, Demultiplexer, UnZipper.
 
-Each returns its *children*. The children share one *main* pipe, which reads the source once and owns the
-buffer of items that not all children have read. All run in whichever process iterates them, in one thread.
-
-The children of one main are iterated in *generations*: a generation begins when a child is iterated that has
-been iterated in the current one already. It restarts the source and invalidates the iterators of all
-siblings; a sibling that is iterated afterwards joins the generation.
+Each returns its *children*, pipes that share one main pipe (see `_children`). All run in whichever process iterates
+them, in one thread; the main pipe owns the items that wait for a child.
 """
 
 from __future__ import annotations
 
 import copy as copying
 import operator
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from torchdata._native import IterationToken
-from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
+from torchdata.datapipes._checks import check_callable, check_int
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import close_dropped
-from torchdata.datapipes.datapipe import IterDataPipe, share_token, token_of
-from torchdata.datapipes.state import forget_state
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter._children import Main
 
 __all__ = ["Demultiplexer", "Forker", "UnZipper"]
-
-
-class _Main(IterDataPipe[Any]):
-    """What the children of one split share: the iterator over the source, and the generation."""
-
-    name = "fork"
-    item_attributes = frozenset({"_waiting", "_buffers", "_child_tokens"})
-
-    def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
-        check_source(self.name, datapipe)
-        self.main_datapipe = datapipe
-        self.num_instances = num_instances
-        self.buffer_size = check_int(self.name, "buffer_size", buffer_size)
-        if self.buffer_size < 0:
-            warnings.warn(
-                f"Unlimited buffer size is set for `{self.name}`: where one child is read far ahead of "
-                f"another, the "
-                "items in between all stay in memory.",
-                UserWarning,
-                stacklevel=4,
-            )
-        self._child_tokens = [IterationToken() for _ in range(num_instances)]
-        self._generation = 0
-        self.reset()
-
-    def children(self) -> list[Any]:
-        """The children, one per instance."""
-        return [_Child(self, instance) for instance in range(self.num_instances)]
-
-    def reset(self) -> None:
-        """Empties the buffer and forgets the iterator over the source."""
-        self._iterator: Iterator[Any] | None = None
-        self._exhausted = False
-        self._done: set[int] = set()  # children whose iterators have ended or were dropped
-
-    def join(self, child: _Child) -> None:
-        """Takes a child that starts an iteration into the generation, or begins a new one for it."""
-        if child.generation == self._generation:
-            if self._generation:
-                if not self._exhausted or len(self._done) < self.num_instances:
-                    warnings.warn(
-                        "Some child DataPipes are not exhausted when __iter__ is called: the buffer is "
-                        "emptied and every "
-                        "child reads from the start again. Exhaust all children, or iterate them together.",
-                        UserWarning,
-                        stacklevel=5,
-                    )
-                forget_state(self)
-            self._generation += 1
-            for instance, token in enumerate(self._child_tokens):
-                if instance != child.instance_id:
-                    token.invalidate()
-            token_of(self).begin()
-            self.reset()
-        child.generation = self._generation
-
-    def open(self) -> None:
-        """Begins reading the source, once per generation."""
-        if self._iterator is None:
-            token = token_of(self)
-            if token.armed:
-                token.begin()
-            self._iterator = iter(self.main_datapipe)
-
-    def _source(self) -> Iterator[Any]:
-        """What is left of the source."""
-        return iter(()) if self._exhausted or self._iterator is None else self._iterator
-
-    def read(self, instance: int) -> Iterator[Any]:
-        """The items of one child."""
-        raise NotImplementedError
-
-    def length(self) -> int:
-        """The length of each child."""
-        return length_of(self, self.main_datapipe)
-
-    def __len__(self) -> int:
-        return self.length()
-
-    def _attributes_to_copy(self) -> dict[str, Any]:
-        kept = {
-            key: value for key, value in super()._attributes_to_copy().items() if key not in self._running()
-        }
-        return {**kept, "_iterator": None, "_generation": 0}
-
-    def _running(self) -> tuple[str, ...]:
-        """Names of the attributes that belong to the running generation."""
-        return ("_iterator", "_generation", "_exhausted", "_done")
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.reset()
-
-
-class _Child(IterDataPipe[Any]):
-    """One reader of a split."""
-
-    _is_child_datapipe = True
-
-    def __init__(self, main_datapipe: _Main, instance_id: int) -> None:
-        self.main_datapipe = main_datapipe
-        self.instance_id = instance_id
-        self.generation = 0
-        share_token(self, main_datapipe._child_tokens[instance_id])
-
-    def reset(self) -> None:
-        """Joins the others' generation, or begins the next one."""
-        self.main_datapipe.join(self)
-
-    def __iter__(self) -> Iterator[Any]:
-        self.main_datapipe.open()
-        return self.main_datapipe.read(self.instance_id)
-
-    def __len__(self) -> int:
-        return self.main_datapipe.length()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the main pipe keeps the place of every child."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Counts the child as one that reads in the restored generation."""
-        self.generation = self.main_datapipe._generation
-
-    def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "generation": 0}
 
 
 _COPIES: dict[str | None, Callable[[Any], Any] | None] = {
@@ -160,7 +28,7 @@ _COPIES: dict[str | None, Callable[[Any], Any] | None] = {
 }
 
 
-class _ForkMain(_Main):
+class _ForkMain(Main):
     """Main pipe of `fork` and `unzip`: a queue per child, of the items that a sibling has read."""
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int, copy: str | None) -> None:
@@ -318,7 +186,7 @@ class UnZipper(IterDataPipe[Any]):
         return _UnzipMain(source_datapipe, columns, buffer_size).children()
 
 
-class _DemuxMain(_Main):
+class _DemuxMain(Main):
     """Main pipe of `demux`: a buffer per child, of its items that another child met."""
 
     name = "demux"

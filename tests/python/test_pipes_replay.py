@@ -1,0 +1,50 @@
+"""Pipes without state of their own: they are replayed, and so is what depends on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipes_table import Doubling, plus_one
+from torchdata.datapipes.iter import IterableWrapper, Mapper
+from torchdata.datapipes.state import load_state, save_state
+
+
+class Overriding(Mapper[int]):
+    """A user's subclass with an `__iter__` of its own, which the base's state says nothing about."""
+
+    def __iter__(self) -> Any:
+        yield from enumerate(self.datapipe)
+
+
+class Tagging(Mapper[Any]):
+    """A user's subclass that goes through the base's `__iter__`."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize("kind", [Overriding, Tagging])
+def test_a_subclass_that_overrides_iter_is_replayed(kind: Any) -> None:
+    pipe = kind(IterableWrapper(range(5)), plus_one)
+    expected = list(pipe)
+    iterator = iter(pipe)
+    head = [next(iterator) for _ in range(2)]
+    state = save_state(pipe)
+    assert [entry["how"] for entry in state["pipes"]] == ["restart", "replay"]
+    restored = kind(IterableWrapper(range(5)), plus_one)
+    load_state(restored, state)
+    assert head + list(restored) == expected
+
+
+def test_branches_of_a_replayed_fork_are_replayed_in_step() -> None:
+    def build() -> Any:
+        left, right = IterableWrapper(range(50)).fork(2, buffer_size=2)
+        return Doubling(left).zip(right)
+
+    iterator = iter(pipe := build())
+    head = [next(iterator) for _ in range(30)]
+    restored = build()
+    load_state(restored, save_state(pipe))
+    assert head + list(restored) == [(2 * n, n) for n in range(50)]

@@ -1,0 +1,77 @@
+"""Dividing a pipeline among processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+
+def test_blocks_give_the_same_batches_for_any_number_of_workers() -> None:
+    def batches(workers: int) -> list[list[int]]:
+        found = []
+        for worker in range(workers):
+            pipe = IterableWrapper(range(23)).sharding_filter().set_sharding_block(4)
+            pipe.apply_sharding(workers, worker)
+            found.extend(pipe.batch(4))
+        return sorted(found)
+
+    assert batches(1) == batches(2) == batches(3) == batches(7)
+
+
+@pytest.mark.parametrize(("shards", "block"), [(1, None), (2, None), (3, 2), (4, 5), (5, 1)])
+def test_the_lengths_of_shards_are_the_numbers_of_their_items(shards: int, block: int | None) -> None:
+    for shard in range(shards):
+        pipe = IterableWrapper(range(23)).sharding_filter().set_sharding_block(block)
+        pipe.apply_sharding(shards, shard)
+        assert len(pipe) == len(list(pipe))
+        assert list(pipe.set_sharding_enabled(False)) == list(range(23))
+        assert len(pipe) == 23
+
+
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_shard_restored_among_more_workers_reads_only_what_comes_after(block: int) -> None:
+    pipe = IterableWrapper(range(40)).sharding_filter().set_sharding_block(block)
+    pipe.apply_sharding(2, 0)
+    iterator = iter(pipe)
+    last = [next(iterator) for _ in range(5)][-1]
+    restored = IterableWrapper(range(40)).sharding_filter().set_sharding_block(block)
+    restored.apply_sharding(4, 1)
+    load_state(restored, save_state(pipe))
+    assert list(restored) == [n for n in range(last + 1, 40) if n // block % 4 == 1]
+
+
+def test_sharding_cannot_mix_the_default_group_with_others() -> None:
+    for first, second in ((1, 2), (3, 1)):
+        pipe = IterableWrapper(range(3)).sharding_filter()
+        pipe.apply_sharding(2, 0, SHARDING_PRIORITIES(first))
+        with pytest.raises(RuntimeError, match="cannot mix DEFAULT"):
+            pipe.apply_sharding(2, 0, SHARDING_PRIORITIES(second))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((2, 2), ValueError),
+        ((0, 0), ValueError),
+        ((2, -1), ValueError),
+        (("2", 0), TypeError),
+        ((2, 0, 9), ValueError),
+    ],
+)
+def test_impossible_shards_are_refused(arguments: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        IterableWrapper(range(3)).sharding_filter().apply_sharding(*arguments)
+
+
+def test_torch_s_sharding_priorities_are_accepted() -> None:
+    torch_sharding = pytest.importorskip("torch.utils.data.datapipes.iter.sharding")
+    priorities = torch_sharding.SHARDING_PRIORITIES
+    pipe = IterableWrapper(range(10)).sharding_filter(priorities.MULTIPROCESSING)
+    pipe.apply_sharding(2, 1, priorities.MULTIPROCESSING)
+    pipe.apply_sharding(5, 1, SHARDING_PRIORITIES.DISTRIBUTED)
+    assert list(pipe) == [1, 3, 5, 7, 9]
+    assert not IterableWrapper([]).sharding_round_robin_dispatch(priorities.MULTIPROCESSING).is_replicable()
