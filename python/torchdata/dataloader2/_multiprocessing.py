@@ -188,11 +188,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> ResetFn | None:
         """Seeds the pipes in main and starts the epoch in all processes."""
         end = self._initialised()
-        set_graph_random_seed(end, seed_generator)
-        if self._worker_output is not None:
-            seeds = [seed_generator.spawn(worker_id) for worker_id in range(self.num_workers)]
+        if self._worker_output is None:
+            set_graph_random_seed(end, seed_generator)
+        else:
+            # The processes draw from copies: without a generator per epoch, epochs would repeat each other's seeds.
+            epoch = seed_generator.next_epoch()
+            seeds = [epoch.spawn(worker_id) for worker_id in range(self.num_workers)]
             if self._dispatches:
-                seeds.append(seed_generator)
+                seeds.append(epoch.spawn(self.num_workers))
+            set_graph_random_seed(end, epoch)
             self._worker_output.start_epoch(lambda index: (seeds[index], iter_reset_fn))
         return None
 

@@ -306,12 +306,14 @@ def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
     single = {id(pipe) for pipe in pipes if not all(map(_is_replicable, upstream[id(pipe)]))}
     if id(end) not in single:
         return [end]
-    candidates = _unique(
-        source
-        for pipe in pipes
-        if id(pipe) in single
-        for source in sources_of(pipe)
-        if id(source) not in single
+    candidates = list(
+        _unique(
+            source
+            for pipe in pipes
+            if id(pipe) in single
+            for source in sources_of(pipe)
+            if id(source) not in single
+        )
     )
     ids = set(map(id, candidates))
     return [pipe for pipe in candidates if not any(id(p) in ids for p in upstream[id(pipe)] if p is not pipe)]
