@@ -18,8 +18,8 @@ LARGEST_STRUCTURE = 4096
 
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 
-#: Types that hold no pipes, told by one look-up: data in attributes is mostly made of them.
-_LEAVES = frozenset({int, float, complex, bool, str, bytes, type(None)})
+#: Types that are a pipe or may hold one. All else is data, which must not be looked into.
+_SEARCHED = (IterDataPipe, MapDataPipe, dict, *_SEQUENCES)
 
 
 def is_pipe(obj: Any) -> bool:
@@ -33,9 +33,13 @@ def _pipes_in(obj: Any, open_containers: set[int]) -> Iterator[Any]:
     elif isinstance(obj, (dict, *_SEQUENCES)):
         if not 0 < len(obj) <= LARGEST_STRUCTURE or id(obj) in open_containers:
             return
+        members = [*obj.keys(), *obj.values()] if isinstance(obj, dict) else obj
+        kinds = {kind for kind in set(map(type, members)) if issubclass(kind, _SEARCHED)}
+        if not kinds:  # data, told by its types
+            return
         open_containers.add(id(obj))
-        for member in [*obj.keys(), *obj.values()] if isinstance(obj, dict) else obj:
-            if type(member) not in _LEAVES:
+        for member in members:
+            if type(member) in kinds:
                 yield from _pipes_in(member, open_containers)
         open_containers.discard(id(obj))
 
@@ -45,7 +49,7 @@ def sources_of(datapipe: Any) -> list[Any]:
     found: dict[int, Any] = {}
     skipped = getattr(type(datapipe), "item_attributes", ())
     for name, value in list(vars(datapipe).items()):
-        if type(value) in _LEAVES or name in skipped:
+        if name in skipped or not issubclass(type(value), _SEARCHED):
             continue
         for source in _pipes_in(value, set()):
             if source is not datapipe:
