@@ -8,7 +8,7 @@ import pytest
 
 from pipes_table import Doubling, plus_one
 from torchdata.datapipes.iter import IterableWrapper, Mapper
-from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.state import forget_state, load_state, save_state
 
 
 class Overriding(Mapper[int]):
@@ -48,3 +48,24 @@ def test_branches_of_a_replayed_fork_are_replayed_in_step() -> None:
     restored = build()
     load_state(restored, save_state(pipe))
     assert head + list(restored) == [(2 * n, n) for n in range(50)]
+
+
+def test_a_pipe_over_a_plain_iterable_is_restored_too() -> None:
+    pipe = Mapper(range(5), plus_one)
+    iterator = iter(pipe)
+    assert [next(iterator), next(iterator)] == [1, 2]
+    restored = Mapper(range(5), plus_one)
+    load_state(restored, save_state(pipe))
+    assert list(restored) == [3, 4, 5]
+    assert list(restored) == [1, 2, 3, 4, 5]
+
+
+def test_a_state_that_was_forgotten_is_not_saved_again() -> None:
+    pipe = IterableWrapper(range(5))
+    next(iter(pipe))
+    restored = IterableWrapper(range(5))
+    load_state(restored, save_state(pipe))
+    forget_state(restored)
+    again = IterableWrapper(range(5))
+    load_state(again, save_state(restored))
+    assert list(again) == list(restored) == [0, 1, 2, 3, 4]

@@ -30,14 +30,25 @@ def check_iterable(pipe: str, argument: str, value: Any) -> None:
         )
 
 
-def check_source(pipe: str, value: Any, argument: str = "datapipe") -> None:
-    """Raises TypeError unless `value` is something that a pipe can read by iterating."""
+def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
+    """The pipe to read: `value` itself, or where it is another iterable, an IterableWrapper over it.
+
+    So that the place of a pipe that was built over a list is kept in a state, too.
+
+    Raises:
+        TypeError: `value` cannot be iterated over, or is read by index.
+    """
+    if isinstance(value, IterDataPipe) or _is_foreign_pipe(value):
+        return value
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
             "`.to_iter_datapipe()` first"
         )
     check_iterable(pipe, argument, value)
+    from torchdata.datapipes.iter.wrapping import IterableWrapper
+
+    return IterableWrapper(value, deepcopy=False)
 
 
 def check_sources(pipe: str, values: Iterable[Any]) -> None:

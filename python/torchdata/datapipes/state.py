@@ -153,3 +153,4 @@ def forget_state(*datapipes: Any, keeping: Iterable[Any] = ()) -> None:
         for pipe in walk(datapipe):
             if id(pipe) not in kept:
                 token_of(pipe).disarm()
+                _loaded.pop(pipe, None)

@@ -27,7 +27,7 @@ class Main(IterDataPipe[Any]):
     item_attributes = frozenset({"_waiting", "_buffers", "_child_tokens"})
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
-        check_source(self.name, datapipe)
+        datapipe = check_source(self.name, datapipe)
         self.main_datapipe = datapipe
         self.num_instances = num_instances
         self.buffer_size = check_int(self.name, "buffer_size", buffer_size)

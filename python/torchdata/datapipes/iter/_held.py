@@ -30,7 +30,7 @@ def source_pipe(datapipe: Any, pipe: object) -> Any:
         raise TypeError(
             f"{name}: datapipe must be a pipe, but got {datapipe!r}; wrap it: IterableWrapper([...])"
         )
-    check_source(name, datapipe)
+    datapipe = check_source(name, datapipe)
     if isinstance(datapipe, (Sequence, Set, Iterator)):
         from torchdata.datapipes.iter import IterableWrapper  # late: the package imports this module
 

@@ -50,7 +50,7 @@ class Mapper(Stateless, IterDataPipe[T_co]):
         self, datapipe: Iterable[Any], fn: Callable[..., Any], input_col: Any = None, output_col: Any = None
     ) -> None:
         name = type(self).__name__
-        check_source(name, datapipe)
+        datapipe = check_source(name, datapipe)
         check_callable(name, "fn", fn)
         if input_col is None and output_col is not None:
             raise ValueError(
@@ -157,7 +157,7 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
     def __init__(
         self, datapipe: Iterable[Any], fn: Callable[..., Any] | None = None, input_col: Any = None
     ) -> None:
-        check_source("FlatMapper", datapipe)
+        datapipe = check_source("FlatMapper", datapipe)
         function = _itself if fn is None else fn
         check_callable("FlatMapper", "fn", function)
         check_input_col("FlatMapper", function, input_col)

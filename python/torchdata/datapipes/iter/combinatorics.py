@@ -45,7 +45,7 @@ class Shuffler(IterDataPipe[T_co]):
     item_attributes = frozenset({"_buffer"})
 
     def __init__(self, datapipe: Iterable[T_co], *, buffer_size: int = 10000, unbatch_level: int = 0) -> None:
-        check_source("Shuffler", datapipe)
+        datapipe = check_source("Shuffler", datapipe)
         self.buffer_size = check_int("Shuffler", "buffer_size", buffer_size, least=1, error=AssertionError)
         if unbatch_level != 0:
             from torchdata.datapipes.iter.grouping import UnBatcher

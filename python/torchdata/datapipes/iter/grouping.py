@@ -48,7 +48,7 @@ class Batcher(Stateless, IterDataPipe[Any]):
         drop_last: bool = False,
         wrapper_class: Callable[[list[Any]], Any] = DataChunk,
     ) -> None:
-        check_source("Batcher", datapipe)
+        datapipe = check_source("Batcher", datapipe)
         check_callable("Batcher", "wrapper_class", wrapper_class)
         self.datapipe = datapipe
         self.batch_size = check_int("Batcher", "batch_size", batch_size, least=1, error=AssertionError)
@@ -92,7 +92,7 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
     """
 
     def __init__(self, datapipe: Iterable[Any], unbatch_level: int = 1) -> None:
-        check_source("UnBatcher", datapipe)
+        datapipe = check_source("UnBatcher", datapipe)
         self.datapipe = datapipe
         self.unbatch_level = check_int("UnBatcher", "unbatch_level", unbatch_level)
         if self.unbatch_level < -1:
@@ -163,7 +163,7 @@ class Grouper(IterDataPipe[Any]):
         guaranteed_group_size: int | None = None,
         drop_remaining: bool = False,
     ) -> None:
-        check_source("Grouper", datapipe)
+        datapipe = check_source("Grouper", datapipe)
         check_callable("Grouper", "group_key_fn", group_key_fn)
         for argument, value in (
             ("buffer_size", buffer_size),

@@ -37,7 +37,7 @@ class Cycler(IterDataPipe[T_co]):
     """
 
     def __init__(self, source_datapipe: Iterable[T_co], count: int | None = None) -> None:
-        check_source("Cycler", source_datapipe, "source_datapipe")
+        source_datapipe = check_source("Cycler", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.count = None if count is None else check_int("Cycler", "count", count, least=0)
         self.reset()
@@ -98,7 +98,7 @@ class Repeater(IterDataPipe[T_co]):
     item_attributes = frozenset({"_item"})
 
     def __init__(self, source_datapipe: Iterable[T_co], times: int) -> None:
-        check_source("Repeater", source_datapipe, "source_datapipe")
+        source_datapipe = check_source("Repeater", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.times = check_int("Repeater", "times", times)
         if self.times <= 1:
@@ -155,7 +155,7 @@ class Enumerator(IterDataPipe[tuple[int, Any]]):
     """
 
     def __init__(self, source_datapipe: Iterable[Any], starting_index: int = 0) -> None:
-        check_source("Enumerator", source_datapipe, "source_datapipe")
+        source_datapipe = check_source("Enumerator", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.starting_index = check_int("Enumerator", "starting_index", starting_index)
         self._position = 0

@@ -45,7 +45,7 @@ class Filter(Stateless, IterDataPipe[T_co]):
     def __init__(
         self, datapipe: Iterable[T_co], filter_fn: Callable[..., Any], input_col: Any = None
     ) -> None:
-        check_source("Filter", datapipe)
+        datapipe = check_source("Filter", datapipe)
         check_callable("Filter", "filter_fn", filter_fn)
         check_input_col("Filter", filter_fn, input_col)
         self.datapipe = datapipe
@@ -94,7 +94,7 @@ class Header(IterDataPipe[T_co]):
     """
 
     def __init__(self, source_datapipe: Iterable[T_co], limit: int | None = 10) -> None:
-        check_source("Header", source_datapipe, "source_datapipe")
+        source_datapipe = check_source("Header", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.limit = None if limit is None else check_int("Header", "limit", limit, least=0)
         self._position = 0

@@ -49,7 +49,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     """
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
-        check_source("ShardingFilter", source_datapipe, "source_datapipe")
+        source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
         if sharding_group_filter is not None:
             sharding_group_filter = _priority(sharding_group_filter, "sharding_group_filter")
         self.source_datapipe = source_datapipe
@@ -189,7 +189,7 @@ class ShardingRoundRobinDispatcher(Stateless, IterDataPipe[T_co]):
     """
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
-        check_source("ShardingRoundRobinDispatcher", source_datapipe, "source_datapipe")
+        source_datapipe = check_source("ShardingRoundRobinDispatcher", source_datapipe, "source_datapipe")
         if sharding_group_filter != SHARDING_PRIORITIES.MULTIPROCESSING:
             raise NotImplementedError(
                 "`sharding_round_robin_dispatch` only supports `SHARDING_PRIORITIES.MULTIPROCESSING`, but "

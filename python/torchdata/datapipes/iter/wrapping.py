@@ -78,7 +78,7 @@ class LengthSetter(Stateless, IterDataPipe[T_co]):
     """
 
     def __init__(self, source_datapipe: Iterable[T_co], length: int) -> None:
-        check_source("LengthSetter", source_datapipe, "source_datapipe")
+        source_datapipe = check_source("LengthSetter", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.length = check_int("LengthSetter", "length", length, least=0)
 
