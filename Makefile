@@ -1,0 +1,142 @@
+# Everything that people and CI do with this project is a target here; `make` alone explains them.
+# From a fresh clone only cargo and Python 3.11 are needed: every target prepares what it uses, once.
+# CARGO_BUILD_JOBS=n limits how many compilers run side by side.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+# A folder of wheels beside the checkout; what it holds is installed from there rather than from the index.
+WHEELS ?= ../shared/wheels
+TORCH_WHEEL := $(firstword $(wildcard $(WHEELS)/torch-2.13.0*.whl))
+TORCH  ?= $(if $(TORCH_WHEEL),torch==2.13.0,torch)
+# Arguments for a run by hand: make test-python ARGS="-k shuffle -x", make bench ARGS="--quick --only tiny"
+ARGS   ?=
+
+RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+PYTHON_DIRS  := python $(wildcard tests/python benches/python)
+PIP          := $(BIN)/python -m pip --disable-pip-version-check
+
+# One interpreter for every cargo call, so that PyO3 is configured, and compiled, once.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+
+##@ Start here
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## "; print "usage: make TARGET [ARGS=\"…\"]" } \
+	  /^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-zA-Z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: demo
+demo: $(STAMPS)/build ## Train a classifier on real images through two worker processes
+	$(BIN)/python -m torchdata.demo $(ARGS)
+
+.PHONY: test
+test: lint test-rust test-python test-portable ## Every check that a change must pass; CI runs this target
+
+##@ Set-up
+
+.PHONY: setup venv
+setup: $(STAMPS)/build $(STAMPS)/dev ## Prepare .venv: the built package and all that tests and linters need
+venv: setup ## The same as setup
+
+.PHONY: build
+build: $(STAMPS)/build ## Compile the extension (release) and install the package, editable, into .venv
+
+$(STAMPS)/venv:
+	@test -n "$(PYTHON)" || { echo "no python3.11 found: install it, or say make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "$(PYTHON) is $$($(PYTHON) -V); 3.11 or later is needed: say make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet 'maturin>=1.7,<2'
+	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --extras demo
+	touch $@
+
+# PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
+	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	  print(*extras["test"], *extras["dev"], sep="\n")' > $(STAMPS)/requirements.txt
+	$(PIP) install --quiet --requirement $(STAMPS)/requirements.txt
+	$(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS)) '$(TORCH)' \
+	  || echo "warning: PyTorch could not be installed; tests that need it will be skipped" >&2
+	touch $@
+
+##@ Checks
+
+.PHONY: lint
+lint: setup stubtest ## Formatting, clippy, ruff, mypy --strict and stubtest
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check $(PYTHON_DIRS)
+	$(BIN)/ruff format --check $(PYTHON_DIRS)
+	$(BIN)/mypy --strict python/torchdata
+
+.PHONY: stubtest
+stubtest: setup ## Hold _native.pyi against the extension as it was built
+	$(BIN)/python -m mypy.stubtest --ignore-disjoint-bases torchdata._native
+
+.PHONY: test-rust
+test-rust: $(STAMPS)/venv ## The engine: cargo test
+	mkdir -p target
+	cargo test --workspace $(ARGS) 2>&1 | tee target/test-rust.log
+	@$(call some_ran,target/test-rust.log)
+
+# Interleavings explode, so loom runs optimised; without LTO and in a folder of its own, as its flags rebuild everything.
+.PHONY: test-loom
+test-loom: ## The engine's lock-free parts under every interleaving: loom
+	@ls tests/loom_*.rs > /dev/null
+	mkdir -p target
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom CARGO_PROFILE_RELEASE_LTO=off \
+	  CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee target/test-loom.log
+	@$(call some_ran,target/test-loom.log)
+
+.PHONY: test-python
+test-python: setup ## The facade: pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-portable
+test-portable: setup ## The worker tests once more, on the engine's portable fallback
+	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest tests/python/test_multiprocessing*.py $(ARGS)
+
+# cargo calls a run without tests a success.
+some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
+
+##@ Work
+
+.PHONY: format
+format: setup ## Format Rust and Python, and mend what ruff can mend
+	cargo fmt --all
+	$(BIN)/ruff check --fix $(PYTHON_DIRS)
+	$(BIN)/ruff format $(PYTHON_DIRS)
+
+.PHONY: bench
+bench: setup ## Compare end to end with PyTorch's DataLoader and upstream torchdata 0.9.0
+	$(BIN)/python benches/python/compare.py --wheels $(WHEELS) $(ARGS)
+
+.PHONY: bench-rust
+bench-rust: ## The engine alone: criterion
+	cargo bench --package torchdata-core $(ARGS)
+
+.PHONY: wheel
+wheel: $(STAMPS)/venv ## Build a wheel into dist/
+	$(BIN)/maturin build --release --out dist
+
+.PHONY: clean
+clean: ## Remove what was built; .venv stays
+	rm -rf target dist .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
+	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
+	rm -f python/torchdata/_native*.so
+
+.PHONY: distclean
+distclean: clean ## Remove .venv too
+	rm -rf $(VENV)
