@@ -41,6 +41,8 @@ def _seekable(stream: Any) -> bool:
 
 def _bare(stream: Any) -> Any:
     """The file object in a wrapper: asking it directly spares a detour by `__getattr__` for every call."""
+    if getattr(stream, "closed", False):
+        raise ValueError(f"the stream {stream!r} of the archive is closed")
     return stream.file_obj if isinstance(stream, StreamWrapper) else stream
 
 
@@ -53,8 +55,15 @@ class _Archive:
         #: Where the archive begins in its stream; None where the stream cannot tell.
         self.start = source.tell() if start is None and _seekable(source) else start
 
+        #: Stands in for the source when the archive is pickled, which may be after the source was closed. A file
+        #: in memory has none, because it would be copied.
+        file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
+        stand_in = source if isinstance(file_obj, io.BytesIO) else parked(source, self.start)
+        self._stand_in = stand_in if stand_in is not source else None
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, parked(self.source, self.start), self.start, *self._settings())
+        source = self._stand_in or parked(self.source, self.start)
+        return type(self), (self.path, source, self.start, *self._settings())
 
     def _settings(self) -> tuple[Any, ...]:
         return ()
@@ -103,14 +112,47 @@ class _TarArchive(_Archive):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether going back to an earlier member costs next to nothing: it does in a plain archive."""
+        """Whether going back costs next to nothing: it does in a plain archive, not in a compressed one."""
         return self.tar.fileobj is _bare(self.source)
 
-    def member(self, info: tarfile.TarInfo) -> Any:
-        """The file object of a member."""
-        if info.issparse():
-            return self.tar.extractfile(info)
-        return io.BufferedReader(_TarMember(self, self.tar.fileobj, info.name, info.offset_data, info.size))
+    def next_file(self) -> tuple[str, Any] | None:
+        """The name of the next regular file and its file object, or None at the end."""
+        tar: Any = self.tar
+        fileobj, plain = tar.fileobj, self.seeks_cheaply
+        while True:
+            if plain and tar.firstmember is None and not tar.pax_headers:
+                fileobj.seek(tar.offset)
+                found = _plain_header(fileobj.read(tarfile.BLOCKSIZE))
+                if found is not None:
+                    (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
+                    tar.offset = data + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                    return name, io.BufferedReader(_TarMember(self, fileobj, name, data, size))
+            info = tar.next()
+            tar.members = []  # tarfile remembers every header otherwise
+            if info is None:
+                return None
+            if info.issparse():
+                return info.name, tar.extractfile(info)
+            if info.isreg():
+                member = _TarMember(self, fileobj, info.name, info.offset_data, info.size)
+                return info.name, io.BufferedReader(member)
+
+
+def _plain_header(block: bytes) -> tuple[str, int] | None:
+    """Name and size from the header of an ordinary file, or None: `tarfile` looks into all that is not ordinary.
+
+    `tarfile` spends most of its time on parsing headers, of which a loader needs two fields.
+    """
+    if len(block) != tarfile.BLOCKSIZE or block[156:157] not in (b"0", b"\0") or block[345]:
+        return None
+    name = block[:100].partition(b"\0")[0]
+    try:
+        size, checksum = (int(field.partition(b"\0")[0], 8) for field in (block[124:136], block[148:156]))
+        text = name.decode("utf-8")
+    except ValueError:
+        return None
+    intact = checksum == sum(block) - sum(block[148:156]) + 8 * 0x20
+    return (text, size) if intact and size >= 0 and name and not name.endswith(b"/") else None
 
 
 class _TarMemberRecipe:
@@ -191,7 +233,10 @@ def _raise_damage(kind: type[Exception], what: str, error: Exception) -> NoRetur
     """Raises `error` as one that names the archive. What does not come from damaged data keeps its type."""
     if isinstance(error, tarfile.StreamError):
         raise kind(f"cannot read {what}: {error} ({_NO_WAY_BACK})") from error
-    if isinstance(error, _DAMAGE) or (isinstance(error, OSError) and error.errno is None):
+    of_the_system = isinstance(error, OSError) and (
+        error.errno is not None or isinstance(error, io.UnsupportedOperation)
+    )
+    if isinstance(error, (*_DAMAGE, OSError)) and not of_the_system:
         raise kind(f"cannot read {what}: {error or type(error).__name__} ({_ADVICE})") from error
     error.add_note(f"This happened while reading {what}.")
     raise error
@@ -282,22 +327,22 @@ class TarArchiveLoader(_ArchiveLoader):
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
         try:
-            archive = self._archive = _TarArchive(path, stream, mode=self.mode)
-            tar = archive.tar
+            archive = _TarArchive(path, stream, mode=self.mode)
+            tar: Any = archive.tar
             if place is not None:
-                tar.firstmember = None  # type: ignore[attr-defined]
+                tar.firstmember = None
                 tar.offset, tar.pax_headers = place
-            parent, next_header, keep = archive.parent, tar.next, not archive.seeks_cheaply
-            while (info := next_header()) is not None:
-                tar.members = []  # type: ignore[attr-defined]  # tarfile remembers every header otherwise
-                if info.isreg():
-                    name = os.path.normpath(os.path.join(path, info.name))
-                    member = StreamWrapper(archive.member(info), parent, name)
-                    reference = weakref.ref(member) if keep else None
-                    yield name, member
-                    del member
-                    if reference is not None:
-                        _keep_in_memory(reference())
+            self._archive = archive  # now that it is open and in its place
+            parent, keep = archive.parent, not archive.seeks_cheaply
+            while (found := archive.next_file()) is not None:
+                name = os.path.normpath(os.path.join(path, found[0]))
+                member = StreamWrapper(found[1], parent, name)
+                reference = weakref.ref(member) if keep else None
+                del found
+                yield name, member
+                del member
+                if reference is not None:
+                    _keep_in_memory(reference())
         except Exception as error:
             _raise_damage(tarfile.ReadError, f"the tar archive {path!r} in TarArchiveLoader", error)
 
@@ -379,9 +424,10 @@ class ZipArchiveLoader(_ArchiveLoader):
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
         try:
-            archive = self._archive = _ZipArchive(path, stream)
-            archive.next = place or 0
+            archive = _ZipArchive(path, stream)
             entries, open_member, parent = archive.zip.infolist(), archive.zip.open, archive.parent
+            archive.next = place or 0
+            self._archive = archive  # now that it is open and in its place
             for index in range(archive.next, len(entries)):
                 info = entries[index]
                 archive.next = index + 1

@@ -1,5 +1,21 @@
 """Pipes that are read by index."""
 
 from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.map.callable import InMemoryCacheHolder, Mapper
+from torchdata.datapipes.map.combinatorics import Shuffler
+from torchdata.datapipes.map.combining import Concater, UnZipper, Zipper
+from torchdata.datapipes.map.grouping import Batcher
+from torchdata.datapipes.map.wrapping import IterToMapConverter, SequenceWrapper
 
-__all__ = ["MapDataPipe"]
+__all__ = [
+    "Batcher",
+    "Concater",
+    "InMemoryCacheHolder",
+    "IterToMapConverter",
+    "MapDataPipe",
+    "Mapper",
+    "SequenceWrapper",
+    "Shuffler",
+    "UnZipper",
+    "Zipper",
+]

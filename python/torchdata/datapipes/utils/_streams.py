@@ -149,6 +149,21 @@ class StreamWrapper:
             for member in v.values() if isinstance(v, dict) else v:
                 cls.close_streams(member, depth=depth + 1)
 
+    # Methods of its own where `__getattr__` would do: in `next(items)[1].read()` they keep the wrapper, and so the
+    # file, alive until they return.
+
+    def read(self, *args: Any) -> Any:
+        """Reads from the file object."""
+        return self.file_obj.read(*args)
+
+    def readline(self, *args: Any) -> Any:
+        """Reads a line from the file object."""
+        return self.file_obj.readline(*args)
+
+    def readlines(self, *args: Any) -> Any:
+        """Reads the lines of the file object."""
+        return self.file_obj.readlines(*args)
+
     def __getattr__(self, name: str) -> Any:
         if name == "file_obj":
             return self._open_now()
@@ -277,8 +292,12 @@ def parked(stream: Any, offset: int | None = None) -> Any:
     """
     wrapper = stream if isinstance(stream, StreamWrapper) else None
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
-    if wrapper is not None and (wrapper.closed or file_obj is None):
+    if wrapper is not None and wrapper.closed:
         return stream
+    if wrapper is not None and file_obj is None and wrapper._recipe is not None:
+        return StreamWrapper.reopening(
+            wrapper._recipe, wrapper._reopen_at if offset is None else offset, wrapper.name
+        )
     if isinstance(file_obj, (io.BytesIO, io.StringIO)):
         in_memory = copy.copy(file_obj)
         if offset is not None:

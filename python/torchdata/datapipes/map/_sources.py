@@ -1,0 +1,34 @@
+"""Checks of the sources of map pipes. Pure functions; they run wherever a pipe is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+
+def check_map_pipe(pipe: str, value: Any, argument: str = "datapipe") -> None:
+    """Raises TypeError unless `value` can be read by index."""
+    if isinstance(value, IterDataPipe):
+        raise TypeError(
+            f"{pipe}: {argument} must be a MapDataPipe, but got the IterDataPipe {value!r}; convert it with "
+            "`.to_map_datapipe()` first"
+        )
+    if not hasattr(type(value), "__getitem__"):
+        raise TypeError(
+            f"{pipe}: {argument} must be a MapDataPipe, but got {value!r} of type {type(value).__name__}; wrap it in "
+            "SequenceWrapper"
+        )
+
+
+def check_map_pipes(pipe: str, values: tuple[Any, ...]) -> None:
+    """Raises unless `values` is at least one MapDataPipe, ours or another library's, and nothing else."""
+    if not values:
+        raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
+    for position, value in enumerate(values):
+        foreign = any(cls.__name__ == "MapDataPipe" for cls in type(value).__mro__)
+        if not isinstance(value, MapDataPipe) and not foreign:
+            raise TypeError(
+                f"{pipe}: Expected all inputs to be `MapDataPipe`, but input {position} is {value!r} of type "
+                f"{type(value).__name__}; wrap it in SequenceWrapper"
+            )

@@ -1,0 +1,83 @@
+"""Map pipes that apply or remember: Mapper, InMemoryCacheHolder.
+
+Run in whichever process asks for an item. InMemoryCacheHolder owns the items that it has seen, in each process its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_callable, length_of
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.map._sources import check_map_pipe
+
+__all__ = ["InMemoryCacheHolder", "Mapper", "default_fn"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+def default_fn(data: Any) -> Any:
+    """The item as it is."""
+    return data
+
+
+@functional_datapipe("map")
+class Mapper(MapDataPipe[T_co]):
+    """Applies a function to each item when it is asked for.
+
+    Args:
+        datapipe: the pipe to read.
+        fn: the function.
+
+    Raises:
+        TypeError: `fn` is no function.
+
+    Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> SequenceWrapper([1, 2]).map(lambda n: n + 1)[1]
+        3
+    """
+
+    def __init__(self, datapipe: MapDataPipe[Any], fn: Callable[[Any], T_co] = default_fn) -> None:
+        check_map_pipe("Mapper", datapipe)
+        check_callable("Mapper", "fn", fn)
+        self.datapipe = datapipe
+        self.fn = fn
+
+    def __getitem__(self, index: Any) -> T_co:
+        return self.fn(self.datapipe[index])
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
+
+
+@functional_datapipe("in_memory_cache")
+class InMemoryCacheHolder(MapDataPipe[T_co]):
+    """Keeps every item that was asked for, so that what comes before runs once per item.
+
+    The cache lives as long as the pipe and goes along when the pipe is pickled.
+
+    Args:
+        source_dp: the pipe to read.
+
+    Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> cached = SequenceWrapper(["a", "b"]).map(str.upper).in_memory_cache()
+        >>> cached[1] is cached[1]
+        True
+    """
+
+    def __init__(self, source_dp: MapDataPipe[T_co]) -> None:
+        check_map_pipe("InMemoryCacheHolder", source_dp, "source_dp")
+        self.source_dp = source_dp
+        self.cache: dict[Any, T_co] = {}
+
+    def __getitem__(self, index: Any) -> T_co:
+        if index not in self.cache:
+            self.cache[index] = self.source_dp[index]
+        return self.cache[index]
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_dp)

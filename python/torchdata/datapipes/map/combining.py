@@ -1,0 +1,146 @@
+"""Map pipes that join several pipes, or take one apart: Concater, Zipper, UnZipper.
+
+Run in whichever process asks for an item. They own no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_int, length_of
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.map._sources import check_map_pipe, check_map_pipes
+
+__all__ = ["Concater", "UnZipper", "Zipper"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("concat")
+class Concater(MapDataPipe[T_co]):
+    """Joins pipes end to end: the indices of each begin where those of the one before end.
+
+    Args:
+        *datapipes: pipes with a length and the indices 0, 1, …
+
+    Raises:
+        ValueError: no pipe is given.
+        TypeError: an argument is no map pipe.
+
+    Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> list(SequenceWrapper("ab").concat(SequenceWrapper("cd")))
+        ['a', 'b', 'c', 'd']
+    """
+
+    def __init__(self, *datapipes: MapDataPipe[T_co]) -> None:
+        check_map_pipes("Concater", datapipes)
+        self.datapipes = datapipes
+
+    def __getitem__(self, index: Any) -> T_co:
+        place = index if index >= 0 else index + len(self)
+        if place >= 0:
+            for datapipe in self.datapipes:
+                length = len(datapipe)
+                if place < length:
+                    return datapipe[place]
+                place -= length
+        raise IndexError(f"Index {index} is out of range.")
+
+    def __len__(self) -> int:
+        return sum(length_of(self, datapipe) for datapipe in self.datapipes)
+
+
+@functional_datapipe("zip")
+class Zipper(MapDataPipe[tuple[T_co, ...]]):
+    """Puts the items that several pipes have at the same index into a tuple.
+
+    Args:
+        *datapipes: the pipes. The shortest one sets the length.
+
+    Raises:
+        ValueError: no pipe is given.
+        TypeError: an argument is no map pipe.
+
+    Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> SequenceWrapper("ab").zip(SequenceWrapper([1, 2]))[1]
+        ('b', 2)
+    """
+
+    def __init__(self, *datapipes: MapDataPipe[T_co]) -> None:
+        check_map_pipes("Zipper", datapipes)
+        self.datapipes = datapipes
+
+    def __getitem__(self, index: Any) -> tuple[T_co, ...]:
+        items = []
+        for datapipe in self.datapipes:
+            try:
+                items.append(datapipe[index])
+            except IndexError as error:
+                raise IndexError(
+                    f"Index {index} is out of range for one of the input MapDataPipes {datapipe}."
+                ) from error
+        return tuple(items)
+
+    def __len__(self) -> int:
+        return min(length_of(self, datapipe) for datapipe in self.datapipes)
+
+
+@functional_datapipe("unzip")
+class UnZipper(MapDataPipe[Any]):
+    """Takes a pipe of sequences apart: gives a list of pipes, one for each position.
+
+    Args:
+        source_datapipe: the pipe of sequences.
+        sequence_length: how many members each sequence has.
+        columns_to_skip: positions that get no pipe.
+
+    Raises:
+        ValueError: `sequence_length` is not positive, or a column is outside of it.
+        RuntimeError: every column is skipped.
+
+    Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> letters, numbers = SequenceWrapper([("a", 1), ("b", 2)]).unzip(sequence_length=2)
+        >>> numbers[1]
+        2
+    """
+
+    def __new__(  # type: ignore[misc]  # a list of pipes is what upstream returns
+        cls,
+        source_datapipe: MapDataPipe[Sequence[Any]],
+        sequence_length: int,
+        columns_to_skip: Sequence[int] | None = None,
+    ) -> list[MapDataPipe[Any]]:
+        check_map_pipe("UnZipper", source_datapipe, "source_datapipe")
+        check_int("UnZipper", "sequence_length", sequence_length, least=1)
+        skipped = set(columns_to_skip or ())
+        outside = sorted(column for column in skipped if not 0 <= column < sequence_length)
+        if outside:
+            raise ValueError(
+                f"UnZipper: columns_to_skip must be from 0 to {sequence_length - 1}, but got {outside}; leave them out"
+            )
+        columns = [column for column in range(sequence_length) if column not in skipped]
+        if not columns:
+            raise RuntimeError(
+                "All instances are being filtered out in UnZipper. Please check the input `sequence_length` and "
+                "`columns_to_skip`."
+            )
+        return [_Column(source_datapipe, column) for column in columns]
+
+
+class _Column(MapDataPipe[T_co]):
+    """One position of the sequences of a pipe."""
+
+    def __init__(self, main_datapipe: MapDataPipe[Sequence[T_co]], instance_id: int) -> None:
+        self.main_datapipe = main_datapipe
+        self.instance_id = instance_id
+
+    def __getitem__(self, index: Any) -> T_co:
+        return self.main_datapipe[index][self.instance_id]
+
+    def __len__(self) -> int:
+        return length_of(self, self.main_datapipe)

@@ -1,0 +1,73 @@
+"""Map pipes that make batches: Batcher. Runs in whichever process asks for a batch."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_callable, check_int, length_of
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import DataChunk, MapDataPipe
+from torchdata.datapipes.map._sources import check_map_pipe
+
+__all__ = ["Batcher"]
+
+T = TypeVar("T")
+
+
+@functional_datapipe("batch")
+class Batcher(MapDataPipe[DataChunk[T]]):
+    """Groups items with consecutive indices: batch `i` holds the items from `i * batch_size` on.
+
+    Args:
+        datapipe: a pipe with the indices 0, 1, …
+        batch_size: items per batch.
+        drop_last: whether a last batch with fewer items is left out.
+        wrapper_class: makes the batch of a list of items.
+
+    Raises:
+        AssertionError: `batch_size` is not positive.
+
+    Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> list(SequenceWrapper(range(5)).batch(2))
+        [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self,
+        datapipe: MapDataPipe[T],
+        batch_size: int,
+        drop_last: bool = False,
+        wrapper_class: type[DataChunk[Any]] = DataChunk,
+    ) -> None:
+        check_map_pipe("Batcher", datapipe)
+        check_callable("Batcher", "wrapper_class", wrapper_class)
+        self.datapipe = datapipe
+        self.batch_size = check_int("Batcher", "batch_size", batch_size, least=1, error=AssertionError)
+        self.drop_last = drop_last
+        self.wrapper_class = wrapper_class
+
+    def __getitem__(self, index: Any) -> DataChunk[T]:
+        if index < 0:
+            index += len(self)
+        batch: list[T] = []
+        try:
+            for place in range(index * self.batch_size, (index + 1) * self.batch_size) if index >= 0 else ():
+                batch.append(self.datapipe[place])
+        except IndexError:
+            if len(batch) < self._items_from(index * self.batch_size):
+                raise  # from within the pipe: the item is there
+        if not batch or (self.drop_last and len(batch) < self.batch_size):
+            raise IndexError(f"Index {index} is out of bound.")
+        return self.wrapper_class(batch)
+
+    def _items_from(self, start: int) -> int:
+        """How many items there are from `start` on; 0 where the pipe does not know its length."""
+        try:
+            return len(self.datapipe) - start
+        except (TypeError, NotImplementedError):
+            return 0
+
+    def __len__(self) -> int:
+        items = length_of(self, self.datapipe)
+        return items // self.batch_size if self.drop_last else -(-items // self.batch_size)

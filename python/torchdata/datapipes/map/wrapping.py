@@ -1,0 +1,161 @@
+"""Map pipes that begin a pipeline: SequenceWrapper over a sequence, IterToMapConverter over an iter pipe.
+
+Role: they own the data that all other map pipes read by index. They run in whichever process asks for an item.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torchdata.datapipes._checks import check_callable
+from torchdata.datapipes._traversal import walk
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torchdata.datapipes.state import forget_state
+
+__all__ = ["IterToMapConverter", "SequenceWrapper"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SequenceWrapper(MapDataPipe[T_co]):
+    """Begins a pipeline over anything that is read by index: a sequence, a mapping, an array.
+
+    Args:
+        sequence: what to read.
+        deepcopy: whether a deep copy is made, once, so that later changes of `sequence` are not seen. Where it cannot
+            be copied, a warning says so and the original is read.
+
+    Raises:
+        TypeError: `sequence` is not read by index.
+
+    Example:
+        >>> SequenceWrapper({"a": 100, "b": 200})["b"]
+        200
+    """
+
+    def __init__(self, sequence: Sequence[T_co] | Mapping[Any, T_co], deepcopy: bool = True) -> None:
+        if not hasattr(type(sequence), "__getitem__"):
+            raise TypeError(
+                f"SequenceWrapper: sequence must be read by index, but got {sequence!r} of type "
+                f"{type(sequence).__name__}; make a list of it, or use IterableWrapper"
+            )
+        if deepcopy:
+            try:
+                sequence = copy.deepcopy(sequence)
+            except TypeError:
+                warnings.warn(
+                    f"The sequence of type {type(sequence).__name__} given to SequenceWrapper cannot be deep-copied, so "
+                    "changing its items in place changes the source data; pass deepcopy=False to accept that.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        self.sequence = sequence
+
+    def __getitem__(self, index: Any) -> T_co:
+        return self.sequence[index]
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+class IterToMapConverter(MapDataPipe[Any]):
+    """Reads an iter pipe into a dict when the first item is asked for, and is read by its keys from then on.
+
+    Its functional form is `to_map_datapipe` of iter pipes. Of items with the same key the last one counts; a warning
+    names the key.
+
+    Args:
+        datapipe: the iter pipe to read.
+        key_value_fn: a function from an item to its key and value; None: items are pairs of key and value.
+
+    Raises:
+        TypeError: `datapipe` is no iter pipe, `key_value_fn` no function; when loading, an item (or what the function
+            makes of it) is no pair.
+        ValueError: when loading, it has another number of members than two.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> IterableWrapper([("a", 1), ("b", 2)]).to_map_datapipe()["b"]
+        2
+    """
+
+    def __init__(
+        self, datapipe: IterDataPipe[Any], key_value_fn: Callable[[Any], tuple[Any, Any]] | None = None
+    ) -> None:
+        if not isinstance(datapipe, IterDataPipe):
+            raise TypeError(f"IterToMapConverter can only apply on IterDataPipe, but found {type(datapipe)}")
+        if key_value_fn is not None:
+            check_callable("IterToMapConverter", "key_value_fn", key_value_fn)
+        self.datapipe = datapipe
+        self.key_value_fn = key_value_fn
+        self._map: dict[Any, Any] | None = None
+
+    def _loaded(self) -> dict[Any, Any]:
+        if self._map is None:
+            # Complete or not at all: an error while loading must not leave half a map behind.
+            loaded: dict[Any, Any] = {}
+            for item in self.datapipe:
+                key, value = self._pair(item)
+                if key in loaded:
+                    warnings.warn(
+                        f"Found duplicate key {key!r}: its later value is kept. Please check your `key_value_fn`",
+                        UserWarning,
+                        stacklevel=3,
+                    )
+                loaded[key] = value
+            self._map = loaded
+        return self._map
+
+    def _pair(self, item: Any) -> Any:
+        pair = item if self.key_value_fn is None else self.key_value_fn(item)
+        try:
+            length = len(pair)
+        except TypeError as error:
+            raise TypeError(
+                f"IterToMapConverter: Cannot convert dictionary update element {type(pair)} ({pair!r}) to a sequence; "
+                "pass a key_value_fn that returns pairs of key and value"
+            ) from error
+        if length != 2:
+            raise ValueError(
+                f"IterToMapConverter: dictionary update sequence element has length {length}, 2 is required; pass a "
+                "key_value_fn that returns pairs of key and value"
+            )
+        return pair
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self._loaded()[index]
+        except KeyError as error:
+            raise IndexError(f"Index {index!r} is invalid for IterToMapConverter.") from error
+
+    def __len__(self) -> int:
+        if self._map is None:
+            try:
+                return len(self.datapipe)
+            except (TypeError, NotImplementedError):
+                warnings.warn(
+                    "IterToMapConverter reads all data of its source to get its length before the pipeline runs; "
+                    "consider removing len(), or give the source a length by `.set_length()`.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        return len(self._loaded())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whether the source has been read. Its items are no state: they are read again."""
+        return {"loaded": self._map is not None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Lets the source begin anew, with the same seeds, where the saved pipe had read it to its end."""
+        if state_dict["loaded"] and self._map is None:
+            for pipe in walk(self.datapipe):
+                seed = pipe.epoch_seed() if hasattr(pipe, "epoch_seed") else None
+                if seed is not None:
+                    pipe.set_seed(seed)
+            forget_state(self.datapipe)
+
+
+IterDataPipe.register_datapipe_as_function("to_map_datapipe", IterToMapConverter)
