@@ -46,7 +46,8 @@ def descriptors():
 
 
 def shared_mappings():
-    return sum("torchdata" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum("memfd:torchdata" in line or "/.torchdata-" in line for line in lines)
 
 
 def wait_for(condition, seconds=10.0):
@@ -583,3 +584,35 @@ def test_a_bare_class_holding_a_failed_worker_can_be_dropped():
     del dl
     gc.collect()
     wait_for(lambda: all(map(is_gone, pids)))
+
+
+def test_another_thread_may_shut_the_loader_down_while_main_waits():
+    dl = loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(2)))
+    iterator = iter(dl)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    timer = threading.Timer(0.3, dl.shutdown)
+    timer.start()
+    assert list(iterator) == []
+    timer.join()
+
+
+def test_a_second_thread_cannot_read_at_the_same_time():
+    with loader(IterableWrapper(range(10)).sharding_filter().map(Sleeps(2, 2.0))) as dl:
+        iterator = iter(dl)
+        assert [next(iterator), next(iterator)] == [0, 1]
+        reading = threading.Thread(target=lambda: received.append(next(iterator)))
+        received = []
+        reading.start()
+        errors = []
+
+        def second_reader_is_refused():
+            try:
+                received.append(next(iter(dl.reading_service._children.collector)))
+            except RuntimeError as error:
+                errors.append(str(error))
+            return errors
+
+        wait_for(lambda: second_reader_is_refused() or received, 5.0)
+        reading.join()
+        assert received == [2]
+        assert "one reader at a time" in errors[0]

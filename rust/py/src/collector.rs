@@ -3,6 +3,8 @@
 //! Runs in main (over all workers' links), and in a worker over its single link from the dispatching process. Owns the
 //! consumers' ends. Whatever it waits for, it wakes up several times a second to look after its peers.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
@@ -24,22 +26,28 @@ use crate::waiting::wait_until;
 const LOOK_AFTER: Duration = Duration::from_millis(50);
 
 /// An iterator over the items that arrive for the current epoch.
-#[pyclass(module = "torchdata._native")]
+///
+/// One thread reads at a time; any thread, and a signal handler that runs while the reader waits, may stop it.
+#[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
+    reader: Mutex<Reader>,
+    /// Raised by `stop`: the epoch is over, whoever reads.
+    stopped: Arc<AtomicBool>,
+}
+
+/// What the reading thread needs.
+struct Reader {
     consumers: Vec<Consumer>,
+    stopped: Arc<AtomicBool>,
     turn: RoundRobin,
     own: BellRef,
     windows: Vec<u64>,
-    /// Whether the epoch is over: all have ended, or an error was raised.
-    finished: bool,
     /// Processes whose end while we wait is a fault; the index tells `on_exit` which.
     watches: Vec<(usize, Watch)>,
     /// Called with the index of a watched process that has ended; raises.
     on_exit: Option<Py<PyAny>>,
     /// Called with (peer, description) of a failure; raises.
     on_error: Py<PyAny>,
-    /// Called with (peer, message) for messages that arrive among the items.
-    on_message: Option<Py<PyAny>>,
     /// In a worker: the control link, and the exception class to raise when a command waits there.
     interrupt: Option<(Probe, Py<PyAny>)>,
     timeout: Option<Duration>,
@@ -48,6 +56,19 @@ pub struct Collector {
     payload: Vec<u8>,
     /// The process that reads; a forked child must not take what is its parent's.
     generation: u64,
+}
+
+impl Collector {
+    /// The reader, unless another thread (or what this one interrupted) reads at the moment.
+    fn reader(&self) -> PyResult<MutexGuard<'_, Reader>> {
+        match self.reader.try_lock() {
+            Ok(reader) => Ok(reader),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(PyRuntimeError::new_err(
+                "another thread is reading from this loader: a loader has one reader at a time",
+            )),
+        }
+    }
 }
 
 #[pymethods]
@@ -77,153 +98,135 @@ impl Collector {
             consumers.push(link.get().0.consumer(bell(board, peer)?).map_err(errors::open)?);
         }
         let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
-        Ok(Self {
+        let stopped = Arc::new(AtomicBool::new(true));
+        let reader = Reader {
             turn: RoundRobin::new(consumers.len(), in_order),
             windows: vec![1; consumers.len()],
             consumers,
+            stopped: Arc::clone(&stopped),
             own: bell(board, own)?,
-            finished: true,
             watches: Vec::new(),
             on_exit: None,
             on_error,
-            on_message: None,
             interrupt: None,
             timeout: timeout.map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?,
             name: name.to_owned(),
             payload: Vec::new(),
             generation: fork::generation(),
-        })
+        };
+        Ok(Self { reader: Mutex::new(reader), stopped })
     }
 
     /// Watches processes: when one has ended while this side waits, `on_exit(index)` is called and must raise.
-    fn watch(&mut self, processes: Vec<(usize, i32)>, on_exit: Py<PyAny>) -> PyResult<()> {
-        self.watches = processes
+    fn watch(&self, processes: Vec<(usize, i32)>, on_exit: Py<PyAny>) -> PyResult<()> {
+        let mut reader = self.reader()?;
+        reader.watches = processes
             .into_iter()
             .map(|(index, pid)| Watch::open(pid).map(|watch| (index, watch)))
             .collect::<Result<_, _>>()
             .map_err(errors::open)?;
-        self.on_exit = Some(on_exit);
+        reader.on_exit = Some(on_exit);
         Ok(())
     }
 
-    /// Calls `on_message(peer, message)` for messages that arrive among the items.
-    fn set_on_message(&mut self, on_message: Py<PyAny>) {
-        self.on_message = Some(on_message);
-    }
-
     /// Raises `exception` from every wait while something is pending in the control link.
-    fn set_interrupt(&mut self, control: &Bound<'_, PyLink>, exception: Py<PyAny>) {
-        self.interrupt = Some((control.get().0.probe(), exception));
+    fn set_interrupt(&self, control: &Bound<'_, PyLink>, exception: Py<PyAny>) -> PyResult<()> {
+        self.reader()?.interrupt = Some((control.get().0.probe(), exception));
+        Ok(())
     }
 
     /// Starts an epoch in which each peer may run `window` items ahead. To be called before the peers are told.
-    fn start_epoch(&mut self, epoch: u64, window: u64) {
-        self.turn.start(epoch);
-        self.finished = false;
-        for (consumer, own) in self.consumers.iter_mut().zip(&mut self.windows) {
-            *own = window;
-            consumer.start_epoch(window);
-        }
+    fn start_epoch(&self, epoch: u64, window: u64) -> PyResult<()> {
+        let mut reader = self.reader()?;
+        reader.check_process()?;
+        reader.turn.start(epoch);
+        reader.windows.fill(window);
+        reader.consumers.iter_mut().for_each(|consumer| consumer.start_epoch(window));
+        self.stopped.store(false, Relaxed);
+        Ok(())
     }
 
     /// Lets nobody run ahead any further; what was sent stays.
-    fn pause(&mut self) {
-        for consumer in &mut self.consumers {
-            consumer.set_window(0);
-        }
+    fn pause(&self) -> PyResult<()> {
+        self.reader()?.pause();
+        Ok(())
     }
 
     /// Lets everybody run ahead again.
-    fn resume(&mut self) {
-        for (consumer, &window) in self.consumers.iter_mut().zip(&self.windows) {
+    fn resume(&self) -> PyResult<()> {
+        let Reader { consumers, windows, .. } = &mut *self.reader()?;
+        for (consumer, &window) in consumers.iter_mut().zip(&*windows) {
             consumer.set_window(window);
         }
+        Ok(())
     }
 
     /// Ends the epoch on this side: no item of it will be returned any more, and nobody makes one.
-    fn stop(&mut self) {
-        self.finished = true;
-        self.pause();
+    ///
+    /// May be called at any time, also by a signal handler or a thread while another reads.
+    fn stop(&self) {
+        self.stopped.store(true, Relaxed);
+        if let Ok(mut reader) = self.reader()
+            && reader.generation == fork::generation()
+        {
+            reader.pause();
+        }
     }
 
     /// Items taken from each peer in this epoch.
-    fn taken(&self) -> Vec<u64> {
-        self.consumers.iter().map(Consumer::taken).collect()
+    fn taken(&self) -> PyResult<Vec<u64>> {
+        Ok(self.reader()?.consumers.iter().map(Consumer::taken).collect())
     }
 
     /// Bytes of shared memory that received items hold, by peer.
-    fn leased(&self) -> Vec<u64> {
-        self.consumers.iter().map(Consumer::leased).collect()
+    fn leased(&self) -> PyResult<Vec<u64>> {
+        Ok(self.reader()?.consumers.iter().map(Consumer::leased).collect())
     }
 
     /// Tells the sender that `count` messages were dealt with (see `Sender.wait_acknowledged`).
-    fn acknowledge(&mut self, count: u64) {
-        self.consumers[0].grant(count);
+    fn acknowledge(&self, count: u64) -> PyResult<()> {
+        self.reader()?.consumers[0].grant(count);
+        Ok(())
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }
 
-    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        if self.generation != fork::generation() {
-            return Err(PyRuntimeError::new_err(
-                "this loader's workers belong to the parent of this process: make a DataLoader2 of its own here",
-            ));
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let mut reader = self.reader()?;
+        reader.check_process()?;
+        let next = reader.next(py);
+        if self.stopped.load(Relaxed) {
+            // By an error, or by somebody else while we waited.
+            reader.pause();
         }
-        loop {
-            if self.finished {
-                return Ok(None);
-            }
-            let Some((peer, unit)) = self.take(py)? else {
-                self.finished = true;
-                return Ok(None);
-            };
-            match unit.kind & !kind::PAYLOAD_IN_BUFFER {
-                kind::ITEM => {
-                    self.turn.advance();
-                    let item = self.decode(py, peer, unit)?;
-                    self.consumers[peer].item_taken();
-                    return Ok(Some(item));
-                }
-                kind::END => self.turn.end(peer),
-                kind::ERROR => {
-                    self.stop();
-                    let description = self.decode(py, peer, unit)?;
-                    self.on_error.call1(py, (peer, description))?;
-                }
-                _ => self.message(py, peer, unit)?,
-            }
-        }
+        next
     }
 
     /// Waits for a message from `peer`, passing over what belongs to earlier epochs; `seconds` is the longest wait.
     ///
     /// Items in between are lost: this is for a peer that sends none.
     #[pyo3(signature = (peer, seconds = None))]
-    fn receive<'py>(
-        &mut self,
-        py: Python<'py>,
-        peer: usize,
-        seconds: Option<f64>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let mut reader = self.reader()?;
         let limit = seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
         let started = Instant::now();
+        let expired = || limit.is_some_and(|limit| started.elapsed() >= limit);
         loop {
-            while let Some(unit) = self.consumers[peer].take(0, &mut self.payload).map_err(errors::corrupted)? {
+            let Reader { consumers, payload, .. } = &mut *reader;
+            while let Some(unit) = consumers[peer].take(0, payload).map_err(errors::corrupted)? {
                 if unit.kind & !kind::PAYLOAD_IN_BUFFER == kind::MESSAGE {
-                    return self.decode(py, peer, unit).map(Some);
+                    return reader.decode(py, peer, unit).map(Some);
                 }
             }
-            let expired = || limit.is_some_and(|limit| started.elapsed() >= limit);
             if expired() {
                 return Ok(None);
             }
-            let consumer = &mut self.consumers[peer];
+            let Reader { consumers, own, watches, on_exit, .. } = &mut *reader;
             let mut patience = Patience::new();
-            let (watches, on_exit) = (&self.watches, &self.on_exit);
-            let ready = || consumer.readable().unwrap_or(true) || expired();
-            wait_until(py, &self.own, ready, |py| patience.look_after(py, watches, on_exit))?;
+            let ready = || consumers[peer].readable().unwrap_or(true) || expired();
+            wait_until(py, own, ready, |py| patience.look_after(py, watches, on_exit))?;
         }
     }
 }
@@ -257,13 +260,52 @@ impl Patience {
     }
 }
 
-impl Collector {
+impl Reader {
+    /// An error in a forked child, which must not take what is its parent's.
+    fn check_process(&self) -> PyResult<()> {
+        if self.generation == fork::generation() {
+            return Ok(());
+        }
+        Err(PyRuntimeError::new_err(
+            "this loader's workers belong to the parent of this process: make a DataLoader2 of its own here",
+        ))
+    }
+
+    fn pause(&mut self) {
+        self.consumers.iter_mut().for_each(|consumer| consumer.set_window(0));
+    }
+
+    fn next<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        while !self.stopped.load(Relaxed) {
+            let Some((peer, unit)) = self.take(py)? else {
+                self.stopped.store(true, Relaxed);
+                break;
+            };
+            match unit.kind & !kind::PAYLOAD_IN_BUFFER {
+                kind::ITEM => {
+                    self.turn.advance();
+                    let item = self.decode(py, peer, unit)?;
+                    self.consumers[peer].item_taken();
+                    return Ok(Some(item));
+                }
+                kind::END => self.turn.end(peer),
+                kind::ERROR => {
+                    self.stopped.store(true, Relaxed);
+                    let description = self.decode(py, peer, unit)?;
+                    self.on_error.call1(py, (peer, description))?;
+                }
+                _ => {} // an answer that nobody waits for any more
+            }
+        }
+        Ok(None)
+    }
+
     /// The next unit and whose it is; None when all have ended.
     #[inline]
     fn take(&mut self, py: Python<'_>) -> PyResult<Option<(usize, Unit)>> {
         let epoch = self.turn.epoch();
         loop {
-            if self.turn.live() == 0 {
+            if self.turn.live() == 0 || self.stopped.load(Relaxed) {
                 return Ok(None);
             }
             let consumers = &mut self.consumers;
@@ -283,16 +325,17 @@ impl Collector {
     }
 
     fn wait(&mut self, py: Python<'_>) -> PyResult<()> {
-        let Self { consumers, turn, own, watches, on_exit, interrupt, timeout, name, .. } = self;
+        let Self { consumers, turn, own, watches, on_exit, interrupt, timeout, name, stopped, .. } = self;
         let mut patience = Patience::new();
         let pending = interrupt.as_ref().map(|(probe, _)| probe.clone());
         let wanted = turn.next();
         let ready = || {
             turn.choose(|peer| consumers[peer].readable().unwrap_or(true)).is_some()
                 || pending.as_ref().is_some_and(Probe::pending)
+                || stopped.load(Relaxed)
         };
         wait_until(py, own, ready, |py| {
-            patience.look_after(py, watches, on_exit)?;
+            patience.look_after(py, watches, on_exit).inspect_err(|_| stopped.store(true, Relaxed))?;
             match timeout {
                 Some(limit) if patience.started.elapsed() >= *limit => Err(PyTimeoutError::new_err(format!(
                     "no item came from {name} {} within {} s (the `timeout` of the reading service); its pipe is \
@@ -324,14 +367,6 @@ impl Collector {
                 let payload = unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) };
                 codec::decode(py, payload, buffers, may_lease)
             }
-        }
-    }
-
-    fn message(&mut self, py: Python<'_>, peer: usize, unit: Unit) -> PyResult<()> {
-        let message = self.decode(py, peer, unit)?;
-        match &self.on_message {
-            Some(on_message) => on_message.call1(py, (peer, message)).map(drop),
-            None => Ok(()),
         }
     }
 }
