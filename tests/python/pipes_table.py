@@ -99,6 +99,10 @@ def countdown_once(item: int) -> Any:
     return iter(range(item % 4))
 
 
+def countdown_lazily(item: int) -> Any:
+    yield from range(item % 4)
+
+
 def paired(item: int) -> tuple[int, int]:
     return item, item * item
 
@@ -209,6 +213,12 @@ ROWS = [
     Row(
         "flatmap",
         lambda s: FlatMapper(s(), countdown),
+        lambda xs: [y for x in xs for y in range(x % 4)],
+        length="valid length|has no len",
+    ),
+    Row(
+        "flatmap_of_generators",
+        lambda s: FlatMapper(s(), countdown_lazily),
         lambda xs: [y for x in xs for y in range(x % 4)],
         length="valid length|has no len",
     ),

@@ -213,7 +213,9 @@ def collate_columns(
     return result(*values)
 
 
-def _collate_by(conversion: Mapping[Any, Any], name: Any, default: Any = default_collate) -> Callable[..., Any]:
+def _collate_by(
+    conversion: Mapping[Any, Any], name: Any, default: Any = default_collate
+) -> Callable[..., Any]:
     return conversion.get(name, default)  # type: ignore[no-any-return]
 
 
