@@ -75,8 +75,15 @@ class _PicklingHooks:
 
     def __getstate__(self) -> Any:
         hook = type(self).getstate_hook
-        state = self.__dict__
+        state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        """What a pickled or deep-copied pipe takes along.
+
+        A copy starts its iterations anew, so pipes leave out what belongs to the running one.
+        """
+        return self.__dict__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         hook = type(self).reduce_ex_hook
@@ -164,18 +171,17 @@ class DataChunk(list[T]):
         items: the members of the batch.
     """
 
-    def __init__(self, items: Any) -> None:
-        items = list(items)
-        super().__init__(items)
-        self.items: list[T] = items
+    __slots__ = ()  # a batch costs no more memory than a list, and builds as fast
+
+    @property
+    def items(self) -> list[T]:
+        """The members as a plain list."""
+        return list(self)
 
     def as_str(self, indent: str = "") -> str:
         """The members in brackets, each by its `str`."""
         return indent + "[" + ", ".join(map(str, self)) + "]"
 
-    def __iter__(self) -> Iterator[T]:
-        yield from super().__iter__()
-
     def raw_iterator(self) -> Iterator[T]:
         """Iterates over the members as they were put in."""
-        yield from self.items
+        return iter(self)
