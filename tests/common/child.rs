@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use torchdata_core::bell::BellBoard;
 use torchdata_core::link::Link;
+use torchdata_core::region::portable;
 
 /// Says to the test `child_process` what it is to be.
 const ROLE: &str = "TORCHDATA_TEST_ROLE";
@@ -58,4 +59,15 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     // SAFETY: the parent passed these two descriptors and nothing else in this process owns them.
     let [link, bells] = [LINK_FD, BELLS_FD].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
     (Link::attach(link).unwrap(), BellBoard::attach(bells).unwrap())
+}
+
+/// Runs this whole test binary once more with the portable fallbacks; `caller` is the test that does so.
+pub fn run_again_portably(caller: &str) {
+    if portable() {
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap()).env("TORCHDATA_PORTABLE", "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains(&format!("{caller} ... ok")), "nothing ran: {text}");
 }

@@ -19,6 +19,10 @@ pub struct Watch {
 impl Watch {
     /// Watches the process `pid`, which must not have been reaped yet.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
+        if pid <= 0 {
+            // To the system these mean groups of processes.
+            return Err(system("cannot watch a process")(std::io::ErrorKind::InvalidInput.into()));
+        }
         let fd = if portable() { None } else { Some(open_pidfd(pid)?) };
         Ok(Self { pid, fd, parent: parent_id() == pid })
     }
@@ -74,13 +78,13 @@ fn parent_id() -> i32 {
 #[cfg(target_os = "linux")]
 fn open_pidfd(pid: i32) -> Result<OwnedFd, OpenError> {
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
-    let pid = Pid::from_raw(pid).ok_or(OpenError::Invalid("process numbers are positive"))?;
+    let pid = Pid::from_raw(pid).expect("`open` checked that the number is positive");
     pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| system("cannot watch a process")(errno.into()))
 }
 
 #[cfg(not(target_os = "linux"))]
 fn open_pidfd(_pid: i32) -> Result<OwnedFd, OpenError> {
-    Err(OpenError::Invalid("this system has no pidfd"))
+    Err(system("cannot watch a process")(std::io::ErrorKind::Unsupported.into()))
 }
 
 fn poll_exit(fd: &OwnedFd, timeout: Duration) -> bool {

@@ -1,0 +1,240 @@
+//! A process that dies: what was published is there, nothing else is, the death is noticed, and nothing is left.
+//!
+//! A child kills itself with SIGKILL at a named point, which is as abrupt as a kill from outside and hits the same
+//! place every time.
+#![cfg(not(loom))]
+#![allow(missing_docs)]
+
+mod common;
+
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::child::{Process, inherited, role, run_again_portably, start};
+use common::stream::{Arrived, ITEM, Item, Random, Receiver, SMALL, Sender, open};
+use common::watchdog;
+use torchdata_core::link::LinkConfig;
+use torchdata_core::liveness::{Watch, exit_with};
+use torchdata_core::producer::{Part, Push};
+
+/// The tests count links and watches of this process, so they run one after another.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn everything_holds_on_the_portable_backing_as_well() {
+    let _watchdog = watchdog(120);
+    run_again_portably("everything_holds_on_the_portable_backing_as_well");
+}
+
+/// Room for all that the children send, so that none of them waits.
+const ROOMY: LinkConfig = LinkConfig { arena_capacity: 1 << 20, ..SMALL };
+
+/// Items that every child sends before the point at which it dies.
+const WHOLE: u64 = 7;
+
+fn item(index: u64) -> Item {
+    let mut random = Random(index);
+    Item { inline: random.bytes(20), buffers: vec![random.bytes(5000), random.bytes(100)] }
+}
+
+fn die() -> ! {
+    // SAFETY: ends this process.
+    unsafe { libc::raise(libc::SIGKILL) };
+    unreachable!("SIGKILL cannot be survived")
+}
+
+/// Sends some whole items and dies in the middle of the next one, at the point that the role names.
+fn die_at(point: &str) -> ! {
+    let (link, bells) = inherited();
+    let mut sender = Sender::new(&link, &bells);
+    for index in 0..WHOLE {
+        sender.send(&item(index)).unwrap();
+    }
+    let mut block = || sender.end.allocate(5000).unwrap().unwrap();
+    match point {
+        "between items" => {}
+        "between blocks" => {
+            let _first = block();
+            die()
+        }
+        "before publishing" => {
+            let _parts = [Part::Block(block().into()), Part::Block(block().into())];
+            die()
+        }
+        "between fragments" => {
+            for _ in 0..2 {
+                assert_eq!(sender.end.push_fragment(&[1; 500]), Ok(Push::Done));
+            }
+        }
+        "before the unit behind its fragments" => {
+            sender.stream(&[1; 9000]).unwrap();
+        }
+        "in a batch, before its wake-up" => {
+            for _ in 0..3 {
+                assert_eq!(sender.end.push_item(ITEM, &[], b"batch"), Ok(Push::Done));
+            }
+        }
+        other => panic!("unknown point {other}"),
+    }
+    die()
+}
+
+/// Takes what there is until the producer has died and nothing more is there.
+fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
+    let mut arrived = Vec::new();
+    loop {
+        // Asked before looking: what was published before the death is then seen by the look.
+        let dead = watch.exited();
+        while let Some((_, unit)) = receiver.poll(0).expect("a death does not corrupt") {
+            arrived.push(unit);
+        }
+        if dead {
+            return arrived;
+        }
+        let Receiver { end, bell, .. } = receiver;
+        bell.wait(Duration::from_millis(20), || end.readable() != Ok(false));
+    }
+}
+
+#[test]
+fn a_killed_producer_leaves_exactly_what_it_had_published() {
+    let _alone = alone();
+    let _watchdog = watchdog(60);
+    for (point, batch) in [
+        ("between items", 0),
+        ("between blocks", 0),
+        ("before publishing", 0),
+        ("between fragments", 0),
+        ("before the unit behind its fragments", 0),
+        ("in a batch, before its wake-up", 3),
+    ] {
+        let (link, bells) = open(ROOMY);
+        let mut receiver = Receiver::new(&link, &bells);
+        receiver.end.start_epoch(100);
+        let mut child = start(point, &link, &bells);
+        let watch = Watch::open(child.pid()).unwrap();
+        let arrived = drain_until_death(&mut receiver, &watch);
+        assert_eq!(child.0.wait().unwrap().signal(), Some(libc::SIGKILL), "{point}");
+        assert_eq!(arrived.len() as u64, WHOLE + batch, "{point}");
+        for (index, unit) in arrived.iter().enumerate() {
+            match index as u64 {
+                index @ ..WHOLE => assert!(unit.item() == item(index), "{point}, item {index}"),
+                _ => assert_eq!(unit.inline, b"batch", "{point}"),
+            }
+        }
+        // Giving leases back to a dead producer is harmless, and what the consumer holds stays readable.
+        drop(receiver);
+        assert!(arrived[0].item() == item(0));
+    }
+}
+
+#[test]
+fn a_death_is_noticed_within_a_second_and_told_from_life() {
+    let _alone = alone();
+    let _watchdog = watchdog(30);
+    let (link, bells) = open(ROOMY);
+    let mut child = start("wait for ever", &link, &bells);
+    let watch = Watch::open(child.pid()).unwrap();
+    assert!(!watch.exited());
+    assert!(!watch.wait(Duration::from_millis(30)));
+    let killed = Instant::now();
+    child.0.kill().unwrap();
+    assert!(watch.wait(Duration::from_secs(5)));
+    assert!(killed.elapsed() < Duration::from_secs(1), "noticed after {:?}", killed.elapsed());
+    assert!(watch.exited(), "a zombie has exited");
+    assert_eq!(child.0.wait().unwrap().signal(), Some(libc::SIGKILL));
+    assert!(watch.exited(), "so has a process that was reaped");
+    for number in [0, -1] {
+        assert!(Watch::open(number).is_err(), "no process has the number {number}");
+    }
+}
+
+#[test]
+fn a_child_whose_parent_is_killed_ends_too() {
+    let _alone = alone();
+    let _watchdog = watchdog(30);
+    let (link, bells) = open(ROOMY);
+    // The grandchild holds the pipe's other end for as long as it lives.
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "middle_process", "--ignored", "--nocapture"]).stdout(Stdio::piped());
+    let mut middle = Process(command.spawn().unwrap());
+    let mut pipe = middle.0.stdout.take().unwrap();
+    let mut text = Vec::new();
+    while !text.ends_with(b"ready\n") {
+        let mut byte = [0];
+        assert_eq!(pipe.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&text));
+        text.push(byte[0]);
+    }
+    let killed = Instant::now();
+    // Killed, but not reaped: a zombie parent is as dead as any.
+    middle.0.kill().unwrap();
+    pipe.read_to_end(&mut text).unwrap();
+    assert!(killed.elapsed() < Duration::from_secs(2), "the grandchild lived on for {:?}", killed.elapsed());
+    drop((link, bells));
+}
+
+#[test]
+#[ignore = "played by a child process of another test"]
+fn middle_process() {
+    let parent = std::process::id() as i32;
+    // SAFETY: the child runs a thread and sleeps, then exits; nothing that it needs was locked by another thread here.
+    if unsafe { libc::fork() } == 0 {
+        exit_with(Watch::open(parent).unwrap()).unwrap();
+        println!("ready");
+        std::thread::sleep(Duration::from_secs(60));
+        die();
+    }
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn nothing_is_left_of_links_and_children() {
+    let _alone = alone();
+    let _watchdog = watchdog(60);
+    let before = leftovers();
+    for _ in 0..5 {
+        let (link, bells) = open(ROOMY);
+        let mut receiver = Receiver::new(&link, &bells);
+        receiver.end.start_epoch(100);
+        let child = start("between items", &link, &bells);
+        let watch = Watch::open(child.pid()).unwrap();
+        assert_eq!(drain_until_death(&mut receiver, &watch).len() as u64, WHOLE);
+    }
+    assert_eq!(leftovers(), before);
+}
+
+/// Our descriptors and mappings in this process, and files with our name in the places where shared memory may lie.
+fn leftovers() -> (usize, usize, Vec<String>) {
+    let ours = |target: &std::path::Path| ["torchdata", "pidfd"].iter().any(|n| target.to_string_lossy().contains(n));
+    let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| {
+        entries.filter(|e| e.as_ref().is_ok_and(|e| e.path().read_link().is_ok_and(|t| ours(&t)))).count()
+    });
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let mapped = maps.lines().filter(|line| line.contains("torchdata") && line.contains("(deleted)")).count();
+    let mine = format!("torchdata-{}-", std::process::id());
+    let mut files: Vec<String> = [std::path::PathBuf::from("/dev/shm"), std::env::temp_dir()]
+        .iter()
+        .filter_map(|folder| std::fs::read_dir(folder).ok())
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.contains(&mine))
+        .collect();
+    files.sort();
+    (descriptors, mapped, files)
+}
+
+#[test]
+#[ignore = "played by child processes of other tests"]
+fn child_process() {
+    let _watchdog = watchdog(60);
+    match role().as_str() {
+        "wait for ever" => std::thread::sleep(Duration::from_secs(50)),
+        point => die_at(point),
+    }
+}

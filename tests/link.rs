@@ -1,0 +1,476 @@
+//! What a link promises, on either backing, between threads and between processes.
+//!
+//! The backing is chosen once per process, so the portable half runs in a second run of this test binary, which
+//! `everything_holds_on_the_portable_backing` starts.
+#![cfg(not(loom))]
+#![allow(missing_docs)]
+
+mod common;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::thread;
+
+use common::child::{inherited, role, run_again_portably, start};
+use common::stream::{CONSUMER, ITEM, Item, PRODUCER, Random, Receiver, SMALL, Sender, bytes, item, open};
+use common::watchdog;
+use proptest::prelude::*;
+use torchdata_core::consumer::Buffer;
+use torchdata_core::error::OpenError;
+use torchdata_core::link::{Link, LinkConfig};
+use torchdata_core::producer::{Part, Push};
+
+fn item_of(inline: usize, buffers: &[usize]) -> Item {
+    let mut random = Random(inline as u64);
+    Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
+}
+
+/// Both ends in one thread, which works as long as no step waits for the other end.
+fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
+    let (link, bells) = open(config);
+    let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
+    receiver.end.start_epoch(window);
+    (sender, receiver)
+}
+
+#[test]
+fn everything_holds_on_the_portable_backing() {
+    let _watchdog = watchdog(120);
+    run_again_portably("everything_holds_on_the_portable_backing");
+}
+
+// ---- units arrive, in order and equal ----------------------------------------------------------------------------
+
+/// Streams items from a thread; the consumer keeps those leases that `keep` names for ever, and gives the others back
+/// in random order, a few items late.
+fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
+    let (link, bells) = open(config);
+    let mut receiver = Receiver::new(&link, &bells);
+    receiver.end.start_epoch(window);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut sender = Sender::new(&link, &bells);
+            items.iter().for_each(|item| sender.send(item).unwrap());
+            sender.send_end().unwrap();
+        });
+        let (mut kept, mut late) = (Vec::new(), Vec::new());
+        let mut random = Random(items.len() as u64);
+        for (index, expected) in items.iter().enumerate() {
+            let arrived = receiver.receive(0).unwrap().expect("an item, not the end");
+            assert!(arrived.item() == *expected, "item {index} differs");
+            if keep(index) { &mut kept } else { &mut late }.push((arrived, expected));
+            if late.len() > 3 {
+                late.swap_remove(random.below(late.len() as u64) as usize);
+            }
+        }
+        assert!(receiver.receive(0).unwrap().is_none(), "more came than was sent");
+        for (arrived, expected) in kept.iter().chain(&late) {
+            assert!(arrived.item() == **expected, "a leased buffer changed while it was held");
+        }
+    });
+}
+
+fn any_item() -> impl Strategy<Value = Item> {
+    let inline = prop_oneof![4 => 0..40_usize, 2 => 0..=1024_usize, 1 => Just(1024_usize)];
+    let buffer = prop_oneof![4 => 0..9000_usize, 2 => Just(4096_usize), 1 => 0..150_000_usize];
+    let buffers = prop_oneof![3 => Just(Vec::new()), 2 => prop::collection::vec(buffer, 1..5)];
+    (inline, buffers).prop_map(|(inline, buffers)| item_of(inline, &buffers))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_sequence_of_items_arrives_whatever_leases_are_kept(
+        items in prop::collection::vec(any_item(), 0..60),
+        keep in prop::collection::vec(any::<bool>(), 60),
+        window in 1..20_u64,
+    ) {
+        let _watchdog = watchdog(30);
+        stream_between_threads(SMALL, &items, window, |index| keep[index]);
+    }
+}
+
+#[test]
+fn units_of_every_length_wrap_at_every_place_of_the_ring() {
+    let _watchdog = watchdog(60);
+    let mut payload = Vec::new();
+    for place in (24..4096 + 24).step_by(8) {
+        for len in [0, 1, 8, 100, 999, 1024] {
+            let (link, bells) = open(SMALL);
+            let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
+            let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
+            // Move both cursors to the place, in steps of a quarter of the ring at most.
+            let mut rest = place;
+            while rest > 0 {
+                let step = if rest > 1000 { 800 } else { rest };
+                assert_eq!(producer.push(ITEM, &[], &vec![0; step - 24]), Ok(Push::Done));
+                assert!(consumer.take(0, &mut payload).unwrap().is_some());
+                rest -= step;
+            }
+            let expected = item_of(len, &[]).inline;
+            assert_eq!(producer.push(7, &[], &expected), Ok(Push::Done), "place {place}, length {len}");
+            let unit = consumer.take(0, &mut payload).unwrap().expect("the unit behind the pad");
+            assert_eq!((unit.kind, &payload), (7, &expected), "place {place}, length {len}");
+            assert!(!consumer.readable().unwrap());
+        }
+    }
+}
+
+#[test]
+fn a_ring_filled_to_the_brim_says_full_and_loses_nothing() {
+    let _watchdog = watchdog(30);
+    for len in [0, 8, 333, 1000, 1024] {
+        let (mut sender, mut receiver) = pair(SMALL, u64::MAX);
+        let (mut sent, mut taken) = (0_u64, 0_u64);
+        for _ in 0..50 {
+            while sender.end.push_item(ITEM, &[], &[&sent.to_le_bytes()[..], &vec![1; len]].concat()[..len.max(8)])
+                == Ok(Push::Done)
+            {
+                sent += 1;
+            }
+            assert_eq!(sender.end.writable(0, len.max(8)), Ok(false));
+            for _ in 0..3 {
+                if let Some((_, arrived)) = receiver.poll(0).unwrap() {
+                    assert_eq!(arrived.inline[..8], taken.to_le_bytes());
+                    taken += 1;
+                }
+            }
+        }
+        while let Some((_, arrived)) = receiver.poll(0).unwrap() {
+            assert_eq!(arrived.inline[..8], taken.to_le_bytes());
+            taken += 1;
+        }
+        assert!(taken == sent && taken >= 150);
+    }
+}
+
+#[test]
+fn items_larger_than_the_ring_and_larger_than_the_arena_arrive() {
+    let _watchdog = watchdog(30);
+    let items: Vec<Item> = [
+        item_of(10, &[3 * 4096]),
+        item_of(1024, &[64 << 10]),
+        item_of(0, &[(64 << 10) + 1]),
+        item_of(7, &[1 << 20, 0, 5000, 300_000]),
+        item_of(3, &[40 << 10, 40 << 10, 40 << 10]),
+    ]
+    .into();
+    stream_between_threads(SMALL, &items, 2, |_| false);
+    stream_between_threads(SMALL, &items, 2, |_| true);
+}
+
+#[test]
+fn a_link_without_an_arena_streams_everything() {
+    let _watchdog = watchdog(30);
+    let config = LinkConfig { arena_capacity: 0, ..SMALL };
+    stream_between_threads(config, &[item_of(5, &[1, 10_000]), item_of(0, &[0])], 1, |_| true);
+}
+
+#[test]
+fn processes_exchange_the_same_streams_in_either_direction() {
+    let _watchdog = watchdog(60);
+    for window in [1, 7, 1000] {
+        let (link, bells) = open(SMALL);
+        let mut receiver = Receiver::new(&link, &bells);
+        receiver.end.start_epoch(window);
+        let _child = start("producer", &link, &bells);
+        let mut kept = Vec::new();
+        for index in 0..300 {
+            let arrived = receiver.receive(0).unwrap().expect("an item");
+            assert!(arrived.item() == item(1, index, SMALL), "item {index} differs");
+            if index % 40 == 0 {
+                kept.push((index, arrived));
+            }
+        }
+        assert!(receiver.receive(0).unwrap().is_none());
+        kept.iter().for_each(|(index, arrived)| assert!(arrived.item() == item(1, *index, SMALL)));
+    }
+    let (link, bells) = open(SMALL);
+    let mut sender = Sender::new(&link, &bells);
+    let mut child = start("consumer", &link, &bells);
+    (0..300).for_each(|index| sender.send(&item(2, index, SMALL)).unwrap());
+    sender.send_end().unwrap();
+    assert!(child.0.wait().unwrap().success());
+}
+
+#[test]
+#[ignore = "played by child processes of other tests"]
+fn child_process() {
+    let _watchdog = watchdog(60);
+    let (link, bells) = inherited();
+    match role().as_str() {
+        "producer" => {
+            let mut sender = Sender::new(&link, &bells);
+            (0..300).for_each(|index| sender.send(&item(1, index, link.config())).unwrap());
+            sender.send_end().unwrap();
+        }
+        "consumer" => {
+            let mut receiver = Receiver::new(&link, &bells);
+            receiver.end.start_epoch(5);
+            for index in 0..300 {
+                let arrived = receiver.receive(0).unwrap().expect("an item");
+                assert!(arrived.item() == item(2, index, link.config()), "item {index} differs");
+            }
+            assert!(receiver.receive(0).unwrap().is_none());
+        }
+        other => panic!("unknown role {other}"),
+    }
+}
+
+// ---- blocks, leases and memory -----------------------------------------------------------------------------------
+
+#[test]
+fn memory_in_use_follows_what_is_in_flight_and_pages_are_reused() {
+    let _watchdog = watchdog(30);
+    let config = LinkConfig { arena_capacity: 64 << 20, ..SMALL };
+    let (mut sender, mut receiver) = pair(config, 4);
+    let sent = item_of(16, &[100_000]);
+    let mut places = BTreeSet::new();
+    let mut held = VecDeque::new();
+    for _ in 0..2000 {
+        while sender.end.may_produce() {
+            sender.send(&sent).unwrap();
+        }
+        let (_, arrived) = receiver.poll(0).unwrap().expect("an item");
+        let Buffer::Leased(lease) = &arrived.buffers[0] else { panic!("there was room for a block") };
+        places.insert(lease.as_mut_ptr() as usize);
+        held.push_back(arrived);
+        if held.len() > 3 {
+            held.pop_front();
+        }
+    }
+    let block = 100_000_u64.next_multiple_of(4096);
+    let usage = sender.end.arena().usage();
+    assert!(usage.peak <= 9 * block, "{usage:?}");
+    assert!(places.len() <= 9, "{} places for at most 8 blocks at a time", places.len());
+    assert_eq!(receiver.end.leased(), 3 * 100_000);
+    held.clear();
+    while receiver.poll(0).unwrap().is_some() {}
+    sender.end.reclaim().unwrap();
+    let usage = sender.end.arena().usage();
+    assert_eq!((usage.in_use, usage.blocks, receiver.end.leased()), (0, 0, 0));
+}
+
+#[test]
+fn leases_may_be_dropped_by_other_threads_and_after_their_consumer() {
+    let _watchdog = watchdog(30);
+    let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 8 << 20, ..SMALL }, 1000);
+    for _ in 0..100 {
+        sender.send(&item_of(0, &[5000, 6000])).unwrap();
+        let (_, arrived) = receiver.poll(0).unwrap().unwrap();
+        thread::spawn(move || drop(arrived));
+    }
+    sender.send(&item_of(0, &[7000])).unwrap();
+    let (_, last) = receiver.poll(0).unwrap().unwrap();
+    let kept = last.item();
+    drop(receiver);
+    assert!(last.item() == kept);
+    drop(last);
+    while sender.end.arena().usage().blocks > 0 {
+        sender.end.reclaim().unwrap();
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
+    let _watchdog = watchdog(30);
+    let (mut sender, mut receiver) = pair(SMALL, 10_000);
+    assert!(!receiver.end.should_copy(32 << 10) && receiver.end.should_copy((32 << 10) + 1));
+    sender.send(&item_of(0, &[20 << 10])).unwrap();
+    let held = receiver.poll(0).unwrap();
+    assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
+    drop(held);
+    // Half of the entries of the return ring, though few bytes.
+    let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
+    let mut held = Vec::new();
+    while !receiver.end.should_copy(1) {
+        sender.send(&item_of(0, &[1])).unwrap();
+        held.push(receiver.poll(0).unwrap());
+    }
+    assert_eq!(held.len(), 256);
+}
+
+#[test]
+fn a_block_sent_twice_is_free_only_when_both_leases_are_gone() {
+    let _watchdog = watchdog(30);
+    let (mut sender, mut receiver) = pair(SMALL, 10);
+    let block = Arc::new(sender.end.allocate(5000).unwrap().unwrap());
+    assert!(!block.is_sent());
+    let parts = [Part::Block(Arc::clone(&block)), Part::Block(Arc::clone(&block))];
+    assert_eq!(sender.end.push_item(ITEM, &parts, &[]), Ok(Push::Done));
+    assert!(block.is_sent());
+    drop(parts);
+    let (_, arrived) = receiver.poll(0).unwrap().unwrap();
+    let mut buffers = arrived.buffers.into_iter();
+    drop(buffers.next());
+    sender.end.reclaim().unwrap();
+    assert!(block.is_sent(), "the second lease is alive");
+    drop(buffers.next());
+    sender.end.reclaim().unwrap();
+    assert!(!block.is_sent());
+    assert_eq!(sender.end.arena().usage().blocks, 1);
+    drop(block);
+    assert_eq!(sender.end.arena().usage().blocks, 0);
+}
+
+#[test]
+fn more_returns_than_the_return_ring_holds_come_back_in_time() {
+    let _watchdog = watchdog(30);
+    let (mut sender, mut receiver) = pair(SMALL, 10_000);
+    let block = Arc::new(sender.end.allocate(10).unwrap().unwrap());
+    let mut held = Vec::new();
+    for _ in 0..1000 {
+        assert_eq!(sender.end.push_item(ITEM, &[Part::Block(Arc::clone(&block))], &[]), Ok(Push::Done));
+        held.push(receiver.poll(0).unwrap().unwrap());
+    }
+    let last = held.pop();
+    held.clear();
+    sender.end.reclaim().unwrap();
+    drop(last);
+    sender.end.reclaim().unwrap();
+    assert!(!block.is_sent());
+}
+
+#[test]
+fn a_block_of_another_link_is_refused() {
+    let _watchdog = watchdog(30);
+    let (mut sender, _receiver) = pair(SMALL, 10);
+    let (mut other, _other_receiver) = pair(SMALL, 10);
+    let block = Arc::new(other.end.allocate(10).unwrap().unwrap());
+    let push = std::panic::AssertUnwindSafe(|| sender.end.push_item(ITEM, &[Part::Block(block)], &[]));
+    assert!(std::panic::catch_unwind(push).is_err());
+}
+
+#[test]
+fn what_an_unfinished_stream_left_does_not_leak_into_later_items() {
+    let _watchdog = watchdog(30);
+    let (mut sender, mut receiver) = pair(SMALL, 10);
+    // Given up within the epoch: the unit that says so takes the remains with it.
+    sender.stream(&[1; 500]).unwrap();
+    sender.send_end().unwrap();
+    assert!(receiver.receive(0).unwrap().is_none());
+    let part = sender.stream(&[2; 600]).unwrap();
+    assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
+    assert_eq!(bytes(&receiver.receive(0).unwrap().unwrap().buffers[0]), [2; 600]);
+    // Given up for a new epoch: part of it was taken, part of it waits in the ring.
+    sender.stream(&[3; 500]).unwrap();
+    assert!(receiver.poll(0).unwrap().is_none());
+    sender.stream(&[4; 500]).unwrap();
+    receiver.end.start_epoch(10);
+    sender.end.start_epoch(1);
+    let part = sender.stream(&[5; 700]).unwrap();
+    assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
+    assert_eq!(bytes(&receiver.receive(1).unwrap().unwrap().buffers[0]), [5; 700]);
+    // Told by nobody: noticed.
+    sender.stream(&[6; 500]).unwrap();
+    let part = sender.stream(&[7; 500]).unwrap();
+    assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
+    assert!(receiver.poll(1).is_err());
+}
+
+// ---- epochs and grants -------------------------------------------------------------------------------------------
+
+#[test]
+fn units_of_older_epochs_are_dropped_and_their_blocks_return() {
+    let _watchdog = watchdog(30);
+    let (mut sender, mut receiver) = pair(SMALL, 5);
+    for _ in 0..5 {
+        sender.send(&item_of(30, &[4096, 5000])).unwrap();
+    }
+    sender.send_end().unwrap();
+    receiver.end.start_epoch(5);
+    sender.end.start_epoch(1);
+    sender.send(&item_of(3, &[])).unwrap();
+    assert!(receiver.receive(1).unwrap().unwrap().item() == item_of(3, &[]));
+    assert_eq!(receiver.end.leased(), 0);
+    sender.end.reclaim().unwrap();
+    assert_eq!(sender.end.arena().usage().blocks, 0);
+    assert_eq!(receiver.end.taken(), 1);
+}
+
+#[test]
+fn a_producer_is_never_further_ahead_than_its_window() {
+    let _watchdog = watchdog(30);
+    for window in [1, 2, 7] {
+        let (link, bells) = open(SMALL);
+        let mut receiver = Receiver::new(&link, &bells);
+        thread::scope(|scope| {
+            let mut sender = Sender::new(&link, &bells);
+            assert!(!sender.end.may_produce(), "nothing was granted yet");
+            receiver.end.start_epoch(window);
+            scope.spawn(move || (0..3000).for_each(|_| sender.send(&item_of(4, &[])).unwrap()));
+            for taken in 0..3000 {
+                assert!(link.sent().0 <= taken + window);
+                receiver.receive(0).unwrap().unwrap();
+            }
+        });
+        assert_eq!(link.sent().0, 3000);
+    }
+}
+
+#[test]
+fn an_unlimited_window_is_unlimited_and_a_new_epoch_counts_anew() {
+    let _watchdog = watchdog(30);
+    let (mut sender, mut receiver) = pair(SMALL, u64::MAX);
+    for _ in 0..100 {
+        sender.send(&item_of(0, &[])).unwrap();
+        receiver.receive(0).unwrap().unwrap();
+    }
+    receiver.end.start_epoch(2);
+    sender.end.start_epoch(1);
+    let mut sent = 0;
+    while sender.end.may_produce() {
+        sender.send(&item_of(0, &[])).unwrap();
+        sent += 1;
+    }
+    assert_eq!(sent, 2);
+    receiver.end.grant(3);
+    assert!(sender.end.may_produce());
+}
+
+// ---- ends, attaching, forks --------------------------------------------------------------------------------------
+
+#[test]
+fn each_end_is_taken_once_also_through_another_mapping() {
+    let _watchdog = watchdog(30);
+    let (link, bells) = open(SMALL);
+    let again = Link::attach(link.fd().try_clone_to_owned().unwrap()).unwrap();
+    assert_eq!(again.config(), link.config());
+    let bell = || bells.bell(0).unwrap();
+    let _producer = link.producer(bell()).unwrap();
+    let _consumer = again.consumer(bell()).unwrap();
+    assert!(matches!(again.producer(bell()), Err(OpenError::Taken("producer"))));
+    assert!(matches!(link.consumer(bell()), Err(OpenError::Taken("consumer"))));
+    assert!(bells.bell(1).is_some() && bells.bell(2).is_none());
+}
+
+#[test]
+fn a_forked_child_gives_nothing_back() {
+    let _watchdog = watchdog(30);
+    let (mut sender, mut receiver) = pair(SMALL, 10);
+    sender.send(&item_of(0, &[5000])).unwrap();
+    let block = sender.end.allocate(100).unwrap();
+    let arrived = receiver.poll(0).unwrap();
+    // SAFETY: the child only drops what it inherited and exits without running anything else.
+    match unsafe { libc::fork() } {
+        0 => {
+            drop((arrived, block));
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) }
+        }
+        child => {
+            let mut status = 1;
+            // SAFETY: waits for the child just made.
+            unsafe { libc::waitpid(child, &mut status, 0) };
+            assert_eq!(status, 0);
+        }
+    }
+    sender.end.reclaim().unwrap();
+    assert_eq!(sender.end.arena().usage().blocks, 2, "the parent still holds both");
+    assert!(arrived.unwrap().1.item() == item_of(0, &[5000]));
+    drop(block);
+    sender.end.reclaim().unwrap();
+    assert_eq!(sender.end.arena().usage().blocks, 0);
+}
