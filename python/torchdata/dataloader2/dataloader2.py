@@ -184,14 +184,15 @@ class DataLoader2(Generic[T_co]):
         self._reset_iter = False
 
     def _prepare_seeds(self) -> None:
-        if self._seed is not None:
-            if self._reset_seed:
-                self._seed_generator.seed(self._seed)
-                self._reset_seed = False
+        generator = self._seed_generator
+        if self._seed is not None and self._reset_seed:
+            generator.seed(self._seed)
+            self._reset_seed = False
         elif not self._restored_randomness:
-            self._seed_generator.seed()
+            # Spawned generators follow from the seed alone, however much was drawn: each epoch needs its own.
+            generator.seed(None if self._seed is None else generator.generate_shared_seed())
         self._restored_randomness = False
-        self._initial_seed_generator = copy.copy(self._seed_generator)
+        self._initial_seed_generator = copy.copy(generator)
 
     def _hand_over(self, service: Any) -> None:
         """Lets the service take over the graph; if it fails, the loader keeps the graph as it was."""

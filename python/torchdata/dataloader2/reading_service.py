@@ -155,8 +155,6 @@ class PrototypeMultiProcessingReadingService(ReadingServiceInterface):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Makes a `MultiProcessingReadingService` of the same arguments."""
-        from torchdata.dataloader2._multiprocessing import MultiProcessingReadingService
-
         warnings.warn(
             "`PrototypeMultiProcessingReadingService` is deprecated; use `MultiProcessingReadingService`, "
             "which takes "

@@ -7,7 +7,7 @@ hold any amount of data, and locks and open files, in its attributes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from torchdata.datapipes._traversal import LARGEST_STRUCTURE, is_pipe, sources_of, walk
@@ -319,5 +319,5 @@ def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
     return [pipe for pipe in candidates if not any(id(p) in ids for p in upstream[id(pipe)] if p is not pipe)]
 
 
-def _unique(pipes: Iterable[DataPipe]) -> Iterator[DataPipe]:
-    return iter({id(pipe): pipe for pipe in pipes}.values())
+def _unique(pipes: Iterable[DataPipe]) -> list[DataPipe]:
+    return list({id(pipe): pipe for pipe in pipes}.values())
