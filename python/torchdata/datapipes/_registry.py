@@ -35,8 +35,8 @@ class FunctionalForms:
         """
         if function_name in cls.functions:
             raise ValueError(
-                f"the functional form {function_name!r} is already taken by "
-                f"{cls.functions[function_name]!r}; choose another name"
+                f"the functional form {function_name!r} is already taken by {cls.functions[function_name]!r}; "
+                "choose another name"
             )
         cls.functions[function_name] = function
 
@@ -53,13 +53,11 @@ class FunctionalForms:
         def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
             return cls_to_register(source_datapipe, *args, **kwargs)
 
-        functools.update_wrapper(
-            construct, cls_to_register, assigned=("__doc__", "__name__", "__qualname__"), updated=()
-        )
+        functools.update_wrapper(construct, cls_to_register, assigned=("__doc__", "__name__", "__qualname__"), updated=())
         cls.register_function(function_name, construct)
 
 
-class functional_datapipe:
+class functional_datapipe:  # noqa: N801 - upstream's name
     """Class decorator that registers a pipe under a functional form.
 
     Args:
@@ -88,8 +86,6 @@ class functional_datapipe:
 
     def __call__(self, cls: Any) -> Any:
         if not (isinstance(cls, type) and issubclass(cls, FunctionalForms)):
-            raise TypeError(
-                f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}"
-            )
+            raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")
         cls.register_datapipe_as_function(self.name, cls, enable_df_api_tracing=self.enable_df_api_tracing)
         return cls
