@@ -1,0 +1,173 @@
+"""LineReader, CSVParser, CSVDictParser."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from stream_checks import check_abandoned, check_restore, open_files
+from torchdata.datapipes.iter import (
+    CSVDictParser,
+    CSVParser,
+    FileLister,
+    FileOpener,
+    IterableWrapper,
+    LineReader,
+)
+from torchdata.datapipes.utils import StreamWrapper
+
+TABLE = 'key,item\r\na,"1\r\n2"\r\n\r\nb,é\r\nc,3,extra\r\nd\r\n'
+
+
+def texts(*contents):
+    return IterableWrapper([(f"file{i}", io.StringIO(text)) for i, text in enumerate(contents)])
+
+
+def blobs(*contents):
+    return IterableWrapper([(f"file{i}", io.BytesIO(data)) for i, data in enumerate(contents)])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number, content in enumerate([TABLE, "", "key,item\r\n", TABLE * 2]):
+        (tmp_path / f"{number}.csv").write_bytes(content.encode())
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        ({}, [("file0", "one"), ("file0", "two"), ("file1", "three")]),
+        ({"strip_newline": False}, [("file0", "one\r\n"), ("file0", "two"), ("file1", "three\n")]),
+        ({"return_path": False}, ["one", "two", "three"]),
+        ({"skip_lines": 1}, [("file0", "two")]),
+        ({"skip_lines": 5}, []),
+    ],
+)
+def test_lines_are_yielded_as_the_options_say(options, lines):
+    assert list(texts("one\r\ntwo", "three\n").readlines(**options)) == lines
+
+
+def test_lines_of_bytes_are_decoded_on_demand():
+    data = "é\nb\n".encode()
+    assert list(blobs(data).readlines(return_path=False)) == ["é".encode(), b"b"]
+    assert list(blobs(data).readlines(return_path=False, decode=True)) == ["é", "b"]
+    assert list(blobs(b"\xe9\n").readlines(return_path=False, decode=True, encoding="latin-1")) == ["é"]
+
+
+@pytest.mark.parametrize(("errors", "line"), [("ignore", "ab"), ("replace", "a\ufffdb")])
+def test_bytes_that_do_not_decode_become_what_errors_says(errors, line):
+    assert list(blobs(b"a\xffb\n").readlines(decode=True, errors=errors)) == [("file0", line)]
+
+
+@pytest.mark.parametrize("make", ["readlines", "parse_csv", "parse_csv_as_dict"])
+def test_a_strict_decoding_error_names_path_and_line(make):
+    with pytest.raises(UnicodeDecodeError, match=r"after line [12] of 'file0'.*errors='replace'"):
+        list(getattr(blobs(b"one\ntwo\na\xffb\n"), make)(decode=True, errors="strict"))
+
+
+@pytest.mark.parametrize("mode", ["b", "t"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda files: files.readlines(),
+        lambda files: files.readlines(skip_lines=1, decode=True, strip_newline=False),
+        lambda files: files.parse_csv(),
+        lambda files: files.parse_csv(skip_lines=2, as_tuple=True, return_path=True),
+        lambda files: files.parse_csv_as_dict(),
+        lambda files: files.parse_csv_as_dict(fieldnames=["x", "y"], restkey="rest", return_path=True),
+    ],
+)
+def test_text_is_restored_at_every_line(folder, mode, make):
+    def build():
+        files = FileLister(folder).open_files(mode=mode, encoding="utf-8" if mode == "t" else None)
+        return make(files)
+
+    assert len(check_restore(build)) > 8
+    check_abandoned(build)
+
+
+def test_lines_of_streams_in_memory_are_restored():
+    check_restore(lambda: texts("1\n2\n3\n", "", "4\n").readlines())
+    check_restore(lambda: blobs(b"1\n2\n3\n", b"", b"4\n").readlines())
+
+
+def test_rows_are_lists_or_tuples_with_or_without_path():
+    assert list(texts("a,1\nb,2").parse_csv()) == [["a", "1"], ["b", "2"]]
+    assert list(texts("a,1").parse_csv(as_tuple=True)) == [("a", "1")]
+    assert list(texts("a,1").parse_csv(return_path=True)) == [("file0", ["a", "1"])]
+    assert list(blobs(b"a;1").parse_csv(delimiter=";")) == [["a", "1"]]
+
+
+def test_rows_as_dicts_take_each_file_s_first_row_as_keys():
+    rows = list(texts("key,item\na,1\n", "item,key\n2,b\n").parse_csv_as_dict())
+    assert rows == [{"key": "a", "item": "1"}, {"item": "2", "key": "b"}]
+    assert list(texts("# note\nk\nv\n").parse_csv_as_dict(skip_lines=1)) == [{"k": "v"}]
+
+
+def test_unbalanced_quotes_swallow_the_rest_or_are_an_error_in_strict_mode():
+    text = 'a,1\n"b,2\nc,3\n'
+    assert list(texts(text).parse_csv()) == [["a", "1"], ["b,2\nc,3\n"]]
+    with pytest.raises(csv.Error, match=r"file0.*line 3: unexpected end of data"):
+        list(texts(text).parse_csv(strict=True))
+
+
+def test_rows_of_bytes_that_are_not_decoded_are_an_error_that_names_the_path():
+    with pytest.raises(csv.Error, match=r"'file0', line .*bytes"):
+        list(blobs(b"a,1\n").parse_csv(decode=False))
+
+
+def test_a_field_over_the_limit_names_path_and_line():
+    with pytest.raises(csv.Error, match=r"'file0', line 2: field larger than"):
+        list(texts("a\n" + "x" * (csv.field_size_limit() + 1)).parse_csv())
+
+
+def test_empty_streams_yield_nothing():
+    for pipe in (texts("", "").readlines(), blobs(b"").parse_csv(), texts("").parse_csv_as_dict()):
+        assert list(pipe) == []
+
+
+def test_streams_are_closed_when_they_are_read_and_when_reading_is_abandoned():
+    streams = [StreamWrapper(io.StringIO("1\n2\n")) for _ in range(2)]
+    lines = iter(IterableWrapper(list(enumerate_paths(streams)), deepcopy=False).readlines())
+    for _ in range(3):
+        next(lines)
+    assert streams[0].closed
+    assert not streams[1].closed
+    del lines
+    assert streams[1].closed
+
+
+def enumerate_paths(streams):
+    return ((str(i), stream) for i, stream in enumerate(streams))
+
+
+def test_an_error_in_the_middle_closes_the_file(folder):
+    before = open_files()
+    pipe = FileOpener([folder + "/0.csv"], mode="b").readlines(decode=True, encoding="ascii", errors="strict")
+    with pytest.raises(UnicodeDecodeError):
+        list(pipe)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("kind", [LineReader, CSVParser, CSVDictParser])
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"skip_lines": -1}, ValueError, "skip_lines"),
+        ({"skip_lines": "1"}, TypeError, "skip_lines"),
+        ({"encoding": "utf-99"}, ValueError, "encoding.*utf-99"),
+        ({"errors": "explode"}, ValueError, "errors.*explode"),
+        ({"no_such_option": 1}, TypeError, "no_such_option"),
+    ],
+)
+def test_wrong_options_are_refused_by_the_constructor(kind, options, error, message):
+    with pytest.raises(error, match=message):
+        kind(texts("a"), **options)
+
+
+def test_lines_have_no_length():
+    with pytest.raises(TypeError, match="LineReader"):
+        len(texts("a").readlines())
