@@ -8,7 +8,7 @@ done with it, and when its iterator is abandoned; what it holds from then on is 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -30,12 +30,7 @@ def source_pipe(datapipe: Any, pipe: object) -> Any:
         raise TypeError(
             f"{name}: datapipe must be a pipe, but got {datapipe!r}; wrap it: IterableWrapper([...])"
         )
-    datapipe = check_source(name, datapipe)
-    if isinstance(datapipe, (Sequence, Set, Iterator)):
-        from torchdata.datapipes.iter import IterableWrapper  # late: the package imports this module
-
-        return IterableWrapper(datapipe, deepcopy=False)
-    return datapipe
+    return check_source(name, datapipe)
 
 
 def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
