@@ -244,7 +244,7 @@ def _raise_damage(kind: type[Exception], what: str, error: Exception) -> NoRetur
 
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, struct.error, LZMAError)
 _ADVICE = "the archive is truncated, damaged or of another kind"
-_NO_WAY_BACK = "a streamed archive cannot go back: read members before going on, or read the archive from a seekable file"
+_NO_WAY_BACK = "a streamed archive cannot go back: read members before going on, or use a seekable file"
 
 
 def _streaming(mode: str) -> str:

@@ -47,8 +47,8 @@ class SequenceWrapper(MapDataPipe[T_co]):
                 sequence = copy.deepcopy(sequence)
             except TypeError:
                 warnings.warn(
-                    f"The sequence of type {type(sequence).__name__} given to SequenceWrapper cannot be deep-copied, so "
-                    "changing its items in place changes the source data; pass deepcopy=False to accept that.",
+                    f"The sequence of type {type(sequence).__name__} given to SequenceWrapper cannot be deep-copied, "
+                    "so changing its items in place changes the source data; pass deepcopy=False to accept that.",
                     UserWarning,
                     stacklevel=2,
                 )
