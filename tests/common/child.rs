@@ -1,6 +1,6 @@
 //! Real child processes: the test binary runs itself again, in one test that plays a role.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use torchdata_core::region::portable;
 
 /// Says to the test `child_process` what it is to be.
 const ROLE: &str = "TORCHDATA_TEST_ROLE";
-const LINK_FD: i32 = 100;
-const BELLS_FD: i32 = 101;
+/// Where a child finds the descriptors that were passed.
+const FIRST_FD: i32 = 100;
 
 /// A child that is killed and reaped, if need be, when its parent's test ends.
 pub struct Process(pub Child);
@@ -32,13 +32,18 @@ impl Drop for Process {
 
 /// Starts this test binary in its test `child_process` (which is ignored otherwise) with a role and a link's descriptors.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
-    let fds = [(link.fd().as_raw_fd(), LINK_FD), (bells.fd().as_raw_fd(), BELLS_FD)];
+    start_with(role, &[link.fd(), bells.fd()])
+}
+
+/// Starts this binary with a role and any descriptors.
+pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
+    let fds: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child_process", "--ignored", "--nocapture"]).env(ROLE, role).stdout(Stdio::null());
     // SAFETY: dup2 is allowed between fork and exec; it clears close-on-exec in the copies.
     unsafe {
         command.pre_exec(move || {
-            for (from, to) in fds {
+            for (&from, to) in fds.iter().zip(FIRST_FD..) {
                 if libc::dup2(from, to) < 0 {
                     return Err(std::io::Error::last_os_error());
                 }
@@ -49,16 +54,25 @@ pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     Process(command.spawn().unwrap())
 }
 
+/// Whether this process was started by `start_with`.
+pub fn is_child() -> bool {
+    std::env::var_os(ROLE).is_some()
+}
+
 /// In a child: its role.
 pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
+/// In a child: the descriptor number `index` that its parent passed; to be asked for once each.
+pub fn inherited_fd(index: i32) -> OwnedFd {
+    // SAFETY: the parent passed the descriptor and nothing else in this process owns it.
+    unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }
+}
+
 /// In a child: the link and the bells that its parent passed.
 pub fn inherited() -> (Link, Arc<BellBoard>) {
-    // SAFETY: the parent passed these two descriptors and nothing else in this process owns them.
-    let [link, bells] = [LINK_FD, BELLS_FD].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-    (Link::attach(link).unwrap(), BellBoard::attach(bells).unwrap())
+    (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
 /// Runs this whole test binary once more with the portable fallbacks; `caller` is the test that does so.

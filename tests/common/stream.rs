@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use torchdata_core::bell::{BellBoard, BellRef};
-use torchdata_core::consumer::{Buffer, Consumer};
+use torchdata_core::consumer::{Buffer, Consumer, Unit};
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::producer::{Part, Producer, Push};
@@ -161,7 +161,7 @@ impl Sender {
 pub struct Receiver {
     pub end: Consumer,
     pub bell: BellRef,
-    payload: Vec<u8>,
+    pub payload: Vec<u8>,
 }
 
 /// An item as it arrived, its buffers still leased.
@@ -183,6 +183,17 @@ impl Receiver {
             self.end.item_taken();
         }
         Ok(Some((unit.kind, Arrived { inline: self.payload.clone(), buffers: unit.buffers })))
+    }
+
+    /// Waits for the next item without copying anything further; its inline bytes are in `payload`.
+    pub fn next_unit(&mut self) -> Unit {
+        loop {
+            if let Some(unit) = self.end.take(0, &mut self.payload).unwrap() {
+                self.end.item_taken();
+                return unit;
+            }
+            wait(&self.bell, || self.end.readable() != Ok(false));
+        }
     }
 
     /// Waits for the next unit; None for an end.
