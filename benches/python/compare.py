@@ -1,0 +1,179 @@
+"""Compares this project, torch's DataLoader and upstream torchdata 0.9.0 end to end.
+
+Every measurement is a child process of its own; the contenders of a workload take turns, and medians, ratios and the
+project's goals are printed. torch and upstream live in a virtual environment of their own, made on the first
+run. Run: `python benches/python/compare.py [--quick] [--only NAME]`; `make bench` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from comparison import environment, items, memory
+from comparison.report import Report, Runs
+from comparison.workloads import OURS, WORKERS, WORKLOADS, Contender, Workload, ours
+
+HERE = Path(__file__).resolve().parent
+BENCH = HERE.parent.parent / ".bench"
+GRACE_S = 10
+"""How long a child may take to end after it has printed its figures."""
+
+ALARM_S = 120
+"""How long a child may take to print them."""
+
+
+class Harness:
+    """Starts the children, each in a process group of its own, and reads what they print."""
+
+    def __init__(self, upstream_python: Path | None, jpegs: Path | None, seconds: float) -> None:
+        self.upstream_python = upstream_python
+        self.jpegs = jpegs
+        self.seconds = seconds
+
+    @contextlib.contextmanager
+    def start(self, workload: Workload, contender: Contender, seconds: float) -> Iterator[Any]:
+        """A running child; its whole group is ended at the end."""
+        order = {
+            "contender": contender.program,
+            "kind": contender.kind or workload.kind,
+            "item": workload.item,
+            "start_method": workload.start_method,
+            "workers": WORKERS,
+            "seconds": seconds,
+            "options": contender.options,
+        }
+        environ = dict(os.environ)
+        python = sys.executable
+        if contender.program in ("upstream", "torch"):
+            python = str(self.upstream_python)
+            environ.pop("PYTHONPATH", None)  # it may lead to this project's torchdata
+        if self.jpegs is not None:
+            environ[items.JPEG_FOLDER] = str(self.jpegs)
+        child = subprocess.Popen(
+            [python, "-W", "ignore", "-m", "comparison.child", json.dumps(order)],
+            cwd=HERE,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield child
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+
+    def can_run(self, workload: Workload, contender: Contender) -> bool:
+        if contender.program in ("upstream", "torch") and self.upstream_python is None:
+            return False
+        return workload.item != "decoded" or self.jpegs is not None
+
+    def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:
+        """One measurement; None (and a line that says why) if the child fails."""
+        with self.start(workload, contender, self.seconds) as child:
+            alarm = time.monotonic() + ALARM_S
+            line = read_line(child, alarm)
+            if not line:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                errors = child.communicate()[1].strip().splitlines() or ["it printed nothing"]
+                complain(workload, contender, errors[-1])
+                return None
+            try:
+                child.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                complain(workload, contender, f"did not end within {GRACE_S} s of its last item; killed")
+            figures: dict[str, float] = json.loads(line)
+            return figures
+
+    def compare(self, workload: Workload, repetitions: int) -> Runs:
+        """All contenders in turn, as often as asked; one that fails is not tried again."""
+        runs: Runs = {contender.name: [] for contender in workload.contenders}
+        playing = [one for one in workload.contenders if self.can_run(workload, one)]
+        for _ in range(repetitions):
+            for contender in list(playing):
+                figures = self.run(workload, contender)
+                if figures is None:
+                    playing.remove(contender)
+                else:
+                    runs[contender.name].append(figures)
+        return runs
+
+    def watch_memory(self, seconds: float) -> memory.Course | None:
+        """Watches a child of this project that moves 150 KiB arrays all the time."""
+        workload = next(one for one in WORKLOADS if one.name == "arrays")
+        with self.start(workload, ours, seconds + 60) as child:
+            try:
+                return memory.watch(child.pid, seconds, lambda: child.poll() is None)
+            except RuntimeError as error:
+                complain(workload, ours, str(error))
+                return None
+
+
+def read_line(child: Any, alarm: float) -> str:
+    """The child's line; empty if it ends without one or the alarm rings."""
+    import selectors
+
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        if not selector.select(max(0.0, alarm - time.monotonic())):
+            return ""
+        return str(child.stdout.readline())
+
+
+def complain(workload: Workload, contender: Contender, what: str) -> None:
+    print(f"! {workload.name}, {contender.name}: {what}", file=sys.stderr, flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    names = [workload.name for workload in WORKLOADS] + ["memory"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--wheels", type=Path, help="folder that may hold a wheel of torch")
+    parser.add_argument("--upstream-python", type=Path, help="Python that has upstream and torch already")
+    parser.add_argument(
+        "--quick", action="store_true", help="one repetition instead of five, shorter windows"
+    )
+    parser.add_argument("--only", action="append", choices=names, help="this workload alone; may be repeated")
+    parser.add_argument("--repetitions", type=int, help="runs of every contender")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Prepares, compares, reports."""
+    asked = arguments()
+    python = asked.upstream_python
+    if python is None:
+        try:
+            python = environment.upstream_python(BENCH, asked.wheels)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"! no torch and no upstream in this run: {error}", file=sys.stderr)
+    jpegs = environment.jpeg_folder(BENCH)
+    if jpegs is None:
+        print("! no JPEG workload in this run: Pillow is not installed", file=sys.stderr)
+    harness = Harness(python, jpegs, seconds=1.0 if asked.quick else 1.5)
+    repetitions = asked.repetitions or (1 if asked.quick else 5)
+    report = Report()
+    print(f"{WORKERS} workers, medians of {repetitions}, {os.cpu_count()} cores; ratios are {OURS} / rival")
+    for workload in WORKLOADS:
+        if not asked.only or workload.name in asked.only:
+            report.workload(workload, harness.compare(workload, repetitions))
+    if not asked.only or "memory" in asked.only:
+        seconds = 8.0 if asked.quick else 40.0
+        report.memory(harness.watch_memory(seconds), seconds)
+    report.summary()
+
+
+if __name__ == "__main__":
+    main()

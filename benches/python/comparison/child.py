@@ -1,0 +1,118 @@
+"""One run of one contender: `python -m comparison.child '{"contender": …}'` prints one line of JSON.
+
+The order (a JSON object) holds: contender (ours, upstream, torch, bare), kind (of measurement), item (a key
+of `items.MAKERS`), start_method, workers, seconds and options. Worker processes that are spawned import this
+file anew, so it imports nothing but the standard library at its top.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from comparison import items
+
+
+class Run:
+    """A contender's loader, built on demand from the order."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.order = order
+        self.options: dict[str, Any] = order["options"]
+        self.make = items.MAKERS[order["item"]]
+        self.build = self._torch() if order["contender"] == "torch" else self._pipes()
+
+    def _torch(self) -> Callable[[range], Any]:
+        from comparison import torch_loader
+
+        start_method, workers = self.order["start_method"], self.order["workers"]
+        return lambda source: torch_loader.loader(source, self.make, start_method, workers, self.options)
+
+    def _pipes(self) -> Callable[[range], Any]:
+        import torchdata.dataloader2  # noqa: F401 - imports are no part of any measurement
+        from comparison import pipes
+
+        graph = pipes.dispatched if self.options.get("dispatched") else pipes.shared_out
+        start_method, workers = self.order["start_method"], self.order["workers"]
+        return lambda source: pipes.loader(graph(source, self.make), start_method, workers)
+
+
+def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import measure
+
+    run = Run(order)
+    together = run.options.get("together", 1)
+    loader = run.build(range(items.ENDLESS))
+    consume = measure.CONSUMERS["lists" if together > 1 else order["item"]]
+    return {"value": measure.rate(iter(loader), consume, order["seconds"]) * together}, loader
+
+
+def first_item(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    run = Run(order)
+    begin = time.perf_counter()
+    loader = run.build(range(items.ENDLESS))
+    iterator = iter(loader)
+    next(iterator)
+    return {"value": time.perf_counter() - begin}, (loader, iterator)
+
+
+def turn_around(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import measure
+
+    loader = Run(order).build(range(items.EPOCH))
+    return {"value": measure.turn_around(loader, order["seconds"])}, loader
+
+
+def decoding(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import bare
+
+    return {"value": bare.decoding(order["workers"], order["seconds"])}, None
+
+
+def array_floor(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import bare
+
+    return bare.array_floor(order["seconds"]), None
+
+
+def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    """Seconds per item of the chain of five; the pipes and the plain generators take turns in this process."""
+    import statistics
+
+    import inprocess
+
+    numbers = list(range(100_000))
+    pipes, plain = inprocess.cases(numbers)["chain of five, per item"]
+    runs = []
+    until = time.perf_counter() + order["seconds"]
+    while time.perf_counter() < until or len(runs) < 5:
+        runs.append((inprocess.seconds(pipes), inprocess.seconds(plain)))
+    ours, theirs = (statistics.median(side) / len(numbers) for side in zip(*runs, strict=True))
+    return {"value": ours, "plain": theirs}, None
+
+
+KINDS = {
+    "rate": rate,
+    "first_item": first_item,
+    "turn_around": turn_around,
+    "decoding": decoding,
+    "array_floor": array_floor,
+    "in_process": in_process,
+}
+
+
+def main() -> None:
+    """Measures, prints, and only then shuts the loader down: the harness ends a child that hangs there."""
+    order = json.loads(sys.argv[1])
+    result, loader = KINDS[order["kind"]](order)
+    print(json.dumps(result), flush=True)
+    shutdown = getattr(loader, "shutdown", None)
+    if shutdown is not None:
+        shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What a run needs on the disk: a virtual environment for torch and upstream, and a folder of JPEG files."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+UPSTREAM = ("torchdata==0.9.0", "numpy", "requests", "pillow")
+JPEGS, WIDTH, HEIGHT = 64, 500, 375
+
+
+def upstream_python(bench: Path, wheels: Path | None) -> Path:
+    """The interpreter of `.bench/upstream`, which is made if it is missing or was not finished.
+
+    torch comes from a wheel in the folder `wheels` if there is one for this Python, else from the package index.
+    """
+    home = bench / "upstream"
+    python, finished = home / "bin" / "python", home / "finished"
+    if finished.exists():
+        return python
+    print(f"installing upstream torchdata 0.9.0 and torch into {home} …", file=sys.stderr, flush=True)
+    shutil.rmtree(home, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    tag = f"-cp{sys.version_info.major}{sys.version_info.minor}-"
+    local = sorted(wheel for wheel in wheels.glob("torch-*.whl") if tag in wheel.name) if wheels else []
+    torch = str(local[-1]) if local else "torch"
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, torch, *UPSTREAM], check=True)
+    finished.touch()
+    return python
+
+
+def jpeg_folder(bench: Path) -> Path | None:
+    """A folder of JPEG files, the same in every run; None where Pillow is not installed."""
+    try:
+        import numpy
+        from PIL import Image
+    except ImportError:
+        return None
+    folder = bench / "jpegs"
+    if folder.is_dir() and len(list(folder.iterdir())) == JPEGS:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    random = numpy.random.default_rng(2)
+    for number in range(JPEGS):
+        coarse = Image.fromarray(random.integers(0, 256, (24, 32, 3), dtype=numpy.uint8))
+        smooth = numpy.asarray(coarse.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), dtype=numpy.int16)
+        noisy = smooth + random.integers(-12, 13, smooth.shape)
+        picture = Image.fromarray(noisy.clip(0, 255).astype(numpy.uint8))
+        picture.save(folder / f"{number:03}.jpg", quality=90)
+    return folder

@@ -1,0 +1,101 @@
+"""What the workloads move: made in the worker, by the same functions for every contender.
+
+Imported in each child and its workers; NumPy and Pillow are loaded by the first item that needs them, so that a
+worker that moves ints starts without them.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any
+
+ENDLESS = 10**9
+"""Items in a source that is read by the clock."""
+
+EPOCH = 200
+"""Items in an epoch, where the change of epochs is measured."""
+
+LIST = 64
+"""Ints in a list, where ints travel in lists."""
+
+ARRAY_BYTES = 150 * 1024
+IMAGE_BYTES = 12 * 1024
+BATCH_SHAPE = (64, 3, 224, 224)
+BATCH_BYTES = 4 * 64 * 3 * 224 * 224
+
+JPEG_FOLDER = "COMPARISON_JPEGS"
+"""Environment variable that names the folder of JPEG files."""
+
+
+def tiny(n: int) -> int:
+    return n + 1
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+@cache
+def _template(size: int) -> Any:
+    import numpy
+
+    return numpy.arange(size, dtype=numpy.uint32).astype(numpy.uint8)
+
+
+def array(n: int) -> Any:
+    """A fresh array of 150 KiB; making it costs one copy."""
+    fresh = _template(ARRAY_BYTES).copy()
+    fresh[0] = n & 0xFF
+    return fresh
+
+
+def mixed(n: int) -> dict[str, Any]:
+    """A dictionary of an int, a str, a float and a fresh array of 12 KiB."""
+    image = _template(IMAGE_BYTES).copy()
+    image[0] = n & 0xFF
+    return {"index": n, "name": f"sample-{n}", "weight": n * 0.5, "image": image}
+
+
+@cache
+def _batches() -> list[Any]:
+    import numpy
+
+    return [numpy.full(BATCH_SHAPE, float(n), dtype=numpy.float32) for n in range(6)]
+
+
+def batch(n: int) -> Any:
+    """A batch of 38.5 MB, one of six that every worker holds and uses in turn.
+
+    A fresh one for each item would measure the kernel's page faults, which are slower than any transport.
+    """
+    batches = _batches()
+    held = batches[(n // 2) % len(batches)]
+    held[0, 0, 0, 0] = n
+    return held
+
+
+@cache
+def jpeg_files() -> list[str]:
+    """The JPEG files that the harness has written."""
+    folder = os.environ[JPEG_FOLDER]
+    return sorted(os.path.join(folder, name) for name in os.listdir(folder))
+
+
+def decoded(n: int) -> Any:
+    """One of the JPEG files, read and decoded to an array of height, width and three colours."""
+    import numpy
+    from PIL import Image
+
+    files = jpeg_files()
+    with Image.open(files[n % len(files)]) as image:
+        return numpy.asarray(image.convert("RGB"))
+
+
+MAKERS = {
+    "tiny": tiny,
+    "array": array,
+    "mixed": mixed,
+    "batch": batch,
+    "decoded": decoded,
+}

@@ -1,0 +1,82 @@
+"""The clocks of the children: rates in a window, the first item, the change of epochs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+WARM_UP_S = 0.4
+
+
+def _leave(share: Iterable[Any]) -> None:
+    for _ in share:
+        pass
+
+
+def _touch_array(share: Iterable[Any]) -> None:
+    for item in share:
+        item[0]
+
+
+def _touch_mixed(share: Iterable[Any]) -> None:
+    for item in share:
+        item["image"][0]
+
+
+def _touch_batch(share: Iterable[Any]) -> None:
+    for item in share:
+        item[0, 0, 0, 0]
+
+
+def _walk_lists(share: Iterable[Any]) -> None:
+    for item in share:
+        for _ in item:
+            pass
+
+
+CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
+    "tiny": _leave,
+    "array": _touch_array,
+    "mixed": _touch_mixed,
+    "batch": _touch_batch,
+    "decoded": _touch_array,
+    "lists": _walk_lists,
+}
+"""By kind of item: takes a share of the items and touches one element of each."""
+
+
+def rate(iterator: Iterator[Any], consume: Callable[[Iterable[Any]], None], seconds: float) -> float:
+    """Items a second, in a window that begins when the warm-up is over and the queues have filled.
+
+    The clock is read once for every 20 ms of items, so that reading it costs the fast contenders nothing.
+    """
+    next(iterator)
+    begin, taken, chunk = time.perf_counter(), 0, 1
+    while time.perf_counter() - begin < WARM_UP_S:
+        consume(islice(iterator, chunk))
+        taken += chunk
+        chunk = max(1, int(0.02 * taken / (time.perf_counter() - begin)))
+    begin, taken = time.perf_counter(), 0
+    while True:
+        consume(islice(iterator, chunk))
+        taken += chunk
+        if (passed := time.perf_counter() - begin) >= seconds:
+            return taken / passed
+
+
+def turn_around(epochs: Iterable[Any], seconds: float) -> float:
+    """Median seconds from the end of an epoch to the first item of the next one."""
+    times: list[float] = []
+    until = time.perf_counter() + WARM_UP_S + seconds
+    iterator = iter(epochs)
+    while time.perf_counter() < until or len(times) < 5:
+        deque(iterator, maxlen=0)
+        ended = time.perf_counter()
+        iterator = iter(epochs)
+        next(iterator)
+        times.append(time.perf_counter() - ended)
+    return statistics.median(times[3:])

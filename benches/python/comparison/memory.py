@@ -1,0 +1,69 @@
+"""Memory of a process and its children from /proc, sampled by the harness while a child runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+INTERVAL_S = 0.25
+ALLOWED_GROWTH = 0.01
+"""Growth in the second half that still counts as flat, as a share of the level (or 1 MB, if that is more)."""
+
+
+def family(pid: int) -> list[int]:
+    """The process and all its descendants."""
+    found = [pid]
+    for member in found:
+        for children in Path(f"/proc/{member}/task").glob("*/children"):
+            try:
+                found.extend(int(child) for child in children.read_text().split())
+            except OSError:
+                continue  # the thread or process has just ended
+    return found
+
+
+def proportional(pids: list[int]) -> tuple[int, int]:
+    """Bytes of the processes, shared pages counted once among them: (all, shared memory alone)."""
+    total = shared = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        kibibytes = {key: int(rest.split()[0]) for key, rest in (line.split(":", 1) for line in lines)}
+        total += kibibytes["Pss"] * 1024
+        shared += kibibytes["Pss_Shmem"] * 1024
+    return total, shared
+
+
+@dataclass(frozen=True)
+class Course:
+    """How memory went, in bytes: the level, the growth in the second half, the peaks."""
+
+    level: float
+    growth: float
+    peak: float
+    peak_shared: float
+
+    @property
+    def flat(self) -> bool:
+        return self.growth <= max(1e6, ALLOWED_GROWTH * self.level)
+
+
+def watch(pid: int, seconds: float, running: Callable[[], bool]) -> Course:
+    """Samples until the time is over or the process ends; the growth is from the third quarter to the last."""
+    samples: list[tuple[int, int]] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and running():
+        samples.append(proportional(family(pid)))
+        time.sleep(INTERVAL_S)
+    quarter = len(samples) // 4
+    if quarter < 2:
+        raise RuntimeError(f"only {len(samples)} samples of memory: the run was too short")
+    third, last = samples[2 * quarter : 3 * quarter], samples[3 * quarter :]
+    before, after = (statistics.median(total for total, _ in part) for part in (third, last))
+    peak, peak_shared = (max(column) for column in zip(*samples, strict=True))
+    return Course(before, after - before, peak, peak_shared)

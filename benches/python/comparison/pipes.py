@@ -1,0 +1,33 @@
+"""The contenders that share an API: this project and upstream torchdata 0.9.0, whichever the child can import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comparison import items
+
+
+def shared_out(source: range, make: Any) -> Any:
+    """A source whose items are shared out among the workers, each made in its worker."""
+    from torchdata.datapipes.iter import IterableWrapper
+
+    return IterableWrapper(source, deepcopy=False).sharding_filter().map(make)
+
+
+def dispatched(source: range, make: Any) -> Any:
+    """A source whose items are made in the dispatching process and dealt out to the workers."""
+    from torchdata.datapipes.iter import IterableWrapper
+
+    try:
+        from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
+    except ModuleNotFoundError:  # upstream takes it from torch
+        from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
+    made = IterableWrapper(source, deepcopy=False).map(make)
+    return made.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(items.same)
+
+
+def loader(pipe: Any, start_method: str, workers: int) -> Any:
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+    service = MultiProcessingReadingService(num_workers=workers, multiprocessing_context=start_method)
+    return DataLoader2(pipe, reading_service=service)

@@ -1,0 +1,105 @@
+"""From the runs to medians, ratios and verdicts, as a table in plain text."""
+
+from __future__ import annotations
+
+import statistics
+
+from comparison.memory import Course
+from comparison.workloads import OURS, WORKERS, Goal, Workload
+
+Runs = dict[str, list[dict[str, float]]]
+"""By contender: what each of its runs printed; an empty list if it could not run."""
+
+PLAIN = "plain generators"
+
+
+def ratio_of(mine: list[float], theirs: list[float]) -> float:
+    """Median of the ratios of runs that stood side by side, so that a drift of the machine cancels out."""
+    return statistics.median(a / b for a, b in zip(mine, theirs, strict=False))
+
+
+def _number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
+
+
+def _verdict(met: bool | None) -> str:
+    return {True: "met", False: "MISSED", None: "not measured"}[met]
+
+
+def _goal_line(goal: str, measured: str, met: bool | None) -> str:
+    return f"    goal: {goal}: {measured}{': ' if measured else ''}{_verdict(met)}"
+
+
+class Report:
+    """Prints a block for every workload as it is done, and keeps the verdicts for the summary."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[tuple[str, str, str, bool | None]] = []
+
+    def _judge(self, title: str, goal: str, measured: str, met: bool | None) -> None:
+        self.verdicts.append((title, goal, measured, met))
+        print(_goal_line(goal, measured, met), flush=True)
+
+    def workload(self, workload: Workload, runs: Runs) -> None:
+        """Medians of all contenders, their ratios to this project's, and the goals."""
+        figures = {name: [run["value"] for run in done] for name, done in runs.items()}
+        if workload.kind == "in_process":
+            figures[PLAIN] = [run["plain"] for run in runs[OURS]]
+        mine = figures[OURS]
+        print(f"\n{workload.title} [{workload.name}]")
+        for name, values in figures.items():
+            if not values:
+                print(f"  {name:28}{'failed':>12}")
+                continue
+            median = statistics.median(values) * workload.scale
+            ours = "" if name == OURS or not mine else f"   ours/this {_number(ratio_of(mine, values))}"
+            print(f"  {name:28}{_number(median):>12} {workload.unit:9}{ours}")
+        for goal in workload.goals:
+            self._goal(workload, goal, mine, figures.get(goal.rival, []))
+        if workload.name == "arrays":
+            self._memcpys(
+                workload, mine, next((done for name, done in runs.items() if "no loader" in name), [])
+            )
+
+    def _goal(self, workload: Workload, goal: Goal, mine: list[float], theirs: list[float]) -> None:
+        if not mine or not theirs:
+            self._judge(workload.title, goal.text, "", None)
+            return
+        ratio = ratio_of(mine, theirs)
+        self._judge(workload.title, goal.text, _number(ratio), goal.met(ratio))
+
+    def _memcpys(self, workload: Workload, mine: list[float], floors: list[dict[str, float]]) -> None:
+        """Time per item beyond its share of the making, which goes on in all workers at once."""
+        for key, where in (("memcpy_s", "in cache"), ("far_memcpy_s", "out of cache")):
+            goal = f"beyond producing it at most 1.5 memcpys ({where})"
+            if not mine or not floors:
+                self._judge(workload.title, goal, "", None)
+                continue
+            pairs = list(zip(mine, floors, strict=False))
+            copies = statistics.median((1 / a - floor["made_s"] / WORKERS) / floor[key] for a, floor in pairs)
+            microseconds = statistics.median(floor[key] for floor in floors) * 1e6
+            measured = f"{copies:.2f} memcpys of {microseconds:.1f} µs"
+            self._judge(workload.title, goal, measured, copies <= 1.5)
+
+    def memory(self, course: Course | None, seconds: float) -> None:
+        """How memory went in the long run."""
+        title, goal = "memory in a long run", "main and workers are flat"
+        print(f"\n{title} [memory]: 150 KiB arrays for {seconds:.0f} s")
+        if course is None:
+            self._judge(title, goal, "", None)
+            return
+        level, growth, peak, shared = (
+            part / 1e6 for part in (course.level, course.growth, course.peak, course.peak_shared)
+        )
+        print(f"  PSS {level:.1f} MB, peak {peak:.1f} MB, of it shared memory at most {shared:.1f} MB")
+        self._judge(title, goal, f"{growth:+.2f} MB in the second half", course.flat)
+
+    def summary(self) -> None:
+        """All goals in one table, those missed last."""
+        print("\nGoals")
+        for title, goal, measured, met in sorted(self.verdicts, key=lambda one: one[3] is not True):
+            print(f"  {_verdict(met):13}{title}: {goal}{f' ({measured})' if measured else ''}")
+        counts = [sum(one[3] is state for one in self.verdicts) for state in (True, False, None)]
+        print("  {} met, {} missed, {} not measured".format(*counts))

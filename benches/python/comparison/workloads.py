@@ -1,0 +1,152 @@
+"""What is compared, by whom, and which goals stand: the table that the harness walks through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+OURS = "torchdata-rs"
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who runs: a `program` of `child` with its options; `kind` where it is not the workload's."""
+
+    name: str
+    program: str
+    options: dict[str, Any] = field(default_factory=dict)
+    kind: str | None = None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What this project's figure, divided by the rival's, has to be."""
+
+    text: str
+    rival: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def met(self, ratio: float) -> bool:
+        low, high = self.at_least, self.at_most
+        return (low is None or ratio >= low) and (high is None or ratio <= high)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One comparison; `unit` is items/s, GB/s, images/s, ms or ns, and `scale` leads to it from items/s or seconds."""
+
+    name: str
+    title: str
+    item: str
+    contenders: tuple[Contender, ...]
+    goals: tuple[Goal, ...] = ()
+    kind: str = "rate"
+    unit: str = "items/s"
+    scale: float = 1.0
+    start_method: str = "fork"
+
+
+ours = Contender(OURS, "ours")
+upstream = Contender("upstream 0.9.0", "upstream")
+torch = Contender("torch", "torch")
+torch_numpy = Contender("torch, NumPy kept", "torch", {"numpy": True})
+
+
+def dispatching(name: str, title: str, item: str, least: float, goal: str) -> Workload:
+    options = {"dispatched": True}
+    both = (Contender(OURS, "ours", options), Contender(upstream.name, "upstream", options))
+    return Workload(name, title, item, both, (Goal(goal, upstream.name, at_least=least),))
+
+
+def starting(start_method: str, most: float, goal: str) -> Workload:
+    return Workload(
+        f"start-{start_method}",
+        f"start-up to first item, {start_method}",
+        "tiny",
+        (ours, torch, upstream),
+        (Goal(goal, torch.name, at_most=most),),
+        kind="first_item",
+        unit="ms",
+        scale=1e3,
+        start_method=start_method,
+    )
+
+
+WORKLOADS = (
+    Workload(
+        "tiny",
+        "tiny items one by one",
+        "tiny",
+        (
+            ours,
+            upstream,
+            torch,
+            Contender("torch, prefetch 16", "torch", {"prefetch_factor": 16}),
+            Contender("torch, lists of 64", "torch", {"together": 64}),
+        ),
+        (
+            Goal("at least 300 times upstream", upstream.name, at_least=300),
+            Goal("at least 60 times torch", torch.name, at_least=60),
+            Goal(
+                "600,000/s where torch moving lists makes 460,000", "torch, lists of 64", at_least=600 / 460
+            ),
+        ),
+    ),
+    Workload(
+        "mixed",
+        "mixed dictionaries, 12 KiB array",
+        "mixed",
+        (ours, upstream, torch, torch_numpy),
+        (Goal("at least 25 times torch", torch.name, at_least=25),),
+    ),
+    Workload(
+        "arrays",
+        "150 KiB arrays",
+        "array",
+        (ours, upstream, torch, torch_numpy, Contender("one process, no loader", "bare", kind="array_floor")),
+        (Goal("at least 12 times torch", torch.name, at_least=12),),
+    ),
+    Workload(
+        "batches",
+        "38.5 MB NumPy batches",
+        "batch",
+        (ours, upstream, torch, torch_numpy),
+        (Goal("at least 4 times torch moving the same arrays", torch_numpy.name, at_least=4),),
+        unit="GB/s",
+        scale=4 * 64 * 3 * 224 * 224 / 1e9,
+    ),
+    dispatching("dispatch-tiny", "dispatched tiny items", "tiny", 150, "at least 150 times upstream"),
+    dispatching("dispatch-arrays", "dispatched 150 KiB arrays", "array", 6, "at least 6 times upstream"),
+    Workload(
+        "jpeg",
+        "JPEG decoding in workers",
+        "decoded",
+        (ours, torch, upstream, Contender("two bare processes", "bare", kind="decoding")),
+        (Goal("97 % of two bare processes", "two bare processes", at_least=0.97),),
+        unit="images/s",
+    ),
+    starting("fork", 0.5, "at most half of torch's time under fork"),
+    starting("spawn", 0.25, "at most a quarter of torch's time under spawn"),
+    Workload(
+        "epochs",
+        "epoch turn-around, persistent workers",
+        "tiny",
+        (ours, Contender(torch.name, "torch", {"persistent": True}), upstream),
+        (Goal("at most half of torch's time", torch.name, at_most=0.5),),
+        kind="turn_around",
+        unit="ms",
+        scale=1e3,
+    ),
+    Workload(
+        "in-process",
+        "chain of five pipes, no workers",
+        "tiny",
+        (ours, upstream),
+        (Goal("no more than plain generators", "plain generators", at_most=1.0),),
+        kind="in_process",
+        unit="ns",
+        scale=1e9,
+    ),
+)
