@@ -55,8 +55,13 @@ class Harness:
         environ = dict(os.environ)
         python = sys.executable
         if contender.program in ("upstream", "torch"):
-            python = str(self.upstream_python)
+            python = os.path.abspath(
+                str(self.upstream_python)
+            )  # not resolved: a link leads out of the environment
             environ.pop("PYTHONPATH", None)  # it may lead to this project's torchdata
+        elif "PYTHONPATH" in environ:  # the children run in a folder of their own
+            places = environ["PYTHONPATH"].split(os.pathsep)
+            environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(place) for place in places if place)
         if self.jpegs is not None:
             environ[items.JPEG_FOLDER] = str(self.jpegs)
         child = subprocess.Popen(
