@@ -1,6 +1,6 @@
 """Types of the extension module (see rust/py/src)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 class IterationToken:
@@ -28,6 +28,18 @@ class IteratorGuard(Iterator[Any]):
     def pipe(self) -> Any: ...
     @property
     def iterator(self) -> Iterator[Any]: ...
+
+class FilterIterator(Iterator[Any]):
+    """`filter(predicate, source)` for predicates that return a bool."""
+    def __init__(
+        self,
+        source: Iterable[Any],
+        predicate: Callable[[Any], Any],
+        plain: Sequence[type],
+        on_dropped: Callable[[Any], Any],
+        to_bool: Callable[[Any], bool],
+    ) -> None: ...
+    def __next__(self) -> Any: ...
 
 class Link:
     """The shared memory of one link: its ends are taken by a `Sender` and a `Collector`."""

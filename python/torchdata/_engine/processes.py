@@ -30,7 +30,7 @@ ASKED = 3.0
 #: How long it may take after SIGTERM.
 TERMINATED = 1.0
 #: Ring of a control link; larger commands are streamed.
-CONTROL_RING = 16 << 10
+CONTROL_RING = 64 << 10
 #: How long a child may take to obey a command that main waits for.
 OBEDIENCE = 600.0
 

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -121,13 +121,35 @@ pub struct IteratorGuard {
     token: Py<IterationToken>,
     /// Valid as long as the token's current number is this one.
     id: u64,
+    /// The slot of the iterator's type that gives the next item.
+    next: ffi::iternextfunc,
+    /// Whether a StopIteration that is raised, other than by just ending, is the fault of a user's function: the
+    /// built-in `map` passes it on, and it must not end the iteration as if there were no more data (PEP 479).
+    sealed: bool,
 }
 
 #[pymethods]
 impl IteratorGuard {
     #[new]
-    fn new(pipe: Py<PyAny>, iterator: Py<PyAny>, token: Py<IterationToken>, iterator_id: u64) -> Self {
-        Self { pipe, iterator, token, id: iterator_id }
+    fn new(
+        pipe: Py<PyAny>,
+        iterator: &Bound<'_, PyAny>,
+        token: Py<IterationToken>,
+        iterator_id: u64,
+    ) -> PyResult<Self> {
+        let class = iterator.get_type();
+        // SAFETY: the slot of a live type; a function of the iternext kind, or NULL where the type is no iterator.
+        let next: Option<ffi::iternextfunc> =
+            unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
+        let Some(next) = next else {
+            return Err(PyTypeError::new_err(format!(
+                "__iter__ of {} must return an iterator, but returned an object of type {}",
+                describe(pipe.bind(iterator.py())),
+                class.name()?
+            )));
+        };
+        let sealed = class.is(PyModule::import(iterator.py(), "builtins")?.getattr("map")?);
+        Ok(Self { pipe, iterator: iterator.clone().unbind(), token, id: iterator_id, next, sealed })
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -139,13 +161,13 @@ impl IteratorGuard {
         if token.current.load(Relaxed) != self.id {
             return Err(self.invalidated(py));
         }
-        // SAFETY: the GIL is held and `iterator` is a live object; a NULL result is handled below.
-        let item = unsafe { ffi::PyIter_Next(self.iterator.as_ptr()) };
+        // SAFETY: the GIL is held, and the slot is that of the iterator's type; a NULL result is handled below.
+        let item = unsafe { (self.next)(self.iterator.as_ptr()) };
         if item.is_null() {
             return self.ended(py);
         }
         token.yielded.store(token.yielded.load(Relaxed) + 1, Relaxed);
-        // SAFETY: PyIter_Next returned a new reference, which is handed on.
+        // SAFETY: a new reference, which is handed on.
         Ok(Some(unsafe { Bound::from_owned_ptr(py, item) }.unbind()))
     }
 
@@ -163,21 +185,31 @@ impl IteratorGuard {
             self.token.get().finished.store(true, Relaxed);
             return Ok(None);
         };
+        let error = if !error.is_instance_of::<PyStopIteration>(py) {
+            error
+        } else if self.sealed {
+            self.leaked(py, error)
+        } else {
+            self.token.get().finished.store(true, Relaxed);
+            return Ok(None);
+        };
         let value = error.value(py);
         if !value.hasattr(intern!(py, "__notes__"))? {
-            let note = format!("This exception was raised while iterating {}.", self.describe(py));
+            let note = format!("This exception was raised while iterating {}.", describe(self.pipe.bind(py)));
             value.call_method1(intern!(py, "add_note"), (note,))?;
         }
         Err(error)
     }
 
-    /// The pipe in words; a pipe whose `repr` fails is named by its class.
-    fn describe(&self, py: Python<'_>) -> String {
-        let pipe = self.pipe.bind(py);
-        pipe.repr()
-            .map(|text| text.to_string())
-            .or_else(|_| pipe.get_type().name().map(|name| name.to_string()))
-            .unwrap_or_else(|_| "a pipe".to_owned())
+    /// The error for a StopIteration that a user's function raised.
+    fn leaked(&self, py: Python<'_>, error: PyErr) -> PyErr {
+        let raised = PyRuntimeError::new_err(format!(
+            "{}: the function raised StopIteration, which would end the iteration although the source has more items; \
+             catch it in the function (`next(iterator, default)` does not raise it)",
+            describe(self.pipe.bind(py))
+        ));
+        raised.set_cause(py, Some(error));
+        raised
     }
 
     #[cold]
@@ -185,7 +217,15 @@ impl IteratorGuard {
         PyRuntimeError::new_err(format!(
             "This iterator has been invalidated because another iterator has been created from the same \
              IterDataPipe: {}. A pipe has one valid iterator at a time; `.fork()` gives a pipe several readers.",
-            self.describe(py)
+            describe(self.pipe.bind(py))
         ))
     }
+}
+
+/// A pipe in words; one whose `repr` fails is named by its class.
+fn describe(pipe: &Bound<'_, PyAny>) -> String {
+    pipe.repr()
+        .map(|text| text.to_string())
+        .or_else(|_| pipe.get_type().name().map(|name| name.to_string()))
+        .unwrap_or_else(|_| "a pipe".to_owned())
 }

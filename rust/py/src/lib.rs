@@ -9,6 +9,7 @@ mod codec;
 mod collector;
 mod errors;
 mod guard;
+mod iterators;
 mod seed;
 mod sender;
 mod shared;
@@ -25,6 +26,7 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<guard::IterationToken>()?;
     module.add_class::<guard::IteratorGuard>()?;
+    module.add_class::<iterators::FilterIterator>()?;
     module.add_class::<shared::PyLink>()?;
     module.add_class::<shared::PyBellBoard>()?;
     module.add_class::<shared::LeasedBuffer>()?;

@@ -43,6 +43,8 @@ impl PyLink {
     #[new]
     #[pyo3(signature = (memory_budget, ring_capacity = 262_144))]
     fn new(memory_budget: u64, ring_capacity: u64) -> PyResult<Self> {
+        // Smaller rings would not hold the block table of an item with as many buffers as the codec makes.
+        let ring_capacity = ring_capacity.max(64 << 10);
         let config = LinkConfig { ring_capacity, arena_capacity: memory_budget, ..LinkConfig::default() };
         Link::create(config).map(Self).map_err(errors::open)
     }

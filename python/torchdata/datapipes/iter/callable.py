@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from torchdata.datapipes._checks import check_callable, check_input_col, check_source, length_of
 from torchdata.datapipes._columns import on_columns, replacing_columns
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes._sealing import sealed
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._unfolding import Unfolding
 from torchdata.datapipes.state import Stateless
@@ -75,7 +74,7 @@ class Mapper(Stateless, IterDataPipe[T_co]):
         fn = (
             self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
         )
-        return sealed(map(fn, self.datapipe), self, (self.datapipe,))
+        return map(fn, self.datapipe)  # the guard tells a StopIteration of `fn` from the end
 
     def __len__(self) -> int:
         return length_of(self, self.datapipe)

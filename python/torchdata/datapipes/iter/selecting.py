@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
+from torchdata._native import FilterIterator
 from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source
 from torchdata.datapipes._columns import on_columns
 from torchdata.datapipes._registry import functional_datapipe
@@ -53,28 +54,21 @@ class Filter(Stateless, IterDataPipe[T_co]):
         self.input_col = input_col
 
     def __iter__(self) -> Iterator[T_co]:
-        return self._filtered(iter(self.datapipe), on_columns(self.filter_fn, self.input_col))
+        predicate = on_columns(self.filter_fn, self.input_col)
+        return FilterIterator(self.datapipe, predicate, _PLAIN, close_dropped, _to_bool)
 
-    def _filtered(self, source: Iterator[T_co], predicate: Callable[[Any], Any]) -> Iterator[T_co]:
-        plain = PLAIN_TYPES
-        for item in source:
-            keep = predicate(item)
-            if keep is True:
-                yield item
-            elif keep is False:
-                if type(item) not in plain:
-                    close_dropped(item)
-            elif type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
-                if keep:
-                    yield item
-                else:
-                    close_dropped(item)
-            else:
-                raise ValueError(
-                    f"Filter: filter_fn must return a bool, but returned {keep!r} of type "
-                    f"{type(keep).__name__}; "
-                    "wrap the result in bool()"
-                )
+
+_PLAIN = tuple(PLAIN_TYPES)
+
+
+def _to_bool(keep: Any) -> bool:
+    """The decision of a predicate that returned neither True nor False."""
+    if type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
+        return bool(keep)
+    raise ValueError(
+        f"Filter: filter_fn must return a bool, but returned {keep!r} of type {type(keep).__name__}; "
+        "wrap the result in bool()"
+    )
 
 
 @functional_datapipe("header")
