@@ -32,6 +32,7 @@ from torchdata.datapipes.iter import (
     LengthSetter,
     Mapper,
     MapToIterConverter,
+    Prefetcher,
     Repeater,
     Sampler,
     ShardingFilter,
@@ -384,6 +385,14 @@ ROWS = [
         {"times": 2},
     ),
     Row(
+        "prefetch",
+        lambda s, buffer_size: Prefetcher(s(), buffer_size),
+        lambda xs, buffer_size: xs,
+        {"buffer_size": small},
+        {"buffer_size": 3},
+    ),
+    Row("prefetch_shuffled", lambda s: Prefetcher(s().shuffle(buffer_size=3)), lambda xs: shuffled(xs, 3)),
+    Row(
         "replayed",
         lambda s: Mapper(Doubling(s().shuffle(buffer_size=3)), plus_one),
         lambda xs: [2 * x + 1 for x in shuffled(xs, 3)],
@@ -475,6 +484,8 @@ BAD_ARGUMENTS: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
     ("unzip_nothing", lambda: ints().unzip(2, columns_to_skip=[0, 1]), RuntimeError, "filtered out"),
     ("enumerate_start", lambda: ints().enumerate("1"), TypeError, "starting_index"),
     ("cycle_negative", lambda: ints().cycle(-1), ValueError, "count"),
+    ("prefetch_zero", lambda: ints().prefetch(0), ValueError, "buffer_size"),
+    ("prefetch_string", lambda: ints().prefetch("2"), TypeError, "buffer_size"),
     ("repeat_once", lambda: ints().repeat(1), ValueError, "repetition"),
     ("to_iter_of_iter", lambda: MapToIterConverter(ints()), TypeError, "MapDataPipe"),
 ]

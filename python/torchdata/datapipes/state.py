@@ -13,6 +13,7 @@ replayed pipe are restored.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -88,6 +89,15 @@ def save_state(datapipe: Any) -> dict[str, Any]:
             return loaded[1]  # not iterated since
         del _loaded[datapipe]
     pipes = walk(datapipe)
+    with ExitStack() as stack:
+        # Readers before their sources: a source that stands still would keep its reader's thread from parking.
+        for pipe in reversed(pipes):
+            if hasattr(type(pipe), "held"):
+                stack.enter_context(pipe.held())
+        return {"version": STATE_VERSION, "pipes": _entries(datapipe, pipes)}
+
+
+def _entries(datapipe: Any, pipes: list[Any]) -> list[dict[str, Any]]:
     replayed, restarted = _replay_plan(datapipe, pipes)
     entries = []
     for pipe in pipes:
@@ -108,7 +118,7 @@ def save_state(datapipe: Any) -> dict[str, Any]:
         if hasattr(pipe, "epoch_seed"):
             entry["seed"] = pipe.epoch_seed()
         entries.append(entry)
-    return {"version": STATE_VERSION, "pipes": entries}
+    return entries
 
 
 def load_state(datapipe: Any, state: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ mod collector;
 mod errors;
 mod guard;
 mod iterators;
+mod prefetch;
 mod seed;
 mod sender;
 mod shared;
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<shared::ArenaBuffer>()?;
     module.add_class::<sender::Sender>()?;
     module.add_class::<collector::Collector>()?;
+    module.add_class::<prefetch::PyPrefetchQueue>()?;
     module.add_class::<seed::PySeedGenerator>()?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     Ok(())

@@ -8,6 +8,7 @@ from torchdata.datapipes.iter.combining import Concater, Multiplexer, Zipper
 from torchdata.datapipes.iter.converting import MapToIterConverter
 from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
+from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.selecting import Filter, Header
 from torchdata.datapipes.iter.sharding import (
@@ -43,6 +44,7 @@ __all__ = [
     "MapToIterConverter",
     "Mapper",
     "Multiplexer",
+    "Prefetcher",
     "Repeater",
     "Sampler",
     "ShardingFilter",

@@ -1,0 +1,252 @@
+"""Pipes that read their source in a thread of their own: Prefetcher, and the base of its kind.
+
+The source is begun in the thread that iterates the pipe; from then on one daemon thread takes its items and puts
+them into a bounded native queue, until the source ends, fails, or nobody wants items any more. The pipe owns the
+queue and the thread. The thread knows neither the pipe nor its iterator, so that dropping these ends it.
+
+A forked child has no such thread: it leaves the inherited queue alone and may iterate the pipe anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, TypeVar
+
+from torchdata._native import PrefetchQueue
+from torchdata.datapipes._checks import check_int, check_source, length_of
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["Prefetcher"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+#: Seconds that interpreter exit waits for all prefetching threads together.
+_EXIT_SECONDS = 2.0
+
+
+class _PrefetchData:
+    """What the thread of one iteration shares with its consumer."""
+
+    def __init__(self, source: Iterator[Any], buffer_size: int) -> None:
+        self.source: Iterator[Any] | None = source
+        self.queue = PrefetchQueue(buffer_size)
+        self.process = os.getpid()
+        self.thread: threading.Thread | None = None
+
+    def start(self, worker: Callable[[_PrefetchData], None]) -> None:
+        self.thread = threading.Thread(target=worker, args=(self,), name="torchdata-prefetch", daemon=True)
+        _running.add(self)
+        self.thread.start()
+
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy, whose thread runs in the parent."""
+        return self.process != os.getpid()
+
+
+#: Data of the threads of this process that may be running.
+_running: weakref.WeakSet[_PrefetchData] = weakref.WeakSet()
+
+
+def _forget_inherited() -> None:
+    global _running
+    _running = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    # A thread that is still in native code when the interpreter goes away would take the process down with it.
+    running = list(_running)
+    for data in running:
+        data.queue.close()
+    for data in running:
+        if data.thread is not None:
+            data.thread.join(_EXIT_SECONDS / len(running))
+
+
+os.register_at_fork(after_in_child=_forget_inherited)
+atexit.register(_end_all)
+
+
+class _Reader(Iterator[Any]):
+    """The consumer's end. Dropping it ends the thread."""
+
+    __slots__ = ("_data", "_pop")
+
+    def __init__(self, data: _PrefetchData) -> None:
+        self._data = data
+        self._pop = data.queue.pop
+
+    def __next__(self) -> Any:
+        return self._pop()
+
+    def close(self) -> None:
+        """Lets the thread end after the item that it is at."""
+        self._data.queue.close()
+
+    def __del__(self) -> None:
+        self._data.queue.close()
+
+
+def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
+    """Moves items from the source into the queue until either is done. Runs in the prefetching thread."""
+    queue, source, data.source = data.queue, data.source, None
+    assert source is not None
+    while queue.reserve():
+        try:
+            item = next(source)
+            if prepare is not None:
+                item = prepare(item)
+        except StopIteration:
+            queue.finish()
+            return
+        except BaseException as error:
+            queue.fail(error)
+            return
+        queue.put(item)
+        del item  # or the thread would keep an item alive that the consumer is done with
+
+
+class _PrefetchBase(IterDataPipe[T_co]):
+    """A pipe that reads its source in a thread; subclasses give `thread_worker` what it needs besides.
+
+    Args:
+        source_datapipe: the pipe to read.
+        buffer_size: most items that are held ready.
+    """
+
+    item_attributes: ClassVar[frozenset[str]] = frozenset({"_restored"})
+
+    #: Seconds that pausing and restarting wait for the source to come to the end of the item that it is at.
+    patience: ClassVar[float] = 60.0
+
+    def __init__(self, source_datapipe: Iterable[T_co], buffer_size: int) -> None:
+        name = type(self).__name__
+        check_source(name, source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1)
+        self._data: _PrefetchData | None = None
+        self._restored: tuple[list[Any], BaseException | None] = ([], None)
+
+    def _worker(self) -> Callable[[_PrefetchData], None]:
+        """The function that the thread runs. It must not refer to the pipe."""
+        raise NotImplementedError(f"{type(self).__name__} must define _worker")
+
+    def __iter__(self) -> Iterator[T_co]:
+        self._end_thread()
+        data = _PrefetchData(iter(self.source_datapipe), self.buffer_size)
+        data.queue.restore(*self._restored)
+        self._restored = ([], None)
+        self._data = data
+        data.start(self._worker())
+        return _Reader(data)
+
+    def _end_thread(self) -> None:
+        data, self._data = self._data, None
+        if data is None or data.is_inherited():
+            return
+        data.queue.close()
+        if not data.queue.wait_parked(self.patience):
+            self._data = data
+            raise TimeoutError(self._still_busy("restarted"))
+        if data.thread is not None and data.thread is not threading.current_thread():
+            data.thread.join(self.patience)
+
+    def _still_busy(self, what: str) -> str:
+        return (
+            f"{type(self).__name__} cannot be {what}: its thread has waited for one item of "
+            f"{self.source_datapipe!r} for {self.patience:g} s; look for what blocks there, or raise "
+            f"{type(self).__name__}.patience"
+        )
+
+    def reset(self) -> None:
+        """Ends the thread of the last iteration and drops what it had read ahead."""
+        self._end_thread()
+        self._restored = ([], None)
+
+    def shutdown(self) -> None:
+        """Ends the thread, waiting for the item that it is at. The iterator ends, too. May be called twice."""
+        self._end_thread()
+
+    def pause(self) -> None:
+        """Stops reading ahead. When it returns, the thread does not touch the source any more.
+
+        Items that are held ready can still be read; a reader that wants more waits for `resume()`.
+
+        Raises:
+            TimeoutError: the source took longer than `patience` seconds for an item.
+        """
+        data = self._data
+        if data is not None and not data.is_inherited() and not data.queue.pause(self.patience):
+            data.queue.resume()
+            raise TimeoutError(self._still_busy("paused"))
+
+    def resume(self) -> None:
+        """Goes on reading ahead."""
+        if self._data is not None and not self._data.is_inherited():
+            self._data.queue.resume()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within this context the source stands still, so that its state and ours belong together."""
+        data = self._data
+        if data is None or data.queue.paused:
+            yield
+            return
+        self.pause()
+        try:
+            yield
+        finally:
+            data.queue.resume()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The items that are held ready, and the error that comes after them, if there is one."""
+        items, error = self._restored
+        if self._data is not None and not self._data.is_inherited():
+            with self.held():
+                items, error = self._data.queue.snapshot()
+        return {"items": list(items), "error": error}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration begin with the saved items."""
+        self._end_thread()
+        self._restored = (list(state_dict["items"]), state_dict["error"])
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "_data": None, "_restored": ([], None)}
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+
+@functional_datapipe("prefetch")
+class Prefetcher(_PrefetchBase[T_co]):
+    """Reads its source ahead in a thread, so that waiting for files or a network overlaps with what comes after.
+
+    Args:
+        source_datapipe: the pipe to read. It runs in the thread, all pipes that it reads included.
+        buffer_size: most items that are held ready.
+
+    Raises:
+        TypeError: `buffer_size` is no integer.
+        ValueError: `buffer_size` is not positive.
+
+    Example:
+        >>> list(IterableWrapper(range(3)).map(str).prefetch(2))
+        ['0', '1', '2']
+    """
+
+    def __init__(self, source_datapipe: Iterable[T_co], buffer_size: int = 10) -> None:
+        super().__init__(source_datapipe, buffer_size)
+
+    def _worker(self) -> Callable[[_PrefetchData], None]:
+        return type(self).thread_worker
+
+    @staticmethod
+    def thread_worker(prefetch_data: _PrefetchData) -> None:
+        """What the thread runs: reads the source until it ends, fails, or the iteration is given up."""
+        _fill(prefetch_data)

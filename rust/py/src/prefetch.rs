@@ -1,0 +1,158 @@
+//! The queue of the `prefetch` pipe: holds Python objects, waits without the GIL.
+//!
+//! One Python thread produces, another one consumes; both use one [`PyPrefetchQueue`]. A process that was forked from
+//! the one that made the queue has no producer thread and may have inherited a held lock, so there every method
+//! refuses and nothing is dropped.
+
+use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
+use pyo3::prelude::*;
+use torchdata_core::prefetch_queue::{LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
+
+/// A bounded queue between a prefetching thread and its consumer.
+#[pyclass(frozen, name = "PrefetchQueue", module = "torchdata._native")]
+pub struct PyPrefetchQueue {
+    queue: ManuallyDrop<PrefetchQueue<Py<PyAny>, Py<PyAny>>>,
+    /// The process that the producer thread lives in.
+    process: u32,
+}
+
+impl Drop for PyPrefetchQueue {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            // SAFETY: dropped here only, and `self` is not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.queue) }
+        }
+    }
+}
+
+impl PyPrefetchQueue {
+    fn get(&self) -> PyResult<&PrefetchQueue<Py<PyAny>, Py<PyAny>>> {
+        if self.process == std::process::id() {
+            return Ok(&self.queue);
+        }
+        Err(PyRuntimeError::new_err(format!(
+            "this iteration prefetches in a thread of process {}, which a forked child does not have; start a new \
+             iteration in the child",
+            self.process
+        )))
+    }
+}
+
+#[pymethods]
+impl PyPrefetchQueue {
+    #[new]
+    fn new(capacity: usize) -> PyResult<Self> {
+        if capacity == 0 {
+            return Err(PyValueError::new_err("a prefetch queue holds at least 1 item, but capacity is 0"));
+        }
+        Ok(Self { queue: ManuallyDrop::new(PrefetchQueue::new(capacity)), process: std::process::id() })
+    }
+
+    /// Waits until the producer may make an item; False where nobody wants any.
+    fn reserve(&self, py: Python<'_>) -> PyResult<bool> {
+        let queue = self.get()?;
+        let mut answer = queue.reserve(Duration::ZERO);
+        while answer == Reserve::TimedOut {
+            answer = py.detach(|| queue.reserve(LONGEST_SLICE));
+            py.check_signals()?;
+        }
+        Ok(answer == Reserve::Granted)
+    }
+
+    /// Hands over the item that was reserved for.
+    fn put(&self, item: Py<PyAny>) -> PyResult<()> {
+        self.get()?.commit(Ok(item));
+        Ok(())
+    }
+
+    /// Hands over the exception that ends the stream.
+    fn fail(&self, error: Py<PyAny>) -> PyResult<()> {
+        self.get()?.commit(Err(error));
+        Ok(())
+    }
+
+    /// Says that there is no further item.
+    fn finish(&self) -> PyResult<()> {
+        self.get()?.finish();
+        Ok(())
+    }
+
+    /// The next item; raises the producer's exception in its place, and StopIteration at the end.
+    fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let queue = self.get()?;
+        let mut answer = queue.pop(Duration::ZERO);
+        loop {
+            match answer {
+                Pop::Item(item) => return Ok(item),
+                Pop::Error(error) => return Err(PyErr::from_value(error.into_bound(py))),
+                Pop::Ended => return Err(PyStopIteration::new_err(())),
+                Pop::TimedOut => {
+                    answer = py.detach(|| queue.pop(LONGEST_SLICE));
+                    if matches!(answer, Pop::TimedOut) {
+                        py.check_signals()?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Lets the producer make no further item; False where it was still busy with one after `seconds`.
+    fn pause(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        self.get()?.pause(Duration::ZERO);
+        self.wait_parked(py, seconds)
+    }
+
+    /// Waits until the producer is not busy with an item; False where it still is after `seconds`.
+    fn wait_parked(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let queue = self.get()?;
+        let limit = Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            if py.detach(|| queue.wait_parked(left.min(LONGEST_SLICE))) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Lets the producer go on.
+    fn resume(&self) -> PyResult<()> {
+        self.get()?.resume();
+        Ok(())
+    }
+
+    /// Ends the stream; what is buffered stays for `snapshot`. Does nothing in a forked child.
+    fn close(&self) {
+        if let Ok(queue) = self.get() {
+            queue.close();
+        }
+    }
+
+    /// Puts items, and the exception after them, in front of what the producer makes.
+    fn restore(&self, items: Vec<Py<PyAny>>, error: Option<Py<PyAny>>) -> PyResult<()> {
+        self.get()?.restore(items, error);
+        Ok(())
+    }
+
+    /// What is buffered: (items, the exception after them or None).
+    fn snapshot(&self, py: Python<'_>) -> PyResult<(Vec<Py<PyAny>>, Option<Py<PyAny>>)> {
+        let buffered = self.get()?.snapshot(|item| item.clone_ref(py), |error| error.clone_ref(py));
+        Ok((buffered.items, buffered.error))
+    }
+
+    #[getter]
+    fn paused(&self) -> bool {
+        self.get().is_ok_and(PrefetchQueue::is_paused)
+    }
+
+    fn __len__(&self) -> usize {
+        self.get().map_or(0, PrefetchQueue::len)
+    }
+}
