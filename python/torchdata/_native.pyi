@@ -1,7 +1,7 @@
 """Types of the extension module (see rust/py/src)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, final
 
 class IterationToken:
     """What a pipe knows of its current iteration."""
@@ -20,14 +20,18 @@ class IterationToken:
     @property
     def finished(self) -> bool: ...
 
+@final
 class IteratorGuard(Iterator[Any]):
     """The iterator that `iter(pipe)` returns."""
-    def __init__(self, pipe: Any, iterator: Iterator[Any], token: IterationToken, iterator_id: int) -> None: ...
     def __next__(self) -> Any: ...
     @property
     def pipe(self) -> Any: ...
     @property
     def iterator(self) -> Iterator[Any]: ...
+
+def guard_iterator(
+    pipe: Any, iterator: Iterator[Any], token: IterationToken, iterator_id: int
+) -> IteratorGuard: ...
 
 class FilterIterator(Iterator[Any]):
     """`filter(predicate, source)` for predicates that return a bool."""

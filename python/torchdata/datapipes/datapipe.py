@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torchdata._native import IterationToken, IteratorGuard
+from torchdata._native import IterationToken, guard_iterator
 from torchdata.datapipes._registry import FunctionalForms
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
@@ -48,7 +48,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     if not resumed:
         datapipe.reset()
     iterator = function(datapipe)
-    guard = IteratorGuard(datapipe, iterator, token, iterator_id)
+    guard = guard_iterator(datapipe, iterator, token, iterator_id)
     if replay:
         next(islice(guard, replay - 1, replay), None)
     return guard

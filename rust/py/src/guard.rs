@@ -1,225 +1,197 @@
 //! The iterator guard: one valid iterator per pipe, counted, at less than a generator frame's cost.
 //!
-//! Runs in whichever process and thread iterates the pipe. A pipe owns one [`IterationToken`]; each
-//! iterator made from the pipe is an [`IteratorGuard`] that remembers the number the token had then.
+//! Every item of every pipe passes through here, so the type is made of bare slots rather than by PyO3's class macro,
+//! whose wrapper around `__next__` costs more than all the rest. The hot path is [`next_item`]: compare two numbers, call
+//! the iterator's slot, count. A guard owns references to its pipe, the pipe's own iterator and its token.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
 
-/// What a pipe knows of its current iteration. Never pickled or copied: a copy starts afresh.
-///
-/// The fields are atomics only to be shared without locks; the GIL orders every access.
-#[pyclass(frozen, module = "torchdata._native")]
-pub struct IterationToken {
-    /// Number of the valid iterator; 0 before the first one. Grows by one with each `begin`.
-    current: AtomicU64,
-    /// Items that the valid iterator has yielded, restored and skipped ones included.
-    yielded: AtomicU64,
-    /// Whether the valid iterator has ended.
-    finished: AtomicBool,
-    /// Whether the next `begin` continues from loaded state instead of resetting the pipe.
-    armed: AtomicBool,
-    /// Items to drop after the next `begin`, for pipes that are replayed.
-    replay: AtomicU64,
-}
+use crate::token::IterationToken;
 
-#[pymethods]
-impl IterationToken {
-    #[new]
-    fn new() -> Self {
-        Self {
-            current: AtomicU64::new(0),
-            yielded: AtomicU64::new(0),
-            finished: AtomicBool::new(false),
-            armed: AtomicBool::new(false),
-            replay: AtomicU64::new(0),
-        }
-    }
+/// No iterator has this number: a guard that the garbage collector has cleared is never valid.
+const CLEARED: u64 = u64::MAX;
 
-    /// Starts an iteration, which invalidates every older iterator.
-    ///
-    /// Returns (iterator id, whether loaded state is to be continued, items to drop by replay).
-    fn begin(&self) -> (u64, bool, u64) {
-        let id = self.current.fetch_add(1, Relaxed) + 1;
-        let resumed = self.armed.swap(false, Relaxed);
-        let replay = self.replay.swap(0, Relaxed);
-        if !resumed {
-            self.yielded.store(0, Relaxed);
-        }
-        self.finished.store(false, Relaxed);
-        (id, resumed, replay)
-    }
-
-    /// Invalidates every iterator made so far without starting a new iteration.
-    fn invalidate(&self) {
-        self.current.fetch_add(1, Relaxed);
-    }
-
-    /// Makes the next iteration continue after `yielded` items instead of resetting the pipe.
-    fn arm(&self, yielded: u64) {
-        self.armed.store(true, Relaxed);
-        self.replay.store(0, Relaxed);
-        self.yielded.store(yielded, Relaxed);
-    }
-
-    /// Makes the next iteration start anew and drop its first `count` items.
-    fn arm_replay(&self, count: u64) {
-        self.armed.store(false, Relaxed);
-        self.replay.store(count, Relaxed);
-    }
-
-    /// Forgets loaded state: the next iteration starts anew.
-    fn disarm(&self) {
-        self.armed.store(false, Relaxed);
-        self.replay.store(0, Relaxed);
-    }
-
-    /// Number of the valid iterator; 0 where the pipe was never iterated.
-    #[getter]
-    fn current(&self) -> u64 {
-        self.current.load(Relaxed)
-    }
-
-    /// Items yielded by the valid iterator.
-    #[getter]
-    fn yielded(&self) -> u64 {
-        self.yielded.load(Relaxed)
-    }
-
-    /// Whether loaded state waits to be continued.
-    #[getter]
-    fn armed(&self) -> bool {
-        self.armed.load(Relaxed)
-    }
-
-    /// Whether the valid iterator has ended.
-    #[getter]
-    fn finished(&self) -> bool {
-        self.finished.load(Relaxed)
-    }
-
-    /// A copy or an unpickled token is a fresh one.
-    fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, ())> {
-        Ok((slf.get_type().into_any().unbind(), ()))
-    }
-}
-
-/// The iterator that `iter(pipe)` returns.
-#[pyclass(frozen, module = "torchdata._native")]
-pub struct IteratorGuard {
-    /// The pipe, kept alive while it is iterated.
-    #[pyo3(get)]
-    pipe: Py<PyAny>,
-    /// The iterator made by the pipe's own `__iter__`.
-    #[pyo3(get)]
-    iterator: Py<PyAny>,
-    /// The pipe's token.
-    token: Py<IterationToken>,
-    /// Valid as long as the token's current number is this one.
-    id: u64,
+/// The guard's memory, as the interpreter sees it.
+#[repr(C)]
+struct Guard {
+    ob_base: ffi::PyObject,
+    /// The pipe, kept alive while it is iterated. Owned; NULL once cleared, as are the next two.
+    pipe: *mut ffi::PyObject,
+    /// The iterator that the pipe's own `__iter__` made.
+    iterator: *mut ffi::PyObject,
+    /// The pipe's token as an object.
+    token_object: *mut ffi::PyObject,
+    /// The same token; valid as long as `token_object` is owned.
+    token: *const IterationToken,
     /// The slot of the iterator's type that gives the next item.
     next: ffi::iternextfunc,
+    /// Valid as long as the token's current number is this one.
+    id: u64,
     /// Whether a StopIteration that is raised, other than by just ending, is the fault of a user's function: the
     /// built-in `map` passes it on, and it must not end the iteration as if there were no more data (PEP 479).
     sealed: bool,
 }
 
-#[pymethods]
-impl IteratorGuard {
-    #[new]
-    fn new(
-        pipe: Py<PyAny>,
-        iterator: &Bound<'_, PyAny>,
-        token: Py<IterationToken>,
-        iterator_id: u64,
-    ) -> PyResult<Self> {
-        let class = iterator.get_type();
-        // SAFETY: the slot of a live type; a function of the iternext kind, or NULL where the type is no iterator.
-        let next: Option<ffi::iternextfunc> =
-            unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
-        let Some(next) = next else {
-            return Err(PyTypeError::new_err(format!(
-                "__iter__ of {} must return an iterator, but returned an object of type {}",
-                describe(pipe.bind(iterator.py())),
-                class.name()?
-            )));
-        };
-        let sealed = class.is(PyModule::import(iterator.py(), "builtins")?.getattr("map")?);
-        Ok(Self { pipe, iterator: iterator.clone().unbind(), token, id: iterator_id, next, sealed })
-    }
+/// The type object of guards.
+pub fn guard_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+    static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    TYPE.get_or_try_init(py, || make_type(py).map(Bound::unbind)).map(|class| class.bind(py))
+}
 
-    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
+fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
+    let member = |name: &'static std::ffi::CStr, offset: usize| ffi::PyMemberDef {
+        name: name.as_ptr(),
+        type_code: ffi::Py_T_OBJECT_EX,
+        offset: offset as ffi::Py_ssize_t,
+        flags: ffi::Py_READONLY,
+        doc: std::ptr::null(),
+    };
+    // The interpreter keeps pointers to the members for as long as it runs.
+    let members = Box::leak(Box::new([
+        member(c"pipe", offset_of!(Guard, pipe)),
+        member(c"iterator", offset_of!(Guard, iterator)),
+        // SAFETY: the all-zero entry ends the table.
+        unsafe { std::mem::zeroed::<ffi::PyMemberDef>() },
+    ]));
+    let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
+    let mut slots = [
+        slot(ffi::Py_tp_doc, c"The iterator that `iter(pipe)` returns.".as_ptr().cast_mut().cast()),
+        slot(ffi::Py_tp_iter, ffi::PyObject_SelfIter as *mut c_void),
+        slot(ffi::Py_tp_iternext, next_item as *mut c_void),
+        slot(ffi::Py_tp_getattro, get_attribute as *mut c_void),
+        slot(ffi::Py_tp_traverse, traverse as *mut c_void),
+        slot(ffi::Py_tp_clear, clear as *mut c_void),
+        slot(ffi::Py_tp_dealloc, deallocate as *mut c_void),
+        slot(ffi::Py_tp_members, members.as_mut_ptr().cast()),
+        slot(0, std::ptr::null_mut()),
+    ];
+    let mut spec = ffi::PyType_Spec {
+        name: c"torchdata._native.IteratorGuard".as_ptr(),
+        basicsize: size_of::<Guard>() as c_int,
+        itemsize: 0,
+        flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_HAVE_GC | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION) as _,
+        slots: slots.as_mut_ptr(),
+    };
+    // SAFETY: a well-formed specification whose slots have the signatures that the interpreter expects of them.
+    let class = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&mut spec))? };
+    Ok(class.cast_into::<PyType>()?)
+}
 
-    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let token = self.token.get();
-        if token.current.load(Relaxed) != self.id {
-            return Err(self.invalidated(py));
-        }
-        // SAFETY: the GIL is held, and the slot is that of the iterator's type; a NULL result is handled below.
-        let item = unsafe { (self.next)(self.iterator.as_ptr()) };
-        if item.is_null() {
-            return self.ended(py);
-        }
-        token.yielded.store(token.yielded.load(Relaxed) + 1, Relaxed);
-        // SAFETY: a new reference, which is handed on.
-        Ok(Some(unsafe { Bound::from_owned_ptr(py, item) }.unbind()))
-    }
-
-    /// Anything else is asked of the pipe's own iterator (a generator's `close`, for one).
-    fn __getattr__(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
-        self.iterator.getattr(py, name)
+/// Guards `iterator`, which the `__iter__` of `pipe` made, as the iterator number `iterator_id` of `token`.
+#[pyfunction]
+pub fn guard_iterator<'py>(
+    pipe: Bound<'py, PyAny>,
+    iterator: Bound<'py, PyAny>,
+    token: Bound<'py, IterationToken>,
+    iterator_id: u64,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = pipe.py();
+    let class = iterator.get_type();
+    // SAFETY: the slot of a live type: a function of the iternext kind, or NULL where the type is no iterator.
+    let next: Option<ffi::iternextfunc> =
+        unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
+    let Some(next) = next else {
+        return Err(PyTypeError::new_err(format!(
+            "__iter__ of {} must return an iterator, but returned an object of type {}",
+            describe(&pipe),
+            class.name()?
+        )));
+    };
+    let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
+    // SAFETY: a new object of the guard's type, zeroed behind its header, whose fields are filled in before anybody
+    // else sees it (the collector runs in this thread, and skips NULLs). The references are handed over.
+    unsafe {
+        let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
+        let object = Bound::from_owned_ptr_or_err(py, object)?;
+        let guard = object.as_ptr().cast::<Guard>();
+        (&raw mut (*guard).token).write(token.get());
+        (&raw mut (*guard).next).write(next);
+        (&raw mut (*guard).id).write(iterator_id);
+        (&raw mut (*guard).sealed).write(sealed);
+        (&raw mut (*guard).token_object).write(token.into_ptr());
+        (&raw mut (*guard).iterator).write(iterator.into_ptr());
+        (&raw mut (*guard).pipe).write(pipe.into_ptr());
+        Ok(object)
     }
 }
 
-impl IteratorGuard {
-    /// The cold half of `__next__`: the end, or an exception, which gets a note that names the pipe.
-    #[cold]
-    fn ended(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let Some(error) = PyErr::take(py) else {
-            self.token.get().finished.store(true, Relaxed);
-            return Ok(None);
-        };
-        let error = if !error.is_instance_of::<PyStopIteration>(py) {
-            error
-        } else if self.sealed {
-            self.leaked(py, error)
-        } else {
-            self.token.get().finished.store(true, Relaxed);
-            return Ok(None);
-        };
-        let value = error.value(py);
-        if !value.hasattr(intern!(py, "__notes__"))? {
-            let note = format!("This exception was raised while iterating {}.", describe(self.pipe.bind(py)));
-            value.call_method1(intern!(py, "add_note"), (note,))?;
+/// The `__next__` of guards.
+unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: the interpreter calls the slot with a guard that its caller keeps alive. A guard whose number is current
+    // was not cleared, so its token and iterator are owned.
+    unsafe {
+        let guard = object.cast::<Guard>();
+        if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
+            let item = ((*guard).next)((*guard).iterator);
+            if !item.is_null() {
+                (*(*guard).token).count();
+                return item;
+            }
         }
-        Err(error)
+        no_item(guard)
     }
+}
 
-    /// The error for a StopIteration that a user's function raised.
-    fn leaked(&self, py: Python<'_>, error: PyErr) -> PyErr {
+/// The cold half of `next_item`: the end, an exception, or an invalid guard.
+#[cold]
+unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
+    Python::attach(|py| {
+        // SAFETY: as in `next_item`.
+        let (id, sealed) = unsafe { ((*guard).id, (*guard).sealed) };
+        if id == CLEARED {
+            return std::ptr::null_mut();
+        }
+        // SAFETY: not cleared, so the references are owned by the guard, which outlives this call.
+        let (token, pipe) = unsafe { (&*(*guard).token, Bound::from_borrowed_ptr(py, (*guard).pipe)) };
+        if let Err(error) = outcome(token, &pipe, id, sealed) {
+            error.restore(py);
+        }
+        std::ptr::null_mut()
+    })
+}
+
+/// Ok where the iteration has just ended.
+fn outcome(token: &IterationToken, pipe: &Bound<'_, PyAny>, id: u64, sealed: bool) -> PyResult<()> {
+    let py = pipe.py();
+    let Some(error) = PyErr::take(py) else {
+        if !token.is_current(id) {
+            return Err(PyRuntimeError::new_err(format!(
+                "This iterator has been invalidated because another iterator has been created from the same \
+                 IterDataPipe: {}. A pipe has one valid iterator at a time; `.fork()` gives a pipe several readers.",
+                describe(pipe)
+            )));
+        }
+        token.finish();
+        return Ok(());
+    };
+    let error = if !error.is_instance_of::<PyStopIteration>(py) {
+        error
+    } else if sealed {
         let raised = PyRuntimeError::new_err(format!(
             "{}: the function raised StopIteration, which would end the iteration although the source has more items; \
              catch it in the function (`next(iterator, default)` does not raise it)",
-            describe(self.pipe.bind(py))
+            describe(pipe)
         ));
         raised.set_cause(py, Some(error));
         raised
+    } else {
+        token.finish();
+        return Ok(());
+    };
+    let value = error.value(py);
+    if !value.hasattr(intern!(py, "__notes__"))? {
+        let note = format!("This exception was raised while iterating {}.", describe(pipe));
+        value.call_method1(intern!(py, "add_note"), (note,))?;
     }
-
-    #[cold]
-    fn invalidated(&self, py: Python<'_>) -> PyErr {
-        PyRuntimeError::new_err(format!(
-            "This iterator has been invalidated because another iterator has been created from the same \
-             IterDataPipe: {}. A pipe has one valid iterator at a time; `.fork()` gives a pipe several readers.",
-            describe(self.pipe.bind(py))
-        ))
-    }
+    Err(error)
 }
 
 /// A pipe in words; one whose `repr` fails is named by its class.
@@ -228,4 +200,69 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .map(|text| text.to_string())
         .or_else(|_| pipe.get_type().name().map(|name| name.to_string()))
         .unwrap_or_else(|_| "a pipe".to_owned())
+}
+
+/// Attributes that the guard lacks are those of the pipe's own iterator (a generator's `close`, for one).
+unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: the interpreter calls the slot with a live guard and a str; NULL results come with an exception set.
+    unsafe {
+        let found = ffi::PyObject_GenericGetAttr(object, name);
+        let iterator = (*object.cast::<Guard>()).iterator;
+        if !found.is_null() || iterator.is_null() {
+            return found;
+        }
+        let is_missing =
+            Python::attach(|py| ffi::PyErr_ExceptionMatches(py.get_type::<PyAttributeError>().as_ptr()) != 0);
+        if !is_missing {
+            return found;
+        }
+        ffi::PyErr_Clear();
+        ffi::PyObject_GetAttr(iterator, name)
+    }
+}
+
+/// Shows the collector what a guard refers to.
+unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
+    // SAFETY: the collector calls the slot with a live guard; NULLs are skipped.
+    unsafe {
+        let guard = object.cast::<Guard>();
+        let class = ffi::Py_TYPE(object).cast::<ffi::PyObject>();
+        for reference in [class, (*guard).pipe, (*guard).iterator, (*guard).token_object] {
+            if !reference.is_null() {
+                let stopped = visit(reference, argument);
+                if stopped != 0 {
+                    return stopped;
+                }
+            }
+        }
+    }
+    0
+}
+
+/// Lets go of everything, to break a cycle.
+unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
+    // SAFETY: as for `traverse`. The number goes first: from then on the guard is invalid, whatever the dropped
+    // references run.
+    unsafe {
+        let guard = object.cast::<Guard>();
+        (*guard).id = CLEARED;
+        for field in [&raw mut (*guard).iterator, &raw mut (*guard).pipe, &raw mut (*guard).token_object] {
+            let reference = std::mem::replace(&mut *field, std::ptr::null_mut());
+            ffi::Py_XDECREF(reference);
+        }
+    }
+    0
+}
+
+/// Ends a guard.
+unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
+    // SAFETY: the last reference is gone; the order is the one that the interpreter asks for of types on the heap.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(object.cast());
+        clear(object);
+        let class = ffi::Py_TYPE(object);
+        let free: ffi::freefunc = std::mem::transmute(ffi::PyType_GetSlot(class, ffi::Py_tp_free));
+        free(object.cast());
+        ffi::Py_DECREF(class.cast());
+    }
 }

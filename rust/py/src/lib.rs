@@ -14,6 +14,7 @@ mod prefetch;
 mod seed;
 mod sender;
 mod shared;
+mod token;
 mod waiting;
 
 /// Ends this process when the process `pid` ends.
@@ -25,8 +26,9 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
 /// Registers every class and function of the extension.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<guard::IterationToken>()?;
-    module.add_class::<guard::IteratorGuard>()?;
+    module.add_class::<token::IterationToken>()?;
+    module.add("IteratorGuard", guard::guard_type(module.py())?)?;
+    module.add_function(wrap_pyfunction!(guard::guard_iterator, module)?)?;
     module.add_class::<iterators::FilterIterator>()?;
     module.add_class::<shared::PyLink>()?;
     module.add_class::<shared::PyBellBoard>()?;
