@@ -21,11 +21,11 @@ from typing import Any
 
 from comparison import environment, items, memory
 from comparison.report import Report, Runs
-from comparison.workloads import OURS, WORKERS, WORKLOADS, Contender, Workload, ours
+from comparison.workloads import WORKERS, WORKLOADS, Contender, Workload, ours
 
 HERE = Path(__file__).resolve().parent
 BENCH = HERE.parent.parent / ".bench"
-GRACE_S = 10
+GRACE_S = 5
 """How long a child may take to end after it has printed its figures."""
 
 ALARM_S = 120
@@ -170,7 +170,10 @@ def main() -> None:
     harness = Harness(python, jpegs, seconds=1.0 if asked.quick else 1.5)
     repetitions = asked.repetitions or (1 if asked.quick else 5)
     report = Report()
-    print(f"{WORKERS} workers, medians of {repetitions}, {os.cpu_count()} cores; ratios are {OURS} / rival")
+    cores, load = os.cpu_count(), os.getloadavg()[0]
+    print(f"{WORKERS} workers, medians of {repetitions}, {cores} cores, load {load:.1f} before the run")
+    if load > 0.5:
+        print("! others use this machine: where cores are short (JPEG, start-up), ratios mean little")
     for workload in WORKLOADS:
         if not asked.only or workload.name in asked.only:
             report.workload(workload, harness.compare(workload, repetitions))

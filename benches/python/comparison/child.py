@@ -79,13 +79,13 @@ def array_floor(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Seconds per item of the chain of five; the pipes and the plain generators take turns in this process."""
+    """Seconds per item of one of the cases of `inprocess`; the pipes and the plain generators take turns in this process."""
     import statistics
 
     import inprocess
 
     numbers = list(range(100_000))
-    pipes, plain = inprocess.cases(numbers)["chain of five, per item"]
+    pipes, plain = inprocess.cases(numbers)[order["options"]["case"]]
     runs = []
     until = time.perf_counter() + order["seconds"]
     while time.perf_counter() < until or len(runs) < 5:

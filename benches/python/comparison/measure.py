@@ -65,7 +65,9 @@ def rate(iterator: Iterator[Any], consume: Callable[[Iterable[Any]], None], seco
         consume(islice(iterator, chunk))
         taken += chunk
         if (passed := time.perf_counter() - begin) >= seconds:
-            return taken / passed
+            break
+    next(iterator)  # an iterator that had ended would have been counted at full speed: this raises
+    return taken / passed
 
 
 def turn_around(epochs: Iterable[Any], seconds: float) -> float:

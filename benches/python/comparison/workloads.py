@@ -74,6 +74,21 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
     )
 
 
+def chain(name: str, title: str, case: str) -> Workload:
+    """One of the cases of `inprocess`; its child runs the plain generators too."""
+    options = {"case": case}
+    return Workload(
+        name,
+        title,
+        "tiny",
+        (Contender(OURS, "ours", options), Contender(upstream.name, "upstream", options)),
+        (Goal("no more than plain generators", "plain generators", at_most=1.0),),
+        kind="in_process",
+        unit="ns",
+        scale=1e9,
+    )
+
+
 WORKLOADS = (
     Workload(
         "tiny",
@@ -123,7 +138,7 @@ WORKLOADS = (
         "jpeg",
         "JPEG decoding in workers",
         "decoded",
-        (ours, torch, upstream, Contender("two bare processes", "bare", kind="decoding")),
+        (ours, Contender("two bare processes", "bare", kind="decoding"), torch, upstream),
         (Goal("97 % of two bare processes", "two bare processes", at_least=0.97),),
         unit="images/s",
     ),
@@ -139,14 +154,6 @@ WORKLOADS = (
         unit="ms",
         scale=1e3,
     ),
-    Workload(
-        "in-process",
-        "chain of five pipes, no workers",
-        "tiny",
-        (ours, upstream),
-        (Goal("no more than plain generators", "plain generators", at_most=1.0),),
-        kind="in_process",
-        unit="ns",
-        scale=1e9,
-    ),
+    chain("in-process", "chain of five pipes, no workers", "chain of five"),
+    chain("in-process-items", "chain of six pipes that unbatches, no workers", "chain of five, per item"),
 )
