@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 

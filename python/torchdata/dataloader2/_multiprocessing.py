@@ -68,9 +68,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it.
         main_prefetch_cnt: items prepared ahead for the main process as a whole, shared out over the workers.
-        worker_init_fn: called in each worker when it starts, with the graph and its `WorkerInfo`; returns the graph.
-        worker_reset_fn: called in each worker (and in the dispatching process) at the start of an epoch, with the graph,
-            the `WorkerInfo` and a `SeedGenerator`; returns the graph.
+        worker_init_fn: called in each worker when it starts, with the graph and its `WorkerInfo`; returns the
+            graph.
+        worker_reset_fn: called in each worker (and in the dispatching process) at the start of an epoch, with the
+            graph, the `WorkerInfo` and a `SeedGenerator`; returns the graph.
         in_order: take items from the workers in strict turn, which makes their order deterministic; False takes
             whatever is ready first.
         memory_budget: bytes of shared memory that the workers' items may use together, in flight and in the caller's
@@ -188,15 +189,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     ) -> ResetFn | None:
         """Seeds the pipes in main and starts the epoch in all processes."""
         end = self._initialised()
-        if self._worker_output is None:
-            set_graph_random_seed(end, seed_generator)
-        else:
-            # The processes draw from copies: without a generator per epoch, epochs would repeat each other's seeds.
-            epoch = seed_generator.next_epoch()
-            seeds = [epoch.spawn(worker_id) for worker_id in range(self.num_workers)]
+        set_graph_random_seed(end, seed_generator)
+        if self._worker_output is not None:
+            seeds = [seed_generator.spawn(worker_id) for worker_id in range(self.num_workers)]
             if self._dispatches:
-                seeds.append(epoch.spawn(self.num_workers))
-            set_graph_random_seed(end, epoch)
+                seeds.append(seed_generator.spawn(self.num_workers))
             self._worker_output.start_epoch(lambda index: (seeds[index], iter_reset_fn))
         return None
 

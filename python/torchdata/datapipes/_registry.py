@@ -53,11 +53,13 @@ class FunctionalForms:
         def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
             return cls_to_register(source_datapipe, *args, **kwargs)
 
-        functools.update_wrapper(construct, cls_to_register, assigned=("__doc__", "__name__", "__qualname__"), updated=())
+        functools.update_wrapper(
+            construct, cls_to_register, assigned=("__doc__", "__name__", "__qualname__"), updated=()
+        )
         cls.register_function(function_name, construct)
 
 
-class functional_datapipe:  # noqa: N801 - upstream's name
+class functional_datapipe:
     """Class decorator that registers a pipe under a functional form.
 
     Args:
@@ -86,6 +88,8 @@ class functional_datapipe:  # noqa: N801 - upstream's name
 
     def __call__(self, cls: Any) -> Any:
         if not (isinstance(cls, type) and issubclass(cls, FunctionalForms)):
-            raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")
+            raise TypeError(
+                f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}"
+            )
         cls.register_datapipe_as_function(self.name, cls, enable_df_api_tracing=self.enable_df_api_tracing)
         return cls

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 #: Types of items that hold no streams; callers that are in a hurry ask before they call.
-PLAIN_TYPES = frozenset({int, float, str, bytes, bool, type(None)})
+PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 def close_dropped(item: Any) -> None:

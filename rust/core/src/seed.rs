@@ -14,7 +14,6 @@ const STATE_LEN: usize = 1 + 2 * (32 + 16);
 /// Told apart in the key, so that the shared and the worker stream of one seed have nothing in common.
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
 const WORKER: u64 = 0x776f_726b_6572; // "worker"
-const EPOCH: u64 = 0x65_706f_6368; // "epoch"
 
 /// A stored state that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -84,16 +83,6 @@ impl SeedGenerator {
     /// Turns this generator into its child `id`.
     pub fn spawn_in_place(&mut self, id: u64) {
         *self = self.spawn(id);
-    }
-
-    /// The generator of one epoch, and this one moved on, so that the next epoch's has nothing in common with it.
-    ///
-    /// Both its streams are new; the shared one is again equal wherever this generator was seeded alike.
-    pub fn next_epoch(&mut self) -> Self {
-        let shared = stream([self.generate_shared_seed(), SHARED, EPOCH, 0]);
-        let worker = self.spawn(u64::MAX - 1).worker;
-        self.generate_seed();
-        Self { shared, worker }
     }
 
     /// The state as bytes.
@@ -171,26 +160,6 @@ mod tests {
         let mut early = parent.spawn(0);
         parent.generate_seed();
         assert_ne!(early.generate_seed(), parent.spawn(0).generate_seed());
-    }
-
-    #[test]
-    fn epochs_have_nothing_in_common_and_ranks_share_what_is_shared() {
-        let main = SeedGenerator::new(5);
-        let mut ranks = [main.spawn(0), main.spawn(1)];
-        let mut drawn = Vec::new();
-        for _ in 0..50 {
-            let mut epochs = ranks.each_mut().map(SeedGenerator::next_epoch);
-            for _ in 0..5 {
-                let [first, second] = epochs.each_mut().map(SeedGenerator::generate_shared_seed);
-                assert_eq!(first, second);
-                drawn.push(first);
-                drawn.extend(epochs.each_mut().map(SeedGenerator::generate_seed));
-            }
-        }
-        let count = drawn.len();
-        drawn.sort_unstable();
-        drawn.dedup();
-        assert_eq!(drawn.len(), count);
     }
 
     #[test]

@@ -44,10 +44,6 @@ impl PySeedGenerator {
         self.lock().spawn_in_place(worker_id);
     }
 
-    fn next_epoch(&self) -> Self {
-        Self(Mutex::new(self.lock().next_epoch()))
-    }
-
     fn export<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.lock().export())
     }

@@ -24,7 +24,8 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
         raise RuntimeError("sharing a seed among ranks needs PyTorch: pip install torch") from None
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError(
-            "sharing a seed among ranks needs an initialised process group: call torch.distributed.init_process_group first"
+            "sharing a seed among ranks needs an initialised process group: call "
+            "torch.distributed.init_process_group first"
         )
     # torch has no unsigned 64-bit broadcast everywhere: the bits travel as a signed number.
     shared = torch.tensor(seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64)

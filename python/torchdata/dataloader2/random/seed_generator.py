@@ -81,13 +81,6 @@ class SeedGenerator:
             return self
         return SeedGenerator(_rngs=self._native.spawn(worker_id))
 
-    def next_epoch(self) -> SeedGenerator:
-        """The generator of one epoch; this one moves on, so that no two epochs have a seed in common.
-
-        What is shared among ranks stays shared among their epochs.
-        """
-        return SeedGenerator(_rngs=self._native.next_epoch())
-
     def __getstate__(self) -> bytes:
         return self._native.export()
 

@@ -58,7 +58,7 @@ class Filter(Stateless, IterDataPipe[T_co]):
         return FilterIterator(self.datapipe, predicate, _PLAIN, close_dropped, _to_bool)
 
 
-_PLAIN = tuple(PLAIN_TYPES)
+_PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)
 
 
 def _to_bool(keep: Any) -> bool:
