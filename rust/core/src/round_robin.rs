@@ -1,12 +1,23 @@
 //! Whose turn it is: the state machine behind collecting and dealing.
+//!
+//! Role: main takes items from its workers, and the dispatching process deals items to them, one each in turn; both
+//! keep a [`RoundRobin`]. It does no I/O and waits for nothing: who uses it asks whose turn it is, does the work, and
+//! says what came of it. Used by one thread.
+//!
+//! The order is that of the peers' numbers, peers that have ended left out. An epoch begins with peer 0.
 
 /// Turns among peers, some of which have ended.
 #[derive(Debug, Clone)]
 pub struct RoundRobin {
+    /// By peer: whether it has ended in this epoch.
     ended: Vec<bool>,
+    /// Number of `false` in `ended`.
     live: usize,
+    /// Whose turn it is. While anybody is live, a live peer.
     current: usize,
+    /// Whether nobody is taken from out of turn.
     in_order: bool,
+    /// The epoch that `ended` and `current` belong to.
     epoch: u64,
 }
 
@@ -35,6 +46,7 @@ impl RoundRobin {
         (self.live > 0).then_some(self.current)
     }
 
+    /// Moves `current` to the next live peer; leaves it where nobody is live.
     fn step(&mut self) {
         for _ in 0..self.ended.len() {
             self.current = if self.current + 1 == self.ended.len() { 0 } else { self.current + 1 };
@@ -50,7 +62,11 @@ impl RoundRobin {
         self.step();
     }
 
-    /// Marks a peer as ended.
+    /// Marks a peer as ended; its turn, if it has it, goes to the next live one. Does nothing if it has ended before.
+    ///
+    /// # Panics
+    ///
+    /// There is no such peer.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
@@ -61,6 +77,10 @@ impl RoundRobin {
     }
 
     /// Whether a peer has ended.
+    ///
+    /// # Panics
+    ///
+    /// There is no such peer.
     pub fn is_ended(&self, peer: usize) -> bool {
         self.ended[peer]
     }
@@ -71,7 +91,10 @@ impl RoundRobin {
         self.live
     }
 
-    /// The peer to take from: in order the current one if it is ready, else the first ready one from it on.
+    /// The peer to take from: the current one if it is `ready`; else None in order, and out of order the first ready
+    /// one after it, which then has the turn.
+    ///
+    /// Does not move on: [`advance`](Self::advance) does, once the item was taken.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;
@@ -85,5 +108,67 @@ impl RoundRobin {
         let found = (1..peers).map(|i| (current + i) % peers).find(|&peer| !self.ended[peer] && ready(peer))?;
         self.current = found;
         Some(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RoundRobin;
+
+    #[test]
+    fn the_turn_goes_round() {
+        let mut turn = RoundRobin::new(3, true);
+        let mut seen = Vec::new();
+        for _ in 0..7 {
+            seen.extend(turn.next());
+            turn.advance();
+        }
+        assert_eq!(seen, [0, 1, 2, 0, 1, 2, 0]);
+    }
+
+    #[test]
+    fn the_turn_of_a_peer_that_ends_goes_to_the_next_live_one() {
+        let mut turn = RoundRobin::new(3, true);
+        turn.end(1);
+        assert_eq!(turn.next(), Some(0));
+        turn.end(0);
+        assert_eq!(turn.next(), Some(2));
+        turn.end(2);
+        turn.end(2);
+        assert_eq!((turn.next(), turn.live()), (None, 0));
+        turn.advance();
+        assert_eq!(turn.choose(|_| true), None);
+    }
+
+    #[test]
+    fn in_order_nobody_is_taken_out_of_turn() {
+        let mut turn = RoundRobin::new(2, true);
+        assert_eq!(turn.choose(|peer| peer == 1), None);
+        assert_eq!(turn.choose(|peer| peer == 0), Some(0));
+    }
+
+    #[test]
+    fn out_of_order_the_first_ready_live_peer_gets_the_turn() {
+        let mut turn = RoundRobin::new(4, false);
+        turn.end(2);
+        assert_eq!(turn.choose(|peer| peer >= 2), Some(3));
+        assert_eq!(turn.next(), Some(3));
+        turn.advance();
+        assert_eq!(turn.next(), Some(0));
+    }
+
+    #[test]
+    fn an_epoch_begins_with_everybody_live_and_peer_0() {
+        let mut turn = RoundRobin::new(2, true);
+        turn.end(0);
+        turn.start(5);
+        assert_eq!((turn.next(), turn.live(), turn.epoch()), (Some(0), 2, 5));
+    }
+
+    #[test]
+    fn without_peers_nobody_has_the_turn() {
+        let mut turn = RoundRobin::new(0, false);
+        turn.advance();
+        assert_eq!((turn.next(), turn.choose(|_| true)), (None, None));
     }
 }

@@ -11,6 +11,9 @@ use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::prelude::*;
 use torchdata_core::prefetch_queue::{LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
 
+/// Items, and the exception after them.
+type Snapshot = (Vec<Py<PyAny>>, Option<Py<PyAny>>);
+
 /// A bounded queue between a prefetching thread and its consumer.
 #[pyclass(frozen, name = "PrefetchQueue", module = "torchdata._native")]
 pub struct PyPrefetchQueue {
@@ -142,7 +145,7 @@ impl PyPrefetchQueue {
     }
 
     /// What is buffered: (items, the exception after them or None).
-    fn snapshot(&self, py: Python<'_>) -> PyResult<(Vec<Py<PyAny>>, Option<Py<PyAny>>)> {
+    fn snapshot(&self, py: Python<'_>) -> PyResult<Snapshot> {
         let buffered = self.get()?.snapshot(|item| item.clone_ref(py), |error| error.clone_ref(py));
         Ok((buffered.items, buffered.error))
     }

@@ -49,6 +49,9 @@ class _PrefetchData:
         return self.process != os.getpid()
 
 
+#: Stands for the end of a source.
+_END = object()
+
 #: Data of the threads of this process that may be running.
 _running: weakref.WeakSet[_PrefetchData] = weakref.WeakSet()
 
@@ -98,12 +101,12 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
     assert source is not None
     while queue.reserve():
         try:
-            item = next(source)
+            item = next(source, _END)
+            if item is _END:
+                queue.finish()
+                return
             if prepare is not None:
                 item = prepare(item)
-        except StopIteration:
-            queue.finish()
-            return
         except BaseException as error:
             queue.fail(error)
             return

@@ -1,0 +1,82 @@
+//! What the prefetch queue adds to the channel that it stands on: ns per item, in one thread and between two.
+#![allow(missing_docs)] // criterion's macros make public items
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use torchdata_core::prefetch_queue::{Pop, PrefetchQueue, Reserve};
+
+const WAIT: Duration = Duration::from_secs(10);
+
+fn queue_between_threads(capacity: usize, items: u64) -> Duration {
+    let queue = Arc::new(PrefetchQueue::<u64, ()>::new(capacity));
+    let producer = thread::spawn({
+        let queue = Arc::clone(&queue);
+        move || {
+            for item in 0..items {
+                assert_eq!(queue.reserve(WAIT), Reserve::Granted);
+                queue.commit(Ok(item));
+            }
+            queue.finish();
+        }
+    });
+    let begun = Instant::now();
+    while let Pop::Item(item) = queue.pop(WAIT) {
+        black_box(item);
+    }
+    let took = begun.elapsed();
+    producer.join().unwrap();
+    took
+}
+
+fn channel_between_threads(capacity: usize, items: u64) -> Duration {
+    let (sender, receiver) = crossbeam_channel::bounded(capacity);
+    let producer = thread::spawn(move || {
+        for item in 0..items {
+            sender.send_timeout(item, WAIT).unwrap();
+        }
+    });
+    let begun = Instant::now();
+    while let Ok(item) = receiver.recv_timeout(WAIT) {
+        black_box(item);
+    }
+    let took = begun.elapsed();
+    producer.join().unwrap();
+    took
+}
+
+fn prefetch_queue(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("prefetch_queue");
+    group.measurement_time(Duration::from_secs(1)).warm_up_time(Duration::from_millis(300)).sample_size(20);
+
+    let queue = PrefetchQueue::<u64, ()>::new(10);
+    group.bench_function("one_thread/queue", |bencher| {
+        bencher.iter(|| {
+            queue.reserve(Duration::ZERO);
+            queue.commit(Ok(black_box(1)));
+            queue.pop(Duration::ZERO)
+        });
+    });
+    let (sender, receiver) = crossbeam_channel::bounded(10);
+    group.bench_function("one_thread/crossbeam", |bencher| {
+        bencher.iter(|| {
+            sender.try_send(black_box(1_u64)).unwrap();
+            receiver.try_recv()
+        });
+    });
+    for capacity in [10, 1000] {
+        group.bench_function(format!("two_threads/queue/{capacity}"), |bencher| {
+            bencher.iter_custom(|items| queue_between_threads(capacity, items));
+        });
+        group.bench_function(format!("two_threads/crossbeam/{capacity}"), |bencher| {
+            bencher.iter_custom(|items| channel_between_threads(capacity, items));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, prefetch_queue);
+criterion_main!(benches);

@@ -1,0 +1,114 @@
+//! The dispatcher's turns against a naive model that keeps a list of who is live.
+
+use proptest::prelude::*;
+use torchdata_core::round_robin::RoundRobin;
+
+/// The live peers in the order of their turns: the first one is next.
+#[derive(Debug)]
+struct Model {
+    peers: usize,
+    turns: Vec<usize>,
+}
+
+impl Model {
+    fn new(peers: usize) -> Self {
+        Self { peers, turns: (0..peers).collect() }
+    }
+
+    fn advance(&mut self) {
+        if !self.turns.is_empty() {
+            self.turns.rotate_left(1);
+        }
+    }
+
+    fn end(&mut self, peer: usize) {
+        self.turns.retain(|&other| other != peer);
+    }
+
+    fn choose(&mut self, in_order: bool, ready: &[bool]) -> Option<usize> {
+        let position = self.turns.iter().position(|&peer| ready[peer])?;
+        if in_order && position != 0 {
+            return None;
+        }
+        self.turns.rotate_left(position);
+        Some(self.turns[0])
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Advance,
+    End(prop::sample::Index),
+    Choose(Vec<bool>),
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => Just(Step::Advance),
+        2 => any::<prop::sample::Index>().prop_map(Step::End),
+        6 => prop::collection::vec(any::<bool>(), 8).prop_map(Step::Choose),
+        1 => Just(Step::Restart),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_sequence_of_calls_agrees_with_a_plain_model(
+        peers in 0usize..8,
+        in_order: bool,
+        steps in prop::collection::vec(step(), 0..100),
+    ) {
+        let (mut robin, mut model, mut epoch) = (RoundRobin::new(peers, in_order), Model::new(peers), 0);
+        for step in steps {
+            match step {
+                Step::Advance => {
+                    robin.advance();
+                    model.advance();
+                }
+                Step::End(index) if peers > 0 => {
+                    let peer = index.index(peers);
+                    robin.end(peer);
+                    model.end(peer);
+                }
+                Step::End(_) => {}
+                Step::Choose(ready) => {
+                    prop_assert_eq!(robin.choose(|peer| ready[peer]), model.choose(in_order, &ready));
+                }
+                Step::Restart => {
+                    epoch += 1;
+                    robin.start(epoch);
+                    model = Model::new(peers);
+                }
+            }
+            prop_assert_eq!(robin.next(), model.turns.first().copied());
+            prop_assert_eq!(robin.live(), model.turns.len());
+            prop_assert_eq!(robin.epoch(), epoch);
+            for peer in 0..model.peers {
+                prop_assert_eq!(robin.is_ended(peer), !model.turns.contains(&peer));
+            }
+        }
+    }
+
+    #[test]
+    fn items_dealt_in_turn_are_collected_in_the_order_they_were_dealt(peers in 1usize..6, items in 0usize..60) {
+        let mut dealt = vec![Vec::new(); peers];
+        let mut dealer = RoundRobin::new(peers, true);
+        for item in 0..items {
+            dealt[dealer.next().unwrap()].push(item);
+            dealer.advance();
+        }
+        let mut queues: Vec<_> = dealt.into_iter().map(Vec::into_iter).collect();
+        let (mut collector, mut collected) = (RoundRobin::new(peers, true), Vec::new());
+        while let Some(peer) = collector.choose(|_| true) {
+            match queues[peer].next() {
+                Some(item) => {
+                    collected.push(item);
+                    collector.advance();
+                }
+                None => collector.end(peer),
+            }
+        }
+        prop_assert_eq!(collected, (0..items).collect::<Vec<_>>());
+    }
+}
