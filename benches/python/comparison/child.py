@@ -79,7 +79,7 @@ def array_floor(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Seconds per item of one of the cases of `inprocess`; the pipes and the plain generators take turns in this process."""
+    """Seconds per item of a case of `inprocess`, where the pipes and the plain generators take turns."""
     import statistics
 
     import inprocess
