@@ -39,6 +39,7 @@ class Harness:
         self.upstream_python = upstream_python
         self.jpegs = jpegs
         self.seconds = seconds
+        self.ours_failed = False
 
     @contextlib.contextmanager
     def start(self, workload: Workload, contender: Contender, seconds: float) -> Iterator[Any]:
@@ -95,11 +96,13 @@ class Harness:
                     os.killpg(child.pid, signal.SIGKILL)
                 errors = child.communicate()[1].strip().splitlines() or ["it printed nothing"]
                 complain(workload, contender, errors[-1])
+                self.ours_failed |= contender.program == "ours"
                 return None
             try:
                 child.wait(GRACE_S)
             except subprocess.TimeoutExpired:
                 complain(workload, contender, f"did not end within {GRACE_S} s of its last item; killed")
+                self.ours_failed |= contender.program == "ours"
             figures: dict[str, float] = json.loads(line)
             return figures
 
@@ -124,6 +127,7 @@ class Harness:
                 return memory.watch(child.pid, seconds, lambda: child.poll() is None)
             except RuntimeError as error:
                 complain(workload, ours, str(error))
+                self.ours_failed = True
                 return None
 
 
@@ -181,6 +185,8 @@ def main() -> None:
         seconds = 8.0 if asked.quick else 40.0
         report.memory(harness.watch_memory(seconds), seconds)
     report.summary()
+    if harness.ours_failed:  # a goal that is missed is a figure; a loader that fails or hangs is a fault
+        sys.exit("torchdata-rs failed in this comparison: see the lines that begin with !")
 
 
 if __name__ == "__main__":
