@@ -104,8 +104,18 @@ fn has_exited(pid: i32) -> bool {
             return info.si_signo != 0;
         }
         // Not our child: ask for the number. A recycled number is taken for the process, hence "fallback".
-        libc::kill(pid, 0) != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+        if libc::kill(pid, 0) != 0 {
+            return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        }
     }
+    is_zombie(pid)
+}
+
+/// Whether a process has ended and only waits to be reaped, where the system tells in /proc.
+fn is_zombie(pid: i32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The state follows the name, which stands in parentheses and may hold any character.
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
 /// Ends this process, at once and silently, when the watched one has ended.
