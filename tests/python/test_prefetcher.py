@@ -271,6 +271,7 @@ def test_a_forked_child_neither_hangs_nor_uses_the_parents_thread() -> None:
                 code = 0 if "forked child" in str(error) else 2
             pipe.pause()
             pipe.resume()
+            load_state(pipe, save_state(IterableWrapper(range(100)).prefetch(3)))
             code = code or (0 if list(pipe) == list(range(100)) else 3)
             pipe.shutdown()
             del iterator
@@ -328,3 +329,36 @@ def test_control_c_ends_a_wait_for_an_item() -> None:
 def test_a_queue_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         PrefetchQueue(0)
+
+
+class Seekable(IterDataPipe[int]):
+    """Counts from its position; loading a state lets another thread run before it returns."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def reset(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 100_000:
+            self.position += 1
+            yield self.position - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.position = state_dict["position"]
+        time.sleep(0.02)
+
+
+def test_loading_a_state_halts_a_thread_that_still_reads_the_source() -> None:
+    pipe = Seekable().prefetch(50_000)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    expected = len(state["pipes"][-1]["state"]["items"]) + 1
+    load_state(pipe, state)
+    assert pipe.source_datapipe.position == expected
+    assert next(iter(pipe)) == 1

@@ -12,8 +12,8 @@ replayed pipe are restored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -81,6 +81,17 @@ def _replay_plan(end: Any, pipes: list[Any]) -> tuple[set[int], set[int]]:
     return set(replayed) - restarted, restarted
 
 
+@contextmanager
+def _held(pipes: list[Any]) -> Iterator[None]:
+    """Keeps threads that read ahead from the pipes meanwhile."""
+    with ExitStack() as stack:
+        # Readers before their sources: a source that stands still would keep its reader's thread from parking.
+        for pipe in reversed(pipes):
+            if hasattr(type(pipe), "held"):
+                stack.enter_context(pipe.held())
+        yield
+
+
 def save_state(datapipe: Any) -> dict[str, Any]:
     """The state of the graph that ends in `datapipe`, as of the last item that it yielded."""
     loaded = _loaded.get(datapipe)
@@ -89,11 +100,7 @@ def save_state(datapipe: Any) -> dict[str, Any]:
             return loaded[1]  # not iterated since
         del _loaded[datapipe]
     pipes = walk(datapipe)
-    with ExitStack() as stack:
-        # Readers before their sources: a source that stands still would keep its reader's thread from parking.
-        for pipe in reversed(pipes):
-            if hasattr(type(pipe), "held"):
-                stack.enter_context(pipe.held())
+    with _held(pipes):
         return {"version": STATE_VERSION, "pipes": _entries(datapipe, pipes)}
 
 
@@ -139,17 +146,18 @@ def load_state(datapipe: Any, state: dict[str, Any]) -> None:
             f"the state was saved from another pipeline: it holds {saved}, but this pipeline is {found} "
             "(sources first); build the same pipeline before loading its state"
         )
-    for pipe, entry in zip(pipes, entries, strict=True):
-        how, token = entry["how"], token_of(pipe)
-        if how == "restore":
-            token.arm(entry["yielded"])
-            pipe.load_state_dict(entry["state"])
-        else:
-            token.disarm()
-            if entry.get("seed") is not None:
-                pipe.set_seed(entry["seed"])
-            if how == "replay":
-                token.arm_replay(entry["yielded"])
+    with _held(pipes):
+        for pipe, entry in zip(pipes, entries, strict=True):
+            how, token = entry["how"], token_of(pipe)
+            if how == "restore":
+                token.arm(entry["yielded"])
+                pipe.load_state_dict(entry["state"])
+            else:
+                token.disarm()
+                if entry.get("seed") is not None:
+                    pipe.set_seed(entry["seed"])
+                if how == "replay":
+                    token.arm_replay(entry["yielded"])
     _loaded[datapipe] = (token_of(datapipe).current, state)
 
 

@@ -197,7 +197,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def held(self) -> Iterator[None]:
         """Within this context the source stands still, so that its state and ours belong together."""
         data = self._data
-        if data is None or data.queue.paused:
+        if data is None or data.is_inherited() or data.queue.paused:
             yield
             return
         self.pause()
