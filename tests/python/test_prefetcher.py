@@ -276,6 +276,8 @@ def test_a_forked_child_neither_hangs_nor_uses_the_parents_thread() -> None:
             pipe.shutdown()
             del iterator
             gc.collect()
+        except BaseException:
+            code = 4
         finally:
             os._exit(code)
     status: list[int] = []
