@@ -65,12 +65,19 @@ class HoldsStream(IterDataPipe[Any]):
         raise NotImplementedError
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """The items of one stream, going on from `place` (None: from its start)."""
+        """The items of one stream, going on from `place` (None: from its start).
+
+        An iterator written in C, where there is one, saves a Python frame per item.
+        """
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         """A stand-in for `stream` and the place in it, as of the last item yielded."""
         return parked(stream), None
+
+    def _explained(self, error: Exception, path: str) -> Exception:
+        """The error to raise for one that `_read`'s iterator raised: it itself, or one that says where."""
+        return error
 
     def _release(self, stream: Any) -> None:
         """Closes a stream that the pipe is done with."""
@@ -98,9 +105,14 @@ class HoldsStream(IterDataPipe[Any]):
                 if self._held is held:
                     self._held, self._place = self._bookmark_of(held)
                     self._reading = False
-                if isinstance(error, Exception) and not hasattr(error, "__notes__"):
-                    error.add_note(f"{type(self).__name__} was reading {path!r}.")
-                raise
+                if not isinstance(error, Exception):
+                    raise
+                explained = self._explained(error, path)
+                if not hasattr(explained, "__notes__"):
+                    explained.add_note(f"{type(self).__name__} was reading {path!r}.")
+                if explained is error:
+                    raise
+                raise explained from error
             finally:
                 self._release(stream)
             self._held = self._place = place = None

@@ -11,7 +11,6 @@ import codecs
 import csv
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
-from operator import methodcaller
 from typing import Any
 
 from torchdata.datapipes._checks import check_int
@@ -82,15 +81,24 @@ class _Text(HoldsStream):
             return iter(())
         lines = chain((first,), lines)
         in_bytes = isinstance(first, bytes)  # and then all lines of the stream are
-        if strip:
-            lines = map(methodcaller("strip", b"\r\n" if in_bytes else "\r\n"), lines)
+        # Methods taken from the types: mapped so, they cost half of what operator.methodcaller does.
+        if strip and in_bytes:
+            lines = map(bytes.strip, lines, repeat(b"\r\n"))
+        elif strip:
+            lines = map(str.strip, lines, repeat("\r\n"))
         if self._decode and in_bytes:
-            lines = map(methodcaller("decode", self._encoding, self._errors), lines)
+            lines = map(bytes.decode, lines, repeat(self._encoding), repeat(self._errors))
         return lines
 
     def _lines_read(self) -> int:
         """How many lines behind `_start` and `_lines_before` the items yielded so far took."""
         raise NotImplementedError
+
+    def _explained(self, error: Exception, path: str) -> Exception:
+        if isinstance(error, UnicodeDecodeError):
+            place = f"after line {self._lines_before + self._lines_read()} of {path!r}"
+            error.reason = f"{error.reason} ({place}; pass errors='replace' or the right encoding)"
+        return error
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         if _position(stream) is not None:
@@ -150,18 +158,10 @@ class LineReader(_Text):
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
         self._yielded_before = token_of(self).yielded
         lines = self._lines(stream, place, strip=self._strip_newline)
-        try:
-            yield from zip(repeat(path), lines, strict=False) if self._return_path else lines
-        except UnicodeDecodeError as error:
-            _name_place(error, f"after line {self._lines_before + self._lines_read()} of {path!r}")
-            raise
+        return zip(repeat(path), lines, strict=False) if self._return_path else lines
 
     def _lines_read(self) -> int:
         return token_of(self).yielded - self._yielded_before
-
-
-def _name_place(error: UnicodeDecodeError, place: str) -> None:
-    error.reason = f"{error.reason} ({place}; pass errors='replace' or the right encoding)"
 
 
 class _CSV(_Text):
@@ -186,18 +186,18 @@ class _CSV(_Text):
         return iter(reader)
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
+        self._reader = None
         reader = self._reader = self._make_reader(self._lines(stream, place), place)
         rows = self._rows(reader)
-        try:
-            yield from zip(repeat(path), rows, strict=False) if self._return_path else rows
-        except csv.Error as error:
-            raise csv.Error(f"{path!r}, line {self._lines_before + reader.line_num}: {error}") from error
-        except UnicodeDecodeError as error:
-            _name_place(error, f"after line {self._lines_before + reader.line_num} of {path!r}")
-            raise
+        return zip(repeat(path), rows, strict=False) if self._return_path else rows
+
+    def _explained(self, error: Exception, path: str) -> Exception:
+        if isinstance(error, csv.Error):
+            return csv.Error(f"{path!r}, line {self._lines_before + self._lines_read()}: {error}")
+        return super()._explained(error, path)
 
     def _lines_read(self) -> int:
-        return int(self._reader.line_num)
+        return 0 if self._reader is None else int(self._reader.line_num)
 
     def _attributes_to_copy(self) -> dict[str, Any]:
         return {**super()._attributes_to_copy(), "_reader": None}
