@@ -1,12 +1,15 @@
-"""Closing the streams in items that a pipe drops.
+"""Closing the streams in items that a pipe drops, and copying those in items of a state.
 
-Role: pipes that drop items call `close_dropped` on each. It costs next to nothing for plain items and where
+Role: pipes that drop items call `close_dropped` on each; pipes that load a state with items in it call
+`with_own_streams`. Both cost next to nothing for plain items and where
 no stream was ever wrapped. Runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
 
+import copy
 import sys
+from operator import is_not
 from typing import Any
 
 #: Types of items that hold no streams; callers that are in a hurry ask before they call.
@@ -22,3 +25,28 @@ def close_dropped(item: Any) -> None:
     )  # not loaded: nothing can have been wrapped
     if streams is not None:
         streams.StreamWrapper.close_streams(item)
+
+
+def with_own_streams(item: Any) -> Any:
+    """`item` itself, or where wrapped streams lie in it, a copy that has streams of its own.
+
+    For items of a loaded state: who reads a stream moves and closes it, and the state may be loaded again.
+    All that is no stream is shared, so an item of arrays costs no copy of them.
+    """
+    kind = type(item)
+    if kind in PLAIN_TYPES:
+        return item
+    streams = sys.modules.get("torchdata.datapipes.utils._streams")
+    if streams is None:
+        return item
+    if isinstance(item, streams.StreamWrapper):
+        return copy.deepcopy(item)
+    # Exact types alone: how a subclass is built again is not known.
+    if kind is dict:
+        values = [with_own_streams(value) for value in item.values()]
+        changed = any(map(is_not, values, item.values()))
+        return dict(zip(item, values, strict=True)) if changed else item
+    if kind is tuple or kind is list:
+        members = [with_own_streams(member) for member in item]
+        return kind(members) if any(map(is_not, members, item)) else item
+    return item

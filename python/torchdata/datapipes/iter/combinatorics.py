@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._random import draw_seed
 from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._streams import with_own_streams
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = ["Sampler", "SequentialSampler", "Shuffler"]
@@ -122,9 +123,9 @@ class Shuffler(IterDataPipe[T_co]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the buffer, the generator and the seeds over."""
+        """Takes the buffer, the generator and the seeds over; the state can be loaded again."""
         self._shuffling = state_dict["shuffling"]
-        self._buffer = list(state_dict["buffer"])
+        self._buffer = [with_own_streams(item) for item in state_dict["buffer"]]
         if state_dict["rng"] is not None:
             self._rng.setstate(state_dict["rng"])
         self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]
