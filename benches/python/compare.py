@@ -54,6 +54,7 @@ class Harness:
             "options": contender.options,
         }
         environ = dict(os.environ)
+        environ.pop("PYTHONDONTWRITEBYTECODE", None)  # nobody is to compile modules at every start
         python = sys.executable
         if contender.program in ("upstream", "torch"):
             python = os.path.abspath(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,3 +18,12 @@ settings.load_profile("project")
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the library believe that torch is not loaded."""
     monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _small_heap() -> Iterator[None]:
+    """Keeps what the imports left out of the garbage collector's sight: many tests collect, some at every item."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

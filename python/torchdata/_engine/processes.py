@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing.popen_fork  # noqa: F401 - multiprocessing would import it at the first start, 3 ms later
 import os
 import signal
 import time

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torchdata._engine.child import Job
+from torchdata._engine.processes import Children
 from torchdata.dataloader2._interface import ReadingServiceInterface
 from torchdata.dataloader2.graph import DataPipe, replace_dp, set_graph_random_seed, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
@@ -31,7 +33,7 @@ ResetFn = Callable[[DataPipe], DataPipe]
 class _WorkerOutput(IterDataPipe[Any]):
     """Stands in main's graph for the branch that runs in the workers: yields what they send, in turn."""
 
-    def __init__(self, children: Any) -> None:
+    def __init__(self, children: Children) -> None:
         self._children = children
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
         self._fresh = False
@@ -124,7 +126,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
                 f"timeout must be a number of seconds that is not negative, or None, not {timeout!r}"
             )
         self.timeout = timeout or None
-        self._children: Any = None
+        self._children: Any = None  # the Children, once initialised
         self._worker_output: _WorkerOutput | None = None
         self._main_prefetch: Any = None
         self._end_datapipe: DataPipe | None = None
@@ -164,10 +166,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._end_datapipe = datapipe
         return datapipe
 
-    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Any:
-        from torchdata._engine.child import Job
-        from torchdata._engine.processes import Children
-
+    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Children:
         share = math.ceil(self.main_prefetch_cnt / self.num_workers)
         self._dispatches = dispatching is not None
         return Children(
