@@ -38,7 +38,7 @@ demo: $(STAMPS)/build ## Train a classifier on real images through two worker pr
 	$(BIN)/python -m torchdata.demo $(ARGS)
 
 .PHONY: test
-test: lint test-rust test-python test-portable ## Every check that a change must pass; CI runs this target
+test: lint test-rust test-loom test-python test-portable ## Every check that a change must pass; CI runs this target
 
 ##@ Set-up
 

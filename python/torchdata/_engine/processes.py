@@ -208,11 +208,6 @@ class Children:
         """Process numbers, the dispatching process last."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    @property
-    def links(self) -> list[Link]:
-        """The workers' links to main."""
-        return self._links
-
     def shutdown(self) -> None:
         """Ends all children: asks, waits, terminates, kills, reaps. Safe to call at any time, any number of times."""
         self._finalizer()
@@ -239,7 +234,7 @@ def _obituary(name: str, pid: int | None, code: int | None) -> str:
         advice = (
             "something in its pipes called sys.exit or os._exit, or it failed to start: see its output above"
         )
-    return f"{name} (pid {pid}) {how}; {advice}. Everything it had sent before was delivered."
+    return f"{name} (pid {pid}) {how}; {advice}. What it had sent was delivered as far as its turn had come."
 
 
 def _raise_failure(_peer: int, description: Any) -> NoReturn:

@@ -128,7 +128,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.timeout = timeout or None
         self._children: Any = None  # the Children, once initialised
         self._worker_output: _WorkerOutput | None = None
-        self._main_prefetch: Any = None
         self._end_datapipe: DataPipe | None = None
         self._dispatches = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABCMeta
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -171,7 +171,10 @@ class DataChunk(list[T]):
         items: the members of the batch.
     """
 
-    __slots__ = ()  # a batch costs no more memory than a list, and builds as fast
+    __slots__ = ()  # a batch costs no more memory than a list
+
+    def __init__(self, items: Iterable[T]) -> None:
+        super().__init__(items)
 
     @property
     def items(self) -> list[T]:

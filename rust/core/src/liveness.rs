@@ -1,6 +1,6 @@
 //! Who is still alive: a watch on a process, and a child's tie to its parent.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::error::{OpenError, system};
@@ -25,16 +25,6 @@ impl Watch {
         }
         let fd = if portable() { None } else { Some(open_pidfd(pid)?) };
         Ok(Self { pid, fd, parent: parent_id() == pid })
-    }
-
-    /// Watches the process behind a pidfd received from it; `pid` is its number.
-    pub fn from_fd(pid: i32, fd: OwnedFd) -> Self {
-        Self { pid, fd: Some(fd), parent: false }
-    }
-
-    /// The pidfd, to be passed to another process; None on the portable fallback.
-    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.fd.as_ref().map(AsFd::as_fd)
     }
 
     /// Whether the process has ended, reaped or not.

@@ -32,11 +32,6 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Sets how many items are worth a wake-up.
-    pub fn set_batch(&mut self, batch: u32) {
-        self.batch = batch.max(1);
-    }
-
     /// To be called after each published item.
     #[inline]
     pub fn published(&mut self, bell: &BellRef) {

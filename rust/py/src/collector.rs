@@ -334,8 +334,9 @@ impl Reader {
                 || pending.as_ref().is_some_and(Probe::pending)
                 || stopped.load(Relaxed)
         };
-        wait_until(py, own, ready, |py| {
-            patience.look_after(py, watches, on_exit).inspect_err(|_| stopped.store(true, Relaxed))?;
+        let mut exited = false;
+        let waited = wait_until(py, own, ready, |py| {
+            patience.look_after(py, watches, on_exit).inspect_err(|_| exited = true)?;
             match timeout {
                 Some(limit) if patience.started.elapsed() >= *limit => Err(PyTimeoutError::new_err(format!(
                     "no item came from {name} {} within {} s (the `timeout` of the reading service); its pipe is \
@@ -345,7 +346,15 @@ impl Reader {
                 ))),
                 _ => Ok(()),
             }
-        })?;
+        });
+        if exited {
+            // What was published between the last look and the death goes first; the next wait reports the death again.
+            if turn.choose(|peer| consumers[peer].readable().unwrap_or(true)).is_some() {
+                return Ok(());
+            }
+            stopped.store(true, Relaxed);
+        }
+        waited?;
         if let Some((probe, exception)) = &self.interrupt
             && probe.pending()
         {

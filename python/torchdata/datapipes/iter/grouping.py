@@ -60,14 +60,21 @@ class Batcher(Stateless, IterDataPipe[Any]):
 
     def _batches(self, source: Iterator[Any]) -> Iterator[Any]:
         wrap, size = self.wrapper_class, self.batch_size
-        if wrap in (DataChunk, list):  # take any iterable: no list in between
-            while len(batch := wrap(islice(source, size))) == size:
-                yield batch
-        else:
+        if wrap is not DataChunk:
             while len(batch := list(islice(source, size))) == size:
                 yield wrap(batch)
-        if batch and not self.drop_last:
-            yield wrap(batch)
+            if batch and not self.drop_last:
+                yield wrap(batch)
+            return
+        new = DataChunk.__new__  # filled in place: neither a list in between nor a call of __init__
+        while True:
+            chunk = new(DataChunk)
+            chunk.extend(islice(source, size))
+            if len(chunk) < size:
+                break
+            yield chunk
+        if chunk and not self.drop_last:
+            yield chunk
 
     def __len__(self) -> int:
         items = length_of(self, self.datapipe)
