@@ -110,6 +110,15 @@ def test_a_replaced_dictionary_keeps_its_order():
     assert list(reader.held.items()) == [("a", 1), (new, 2), ("c", new)]
 
 
+def test_a_pipe_is_replaced_beside_data_that_stays_as_it_is():
+    old, new = source(), source()
+    rows = [[[n] for n in range(100)] for _ in range(100)]
+    reader = Reader({"rows": rows, "pipe": (old,)})
+    assert list_dps(replace_dp(traverse_dps(reader), old, new)) == [reader, new]
+    assert reader.held == {"rows": rows, "pipe": (new,)}
+    assert reader.held["rows"] is rows
+
+
 def test_all_readers_of_a_pipe_are_rewired():
     old, new = source(), IterableWrapper("ab")
     left, right = old.map(str), old.enumerate()

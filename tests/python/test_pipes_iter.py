@@ -6,7 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 
 from pipes_table import is_even, plus_one
 from torchdata.datapipes import DataChunk
-from torchdata.datapipes._traversal import sources_of
+from torchdata.datapipes._traversal import LARGEST_STRUCTURE, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import (
     IterableWrapper,
@@ -337,3 +337,57 @@ def test_a_pipe_that_holds_much_data_is_searched_without_looking_at_the_data() -
             raise AssertionError("the data was looked at")
 
     assert sources_of(Holder()) == []
+
+
+class Counted(list[Any]):
+    """A list that counts how many members of such lists were looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        Counted.looked_at += len(self)
+        return super().__iter__()
+
+
+def nested(depth: int, leaf: Any) -> Any:
+    for _ in range(depth):
+        leaf = Counted([leaf])
+    return leaf
+
+
+NESTED_DATA = {
+    "rows of cells": lambda: Counted(Counted(Counted([n]) for n in range(1000)) for _ in range(100)),
+    "short rows": lambda: Counted(Counted([n]) for n in range(3000)),
+    "long rows": lambda: Counted(Counted(range(2000)) for _ in range(50)),
+    "rows of rows that differ in kind": lambda: Counted(Counted([[], n]) for n in range(2000)),
+    "deeper than Python recurses": lambda: nested(50_000, 1),
+}
+
+
+@pytest.mark.parametrize("make", NESTED_DATA.values(), ids=NESTED_DATA)
+def test_nested_data_is_searched_within_one_budget_per_attribute(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Holder(IterDataPipe):
+        def __init__(self) -> None:
+            self.source = IterableWrapper([1])
+            self.data = make()
+            self.other = [IterableWrapper([2])]
+
+    holder = Holder()
+    monkeypatch.setattr(Counted, "looked_at", 0)
+    assert sources_of(holder) == [holder.source, holder.other[0]]
+    assert 0 < Counted.looked_at <= 2 * LARGEST_STRUCTURE  # for the types, and for those that may hold pipes
+
+
+def test_data_in_a_structure_does_not_hide_the_pipes_beside_it() -> None:
+    class Holder(IterDataPipe):
+        def __init__(self, held: Any) -> None:
+            self.held = held
+
+    pipes = [IterableWrapper([n]) for n in range(400)]
+    rows = [[n] for n in range(1500)]
+    named = {"table": rows, "parts": [("a", pipes[0]), ("b", (pipes[1], rows))], "last": pipes[2]}
+    assert sources_of(Holder(named)) == pipes[:3]
+    assert sources_of(Holder([(str(n), pipe) for n, pipe in enumerate(pipes[:350])])) == pipes[:350]
+    assert sources_of(Holder({"left": pipes[:200], "right": tuple(pipes[200:])})) == pipes

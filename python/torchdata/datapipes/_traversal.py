@@ -1,47 +1,89 @@
 """Finding the pipes that a pipe reads from, without serialising anything.
 
 Role: one pass over the attributes of a pipe, used by the graph tools and by state. A pipe is found where
-it is an attribute or lies in (nested) containers of an attribute. Containers longer than
-`LARGEST_STRUCTURE` are taken for data and not searched.
+it is an attribute or lies in (nested) containers of an attribute. The search looks at `LARGEST_STRUCTURE`
+members per attribute, those of nested containers included, and takes what is beyond for data. So its cost has
+a bound whatever a pipe holds.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Literal
 
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-#: Longest container that is searched for pipes; longer ones hold data, and reading them would cost time.
+#: How many members of containers are looked at in one attribute; an entry of a dictionary is one. A
+#: container with more members than are left holds data, and is not looked into.
 LARGEST_STRUCTURE = 4096
 
-_SEQUENCES = (list, tuple, set, frozenset, deque)
+#: As how many members looking into one more nested container counts, because it takes that much longer.
+OPENING = 8
 
-#: Types that are a pipe or may hold one. All else is data, which must not be looked into.
-_SEARCHED = (IterDataPipe, MapDataPipe, dict, *_SEQUENCES)
+_PIPES = (IterDataPipe, MapDataPipe)
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def is_pipe(obj: Any) -> bool:
     """Whether `obj` is a pipe of either kind."""
-    return isinstance(obj, (IterDataPipe, MapDataPipe))
+    return isinstance(obj, _PIPES)
 
 
-def _pipes_in(obj: Any, open_containers: set[int]) -> Iterator[Any]:
-    if is_pipe(obj):
-        yield obj
-    elif isinstance(obj, (dict, *_SEQUENCES)):
-        if not 0 < len(obj) <= LARGEST_STRUCTURE or id(obj) in open_containers:
-            return
-        members = [*obj.keys(), *obj.values()] if isinstance(obj, dict) else obj
-        kinds = {kind for kind in set(map(type, members)) if issubclass(kind, _SEARCHED)}
-        if not kinds:  # data, told by its types
-            return
-        open_containers.add(id(obj))
-        for member in members:
-            if type(member) in kinds:
-                yield from _pipes_in(member, open_containers)
-        open_containers.discard(id(obj))
+def _role(kind: type) -> Literal["pipe", "container"] | None:
+    """What objects of the type are to the search. All but pipes and containers is data: not looked into."""
+    if issubclass(kind, _PIPES):
+        return "pipe"
+    return "container" if issubclass(kind, _CONTAINERS) else None
+
+
+def pipes_in(value: Any) -> list[Any]:
+    """The pipes in the value of one attribute, from left to right; one that lies there twice may come twice.
+
+    Looks at narrow branches of the structure first, so that data in it does not hide the pipes beside it.
+    """
+    roles = {type(value): _role(type(value))}  # asking once per type is what keeps the search cheap
+    if roles[type(value)] != "container":
+        return [value] if roles[type(value)] else []
+    opened: dict[int, list[Any]] = {}
+    left = LARGEST_STRUCTURE + OPENING
+    holds_pipes = False
+    numbers = count()  # keeps groups of equal width in order
+    # Containers that lie side by side, each group after the width of its branch: the containers on the way to it.
+    groups = [(1, next(numbers), [value])]
+    while groups:
+        width, _, group = heappop(groups)
+        for container in group:
+            if not 0 < len(container) <= left - OPENING or id(container) in opened:
+                continue
+            left -= len(container) + OPENING
+            members = [*container.keys(), *container.values()] if isinstance(container, dict) else container
+            kinds = set(map(type, members))
+            for kind in kinds - roles.keys():
+                roles[kind] = _role(kind)
+            if not any(map(roles.__getitem__, kinds)):  # data, told by its types
+                continue
+            opened[id(container)] = candidates = [member for member in members if roles.get(type(member))]
+            inner = [member for member in candidates if roles[type(member)] == "container"]
+            holds_pipes = holds_pipes or len(inner) < len(candidates)
+            if inner:
+                heappush(groups, (width + len(inner), next(numbers), inner))
+    return _in_order(value, opened) if holds_pipes else []
+
+
+def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
+    """The pipes of the opened containers as they are met from left to right, depth first."""
+    found = []
+    stack = [value]
+    while stack:
+        obj = stack.pop()
+        if is_pipe(obj):
+            found.append(obj)
+        else:
+            stack.extend(reversed(opened.pop(id(obj), [])))
+    return found
 
 
 def sources_of(datapipe: Any) -> list[Any]:
@@ -49,9 +91,9 @@ def sources_of(datapipe: Any) -> list[Any]:
     found: dict[int, Any] = {}
     skipped = getattr(type(datapipe), "item_attributes", ())
     for name, value in list(vars(datapipe).items()):
-        if name in skipped or not issubclass(type(value), _SEARCHED):
+        if name in skipped:
             continue
-        for source in _pipes_in(value, set()):
+        for source in pipes_in(value):
             if source is not datapipe:
                 found.setdefault(id(source), source)
     return list(found.values())

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from torchdata.datapipes._traversal import LARGEST_STRUCTURE, is_pipe, sources_of, walk
+from torchdata.datapipes._traversal import is_pipe, pipes_in, sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = [
@@ -236,9 +236,14 @@ def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
 
 
 def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
-    """Lets `choose` decide for every source of the pipe what stands in its place."""
+    """Lets `choose` decide for every source of the pipe what stands in its place.
+
+    Goes through the attributes alone in which the bounded search finds a pipe to exchange.
+    """
     opened: set[int] = set()
     for name, value in list(vars(datapipe).items()):
+        if all(choose(source) is source for source in pipes_in(value)):
+            continue
         changed = _rewired(value, choose, opened)
         if changed is not value:
             datapipe.__dict__[name] = changed
@@ -250,7 +255,7 @@ def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):
         return obj
-    if not 0 < len(obj) <= LARGEST_STRUCTURE or id(obj) in opened:
+    if id(obj) in opened:
         return obj
     opened.add(id(obj))
     try:
