@@ -30,8 +30,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
         >>> import torchdata
         >>> batch = torchdata.empty((2, 3), "float32")
         >>> batch.fill(1.0)
-        >>> batch.sum()
-        np.float32(6.0)
+        >>> float(batch.sum())
+        6.0
     """
     from torchdata import _engine
 

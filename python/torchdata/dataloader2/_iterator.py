@@ -130,7 +130,9 @@ class DataLoader2Iterator(Iterator[T_co]):
             ValueError: `num_batches` is below 1.
 
         Example:
-            >>> iterator = iter(loader)
+            >>> from torchdata.dataloader2 import DataLoader2
+            >>> from torchdata.datapipes.iter import IterableWrapper
+            >>> iterator = iter(DataLoader2(IterableWrapper(range(4))))
             >>> iterator.limit(2)
             >>> list(iterator)
             [0, 1]

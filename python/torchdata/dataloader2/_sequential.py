@@ -35,6 +35,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         TypeError: one of them is no reading service.
 
     Example:
+        >>> from torchdata.dataloader2 import DistributedReadingService, MultiProcessingReadingService
+        >>> from torchdata.dataloader2 import SequentialReadingService
         >>> service = SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(2))
     """
 

@@ -53,6 +53,7 @@ class Shuffle(Adapter):
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.dataloader2.adapter import Shuffle
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(DataLoader2(IterableWrapper(range(4)).shuffle(), Shuffle(False)))
         [0, 1, 2, 3]
@@ -102,6 +103,7 @@ class ShardingPolicy(Adapter):
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        >>> from torchdata.dataloader2.adapter import ShardingPolicy
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> pipe = IterableWrapper(range(8)).sharding_filter().batch(2)
         >>> list(DataLoader2(pipe, ShardingPolicy(block=2), MultiProcessingReadingService(2)))
@@ -134,6 +136,7 @@ class PrefetchPolicy(Adapter):
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.dataloader2.adapter import PrefetchPolicy
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> loader = DataLoader2(IterableWrapper(range(3)).prefetch(10), PrefetchPolicy(0))
         >>> loader.datapipe

@@ -55,6 +55,7 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
         TypeError: `datapipe` is no pipe.
 
     Example:
+        >>> from torchdata.dataloader2.graph import traverse_dps
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> source = IterableWrapper(range(3))
         >>> last = source.map(str)
@@ -176,6 +177,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
         ValueError: the graph lacks `old_datapipe`.
 
     Example:
+        >>> from torchdata.dataloader2.graph import replace_dp, traverse_dps
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> source = IterableWrapper([3, 4])
         >>> last = source.enumerate()

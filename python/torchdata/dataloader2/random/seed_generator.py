@@ -37,6 +37,7 @@ class SeedGenerator:
         TypeError, ValueError: the seed is no integer, or out of range.
 
     Example:
+        >>> from torchdata.dataloader2.random import SeedGenerator
         >>> generator = SeedGenerator(7)
         >>> workers = [generator.spawn(0), generator.spawn(1)]
         >>> workers[0].generate_shared_seed() == workers[1].generate_shared_seed()

@@ -41,6 +41,7 @@ class Mapper(Stateless, IterDataPipe[T_co]):
             without `input_col`, or it names several columns.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([(1, 2), (3, 4)]).map(lambda a, b: a + b, input_col=[0, 1], output_col=-1))
         [(1, 2, 3), (3, 4, 7)]
     """
@@ -97,6 +98,7 @@ class Collator(Mapper[T_co]):
         TypeError: a conversion is not a function, a dict or a list.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(4)).batch(2).collate())
         [array([0, 1]), array([2, 3])]
     """
@@ -149,6 +151,7 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
         ValueError: `fn` does not take as many arguments as there are input columns.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([1, 2]).flatmap(lambda n: [n, 10 * n]))
         [1, 10, 2, 20]
     """

@@ -39,6 +39,7 @@ class Shuffler(IterDataPipe[T_co]):
         AssertionError: `buffer_size` is not positive.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> sorted(IterableWrapper(range(5)).shuffle().set_seed(0))
         [0, 1, 2, 3, 4]
     """
@@ -166,6 +167,7 @@ class Sampler(IterDataPipe[Any]):
         TypeError: `sampler` cannot be called.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper, Sampler
         >>> list(Sampler(IterableWrapper("abc")))
         [0, 1, 2]
     """

@@ -38,6 +38,7 @@ class Concater(IterDataPipe[Any]):
         TypeError: an input is no IterDataPipe.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper("ab").concat(IterableWrapper("c")))
         ['a', 'b', 'c']
     """
@@ -89,6 +90,7 @@ class Zipper(Stateless, IterDataPipe[tuple[Any, ...]]):
         TypeError: an input is no IterDataPipe.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper("ab").zip(IterableWrapper(range(5))))
         [('a', 0), ('b', 1)]
     """
@@ -116,6 +118,7 @@ class Multiplexer(Unfolding, IterDataPipe[Any]):
         TypeError: an input is no IterDataPipe.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper("abc").mux(IterableWrapper(range(2))))
         ['a', 0, 'b', 1]
     """

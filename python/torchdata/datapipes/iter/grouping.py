@@ -37,6 +37,7 @@ class Batcher(Stateless, IterDataPipe[Any]):
         TypeError: `batch_size` is no integer or `wrapper_class` cannot be called.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(5)).batch(2))
         [[0, 1], [2, 3], [4]]
     """
@@ -94,6 +95,7 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
         IndexError: while iterating, an item has fewer levels than `unbatch_level`.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper([[[0, 1], [2]], [[3]]]).unbatch(unbatch_level=2))
         [0, 1, 2, 3]
     """
@@ -153,6 +155,7 @@ class Grouper(IterDataPipe[Any]):
             is False.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(["a1", "b1", "a2"]).groupby(lambda name: name[0]))
         [['a1', 'a2'], ['b1']]
     """

@@ -239,6 +239,7 @@ class Prefetcher(_PrefetchBase[T_co]):
         ValueError: `buffer_size` is not positive.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(3)).map(str).prefetch(2))
         ['0', '1', '2']
     """

@@ -32,6 +32,7 @@ class Cycler(IterDataPipe[T_co]):
         ValueError: `count` is negative.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(2)).cycle(2))
         [0, 1, 0, 1]
     """
@@ -91,6 +92,7 @@ class Repeater(IterDataPipe[T_co]):
         ValueError: `times` is less than 2.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(2)).repeat(2))
         [0, 0, 1, 1]
     """
@@ -150,6 +152,7 @@ class Enumerator(IterDataPipe[tuple[int, Any]]):
         TypeError: `starting_index` is no integer.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper("ab").enumerate())
         [(0, 'a'), (1, 'b')]
     """

@@ -39,6 +39,7 @@ class Filter(Stateless, IterDataPipe[T_co]):
             it returned something other than a bool.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(5)).filter(lambda n: n % 2 == 0))
         [0, 2, 4]
     """
@@ -83,6 +84,7 @@ class Header(IterDataPipe[T_co]):
         ValueError: `limit` is negative.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(10)).header(3))
         [0, 1, 2]
     """

@@ -42,6 +42,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         sharding_group_filter: the only level at which this pipe divides; None for all.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> shard = IterableWrapper(range(5)).sharding_filter()
         >>> shard.apply_sharding(2, 1)
         >>> list(shard)

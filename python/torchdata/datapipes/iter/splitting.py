@@ -117,6 +117,7 @@ class Forker(IterDataPipe[Any]):
         BufferError: while iterating, a child is too far ahead.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> left, right = IterableWrapper(range(3)).fork(2)
         >>> list(left.zip(right))
         [(0, 0), (1, 1), (2, 2)]
@@ -163,6 +164,7 @@ class UnZipper(IterDataPipe[Any]):
         BufferError: while iterating, a child is too far ahead.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> numbers, names = IterableWrapper([(1, "a"), (2, "b")]).unzip(sequence_length=2)
         >>> list(names)
         ['a', 'b']
@@ -297,6 +299,7 @@ class Demultiplexer(IterDataPipe[Any]):
         BufferError: while iterating, too many items wait.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> even, odd = IterableWrapper(range(5)).demux(2, lambda n: n % 2)
         >>> list(even), list(odd)
         ([0, 2, 4], [1, 3])

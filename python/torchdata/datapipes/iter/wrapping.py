@@ -73,6 +73,7 @@ class LengthSetter(Stateless, IterDataPipe[T_co]):
         ValueError: `length` is negative.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> len(IterableWrapper(range(10)).filter(lambda n: n < 5).set_length(5))
         5
     """
@@ -105,6 +106,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         TypeError: `iterable` is not iterable.
 
     Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(3)))
         [0, 1, 2]
     """

@@ -32,6 +32,7 @@ class SequenceWrapper(MapDataPipe[T_co]):
         TypeError: `sequence` is not read by index.
 
     Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
         >>> SequenceWrapper({"a": 100, "b": 200})["b"]
         200
     """

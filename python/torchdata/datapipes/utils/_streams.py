@@ -88,6 +88,7 @@ class StreamWrapper:
 
     Example:
         >>> import io
+        >>> from torchdata.datapipes.utils import StreamWrapper
         >>> with StreamWrapper(io.BytesIO(b"abc")) as stream:
         ...     stream.read()
         b'abc'
@@ -318,6 +319,7 @@ def janitor(obj: Any) -> None:
 
     Example:
         >>> import io
+        >>> from torchdata.datapipes.utils import StreamWrapper, janitor
         >>> stream = StreamWrapper(io.BytesIO(b"abc"))
         >>> janitor(("path", stream))
         >>> stream.closed

@@ -36,6 +36,7 @@ def default_collate(batch: Any) -> Any:
         RuntimeError: sequences have different lengths.
 
     Example:
+        >>> from torchdata.datapipes.utils.collate import default_collate
         >>> default_collate([{"x": 1, "name": "a"}, {"x": 2, "name": "b"}])
         {'x': array([1, 2]), 'name': ['a', 'b']}
     """
