@@ -10,6 +10,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any
 
 from torchdata.dataloader2.graph import (
@@ -21,6 +22,7 @@ from torchdata.dataloader2.graph import (
 )
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.utils.dispatch import find_non_dispatching_branches
+from torchdata.dataloader2.utils.late_seeding import seed_when_imported
 from torchdata.datapipes._traversal import is_pipe
 
 if TYPE_CHECKING:
@@ -126,7 +128,7 @@ def process_reset_fn(
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds `random`, and torch and NumPy where they are loaded.
+    """Seeds `random`, and torch and NumPy: now where they are loaded, in a child else when they are imported.
 
     Always draws three seeds, so that what the pipes get does not depend on which libraries a process has
     loaded.
@@ -134,12 +136,19 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
     python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
     random.seed(python_seed)
+    awaited: dict[str, Callable[[Any], object]] = {}
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(torch_seed)
+    else:
+        awaited["torch"] = lambda torch: torch.manual_seed(torch_seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(numpy_seed >> 32)  # the legacy generator takes 32 bits
+    else:
+        awaited["numpy.random"] = lambda numpy_random: numpy_random.seed(numpy_seed >> 32)
+    if parent_process() is not None:  # main's imports are the user's
+        seed_when_imported(awaited)
 
 
 def _require_pipe(result: Any, argument: str, function: Any) -> DataPipe:
