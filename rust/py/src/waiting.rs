@@ -1,6 +1,7 @@
 //! Waiting on a doorbell from Python: spin, yield, then sleep in slices without the GIL.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use torchdata_core::bell::BellRef;
@@ -18,6 +19,24 @@ const FIRST_SLICE: Duration = Duration::from_millis(1);
 /// No wait goes on for longer than this without a look at signals, peers and time-outs.
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
+/// Turns that the next wait gives away: all while that helps, fewer with each wait that it did not, down to none. Beside
+/// slow producers every turn given away would only cost them two switches of context. Statistics, no synchronisation.
+static TURNS: AtomicU32 = AtomicU32::new(YIELDS);
+/// Waits since giving way was tried last.
+static SINCE_TRIED: AtomicU32 = AtomicU32::new(0);
+/// After so many waits without it, giving way is tried again.
+const TRY_AGAIN: u32 = 16;
+
+fn turns_to_give() -> u32 {
+    let turns = TURNS.load(Relaxed);
+    if turns > 0 {
+        return turns;
+    }
+    let since = SINCE_TRIED.load(Relaxed) + 1;
+    SINCE_TRIED.store(since % TRY_AGAIN, Relaxed);
+    if since == TRY_AGAIN { 2 } else { 0 }
+}
+
 /// Waits until `ready`, which may be called many times and without the GIL.
 ///
 /// After each slice Python's signals are handled (so that Ctrl-C works) and `tick` is called with the time waited so
@@ -34,19 +53,36 @@ pub fn wait_until(
         }
         std::hint::spin_loop();
     }
-    for _ in 0..YIELDS {
+    let turns = turns_to_give();
+    for _ in 0..turns {
         py.detach(std::thread::yield_now);
         if ready() {
+            TURNS.store(YIELDS, Relaxed);
             return Ok(());
         }
     }
+    TURNS.store(turns / 2, Relaxed);
     let mut slice = FIRST_SLICE;
     loop {
-        if py.detach(|| bell.wait(slice, &mut ready)) {
+        if py.detach(|| sleep(bell, slice, &mut ready)) {
             return Ok(());
         }
         py.check_signals()?;
         tick(py)?;
         slice = (slice * 2).min(LONGEST_SLICE);
     }
+}
+
+/// Sleeps until `ready` or the end of the slice. Rings for something else (the item of a worker whose turn has not come)
+/// are slept on without taking the GIL in between.
+fn sleep(bell: &BellRef, slice: Duration, ready: &mut impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + slice;
+    let mut left = slice;
+    while !bell.wait(left, &mut *ready) {
+        left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+    }
+    true
 }
