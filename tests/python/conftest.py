@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from loopback import Loopback
+
 # Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's.
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
@@ -27,3 +29,9 @@ def _small_heap() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def loopback() -> Loopback:
+    """A link to oneself."""
+    return Loopback()

@@ -15,10 +15,6 @@ from torchdata.dataloader2.graph import list_dps, traverse_dps
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Shuffler
 
-needs_prefetch = pytest.mark.skipif(
-    not hasattr(iter_pipes, "Prefetcher"), reason="needs the prefetch pipe of this build"
-)
-
 
 class Waiting(IterDataPipe):
     """Has a timeout to set."""
@@ -97,7 +93,6 @@ def test_sharding_is_per_item_per_block_or_off():
     assert shares([ShardingPolicy(enable=False), ShardingPolicy()]) == shares(ShardingPolicy())
 
 
-@needs_prefetch
 def test_prefetch_policy_sets_every_prefetcher_and_the_service():
     service = SequentialReadingService(InProcessReadingService(), MultiProcessingReadingService(2))
     pipe = numbers().prefetch(3).map(str).prefetch(5)
@@ -113,7 +108,6 @@ def test_prefetch_policy_sets_every_prefetcher_and_the_service():
     assert pipe.buffer_size == 5
 
 
-@needs_prefetch
 def test_prefetch_policy_of_zero_removes_prefetching():
     pipe = numbers(3).prefetch(3).map(str).prefetch(5).prefetch(2)
     loader = DataLoader2(pipe, PrefetchPolicy(0), InProcessReadingService(4))
@@ -125,7 +119,6 @@ def test_prefetch_policy_of_zero_removes_prefetching():
     assert list(loader) == ["0", "1", "2"]
 
 
-@needs_prefetch
 def test_the_in_process_service_reads_ahead_at_the_end_of_the_graph():
     with DataLoader2(numbers(3), PrefetchPolicy(2), InProcessReadingService()) as loader:
         for _ in range(2):

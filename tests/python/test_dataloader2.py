@@ -22,6 +22,7 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.adapter import Adapter, Shuffle
 from torchdata.dataloader2.graph._serialization import deserialize_datapipe
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.map import SequenceWrapper
 
 #: What the services of the current test were told; a service is copied, so it cannot hold the list itself.
 calls: list[str] = []
@@ -128,12 +129,7 @@ def test_the_loader_works_on_copies():
 
 
 def test_a_map_pipe_is_read_from_its_first_index():
-    pytest.importorskip("torchdata.datapipes.map")
-    from torchdata.datapipes import map as map_pipes
-
-    if not hasattr(map_pipes, "SequenceWrapper"):
-        pytest.skip("needs SequenceWrapper")
-    assert list(DataLoader2(map_pipes.SequenceWrapper("abc"))) == ["a", "b", "c"]
+    assert list(DataLoader2(SequenceWrapper("abc"))) == ["a", "b", "c"]
 
 
 def test_a_new_iterator_invalidates_the_one_before():
