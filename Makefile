@@ -64,7 +64,8 @@ $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
 # PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
 	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-	  print(*extras["test"], *extras["dev"], sep="\n")' > $(STAMPS)/requirements.txt
+	  extras.pop("torch"); print(*sorted({one for extra in extras.values() for one in extra if "torchdata-rs" not in one}), sep="\n")' \
+	  > $(STAMPS)/requirements.txt
 	$(PIP) install --quiet --requirement $(STAMPS)/requirements.txt
 	$(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS)) '$(TORCH)' \
 	  || echo "warning: PyTorch could not be installed; tests that need it will be skipped" >&2

@@ -1,9 +1,8 @@
-"""What the documents say is held against what is there: versions, the annotated tree, README's examples and gaps."""
+"""What the documents say is held against what is there: versions, the annotated tree, README's examples."""
 
 from __future__ import annotations
 
 import doctest
-import importlib
 import os
 import re
 import subprocess
@@ -111,18 +110,3 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     assert (run.returncode, run.stderr) == (0, "")
     # In what is shown, `...` stands for whatever differs from machine to machine.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
-
-
-def test_the_names_that_the_readme_calls_missing_are_missing() -> None:
-    block = re.search(r"<!-- missing names.*?```text\n(.*?)^```$", README, re.M | re.S)
-    assert block is not None
-    module, missing = "", []
-    for line in block[1].splitlines():
-        if not line.startswith(" "):
-            module = line
-            continue
-        names = line.split() if line.startswith(" " * 3) else line.split()[1:]
-        missing += [(module, name) for name in names]
-    assert missing
-    there = [f"{module}.{name}" for module, name in missing if hasattr(importlib.import_module(module), name)]
-    assert not there, f"README calls these missing, but they are there: {there}"

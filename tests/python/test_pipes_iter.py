@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipes_table import is_even, plus_one
+from pipes_table.core import is_even, plus_one
 from torchdata.datapipes import DataChunk
 from torchdata.datapipes._traversal import LARGEST_STRUCTURE, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe

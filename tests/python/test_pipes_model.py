@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipes_table import BAD_ARGUMENTS, ROWS, Row, seed
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes._traversal import walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
@@ -164,6 +165,37 @@ def test_copies_start_anew_and_leave_the_original_alone(row: Row) -> None:
     for duplicate in (copy.deepcopy(pipe), pickle.loads(cloudpickle.dumps(pipe))):
         assert list(seed(duplicate, 1)) == expected
     assert head + list(iterator) == expected
+
+
+def in_turn(*shares: list[Any]) -> list[Any]:
+    """One item of each share in turn, as long as each has some."""
+    nothing = object()
+    return [
+        item
+        for turn in itertools.zip_longest(*shares, fillvalue=nothing)
+        for item in turn
+        if item is not nothing
+    ]
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.not_in_workers], ids=lambda row: row.name)
+def test_two_workers_each_do_it_with_their_share(row: Row) -> None:
+    pipe = row.build(lambda: IterableWrapper(ITEMS).sharding_filter(), **row.example)
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    runs = []
+    with DataLoader2(pipe, reading_service=service) as loader:
+        for _ in range(2):
+            loader.seed(1)
+            runs.append(list(loader))
+        next(iter(loader), None)  # left after the first item
+        loader.seed(1)
+        runs.append(list(loader))
+    expected = in_turn(modelled(row, ITEMS[0::2]), modelled(row, ITEMS[1::2]))
+    if row.random:
+        assert len(runs[0]) == len(expected)
+        assert runs[1] == runs[2] == runs[0]
+    else:
+        assert runs == [expected] * 3
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.reads_items], ids=lambda row: row.name)

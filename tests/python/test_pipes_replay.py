@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipes_table import Doubling, plus_one
+from pipes_table.core import Doubling, plus_one
 from torchdata.datapipes.iter import IterableWrapper, Mapper
 from torchdata.datapipes.state import forget_state, load_state, save_state
 

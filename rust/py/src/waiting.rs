@@ -13,6 +13,8 @@ const SPINS: u32 = 40;
 /// meanwhile, fills or empties the ring, and neither pays for a sleep and a wake-up: with small windows on 2 cores this is
 /// a factor of 3 to 6. Where nobody else wants the core it costs a few system calls.
 const YIELDS: u32 = 10;
+/// A sleep that ends sooner was one too many: whoever waits gives way for as long as before.
+const NEAR: Duration = Duration::from_micros(50);
 /// First sleep; it doubles up to `LONGEST_SLICE`. Short, because a producer that was fast and turns slow may leave a
 /// few items without a ring (see `torchdata_core::wake`).
 const FIRST_SLICE: Duration = Duration::from_millis(1);
@@ -61,10 +63,12 @@ pub fn wait_until(
             return Ok(());
         }
     }
-    TURNS.store(turns / 2, Relaxed);
+    let asleep = Instant::now();
     let mut slice = FIRST_SLICE;
     loop {
         if py.detach(|| sleep(bell, slice, &mut ready)) {
+            let next = if asleep.elapsed() < NEAR { YIELDS } else { turns / 2 };
+            TURNS.store(next, Relaxed);
             return Ok(());
         }
         py.check_signals()?;

@@ -1,21 +1,14 @@
-"""The table of pipes: how each is built over a source of ints, and a plain-Python model of what it yields.
-
-`test_pipes_model.py` runs every row through the same tests: equality with the model, state at every
-position, later epochs, copies, failing sources. A new pipe is one more row; constructor errors are rows of
-`BAD_ARGUMENTS`.
-"""
+"""The core pipes: mapping, grouping, selecting, combining, splitting, repeating, sharding, prefetching."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
 
-from torchdata.datapipes._traversal import walk
+from pipes_table.row import BadArgument, Row, Source, ints
 from torchdata.datapipes.iter import (
     SHARDING_PRIORITIES,
     Batcher,
@@ -39,30 +32,6 @@ from torchdata.datapipes.iter import (
     Shuffler,
     UnBatcher,
 )
-
-Source = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One pipe (or small pipeline) of the table."""
-
-    #: Shown in the test's name.
-    name: str
-    #: From a function that makes a source, and parameters, to the pipe. Every call of the function is one
-    # source.
-    build: Callable[..., Any]
-    #: From the source's items and the same parameters to the list of what the pipe yields.
-    model: Callable[..., list[Any]]
-    #: Strategies for the parameters.
-    params: dict[str, Any] = field(default_factory=dict)
-    #: Parameters of the tests that are not drawn by hypothesis.
-    example: dict[str, Any] = field(default_factory=dict)
-    #: None where `len()` is the number of items; else the number that it is, or a part of the TypeError's
-    # message.
-    length: int | str | None = None
-    #: Whether the pipe takes items from its source.
-    reads_items: bool = True
 
 
 class Doubling(IterDataPipe):
@@ -191,19 +160,11 @@ def build_mixed(source: Source) -> Any:
     return source().map(plus_one).filter(is_even).batch(2).shuffle(buffer_size=3).unbatch().enumerate()
 
 
-def seed(pipe: Any, value: int) -> Any:
-    """Sets the seed of every random pipe of a graph, and returns the graph's end."""
-    for member in walk(pipe):
-        if hasattr(member, "set_seed"):
-            member.set_seed(value)
-    return pipe
-
-
 small = st.integers(1, 5)
 flag = st.booleans()
 
 
-ROWS = [
+ROWS: list[Row] = [
     Row("wrapper", lambda s: s(), list),
     Row("map", lambda s: Mapper(s(), plus_one), lambda xs: [x + 1 for x in xs]),
     Row(
@@ -298,6 +259,7 @@ ROWS = [
         shuffled,
         {"buffer_size": st.integers(1, 20)},
         {"buffer_size": 4},
+        random=True,
     ),
     Row("shuffle_off", lambda s: Shuffler(s(), buffer_size=3).set_shuffle(False), list),
     Row(
@@ -305,6 +267,7 @@ ROWS = [
         lambda s: Shuffler(s().batch(2), buffer_size=3, unbatch_level=1),
         lambda xs: shuffled(xs, 3),
         length="valid length|has no len",
+        random=True,
     ),
     Row("sampler", lambda s: Sampler(s()), lambda xs: list(range(len(xs))), reads_items=False),
     Row(
@@ -313,6 +276,7 @@ ROWS = [
         lambda xs, shards, shard, block: share(xs, shards, shard % shards, block or 1),
         {"shards": small, "shard": st.integers(0, 4), "block": st.none() | st.integers(1, 4)},
         {"shards": 2, "shard": 1, "block": None},
+        not_in_workers="it shards the items itself",
     ),
     Row(
         "sharding_filter_blocks",
@@ -320,6 +284,7 @@ ROWS = [
         lambda xs, shards, shard, block: share(xs, shards, shard % shards, block),
         {"shards": small, "shard": st.integers(0, 4), "block": small},
         {"shards": 2, "shard": 1, "block": 2},
+        not_in_workers="it shards the items itself",
     ),
     Row(
         "sharding_filter_two_levels",
@@ -329,6 +294,7 @@ ROWS = [
         ),
         {"nodes": small, "node": st.integers(0, 4), "workers": small, "worker": st.integers(0, 4)},
         {"nodes": 2, "node": 1, "workers": 2, "worker": 0},
+        not_in_workers="it shards the items itself",
     ),
     Row(
         "dispatch",
@@ -391,18 +357,25 @@ ROWS = [
         {"buffer_size": small},
         {"buffer_size": 3},
     ),
-    Row("prefetch_shuffled", lambda s: Prefetcher(s().shuffle(buffer_size=3)), lambda xs: shuffled(xs, 3)),
+    Row(
+        "prefetch_shuffled",
+        lambda s: Prefetcher(s().shuffle(buffer_size=3)),
+        lambda xs: shuffled(xs, 3),
+        random=True,
+    ),
     Row(
         "replayed",
         lambda s: Mapper(Doubling(s().shuffle(buffer_size=3)), plus_one),
         lambda xs: [2 * x + 1 for x in shuffled(xs, 3)],
         length="valid length|has no len",
+        random=True,
     ),
     Row(
         "replayed_fork",
         build_replayed_fork,
         lambda xs: [(2 * x, x + 1) for x in shuffled(xs, 3)],
         length="valid length|has no len",
+        random=True,
     ),
     Row(
         "mixed",
@@ -411,16 +384,12 @@ ROWS = [
             enumerate(y for batch in shuffled(batched([x + 1 for x in xs if x % 2], 2), 3) for y in batch)
         ),
         length="valid length|has no len",
+        random=True,
     ),
 ]
 
 
-def ints() -> IterableWrapper[int]:
-    return IterableWrapper(range(3))
-
-
-#: (what is wrong, constructor call, exception, part of the message)
-BAD_ARGUMENTS: list[tuple[str, Callable[[], Any], type[Exception], str]] = [
+BAD_ARGUMENTS: list[BadArgument] = [
     ("wrapper_of_int", lambda: IterableWrapper(3), TypeError, "iterable"),
     ("set_length_negative", lambda: ints().set_length(-1), ValueError, "length"),
     ("set_length_float", lambda: ints().set_length(1.5), TypeError, "length"),

@@ -1,0 +1,40 @@
+"""Libraries that only some pipes need: imported where they are used, and named with their extra where they lack.
+
+Role: `optional_import` is the one way by which the package reaches for an optional library. Runs in whichever process
+builds or iterates the pipe; owns nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__all__ = ["DISTRIBUTION", "optional_import"]
+
+#: The name under which this package is installed.
+DISTRIBUTION = "torchdata-rs"
+
+
+def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
+    """Imports an optional library.
+
+    Args:
+        module: the module's dotted name, such as `"pyarrow.parquet"`.
+        extra: the extra of this distribution that installs the library.
+        needed_by: the pipe that needs it, as its user knows it.
+
+    Returns:
+        The module.
+
+    Raises:
+        ModuleNotFoundError: the library, or one that it needs itself, is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # By hand rather than by a note: some loggers print the message alone.
+        raise ModuleNotFoundError(
+            f"{needed_by} needs {module.partition('.')[0]!r}, which is not installed ({error}); install it with "
+            f"`pip install '{DISTRIBUTION}[{extra}]'`",
+            name=error.name,
+        ) from error
