@@ -44,6 +44,10 @@ def check_restore(
         del items
         abandoned = pickle.dumps(save_state(pipe))
         assert epoch(map(keep, pipe)) == epoch(whole), "a second iteration starts anew"
+        items = iter(pipe)
+        load_state(again := build(), pickle.loads(pickle.dumps(save_state(pipe))))
+        assert epoch(map(keep, again)) == epoch(whole), "restored where a later epoch begins"
+        del items, again
         del pipe
         assert open_files() == before
         for state in (running, abandoned):

@@ -7,6 +7,7 @@ from torchdata.datapipes.iter.combinatorics import Sampler, Shuffler
 from torchdata.datapipes.iter.combining import Concater, Multiplexer, Zipper
 from torchdata.datapipes.iter.converting import MapToIterConverter
 from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
+from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoader
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
 from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
@@ -28,6 +29,7 @@ __all__ = [
     "Collator",
     "Concater",
     "Cycler",
+    "DataFrameMaker",
     "Demultiplexer",
     "Enumerator",
     "FileLister",
@@ -44,6 +46,7 @@ __all__ = [
     "MapToIterConverter",
     "Mapper",
     "Multiplexer",
+    "ParquetDataFrameLoader",
     "Prefetcher",
     "Repeater",
     "Sampler",

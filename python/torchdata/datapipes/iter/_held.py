@@ -90,7 +90,10 @@ class HoldsStream(IterDataPipe[Any]):
         self._reading = False
 
     def __iter__(self) -> Iterator[Any]:
-        pairs = iter(self._source())
+        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        return self._items_of(iter(self._source()))
+
+    def _items_of(self, pairs: Iterator[Any]) -> Iterator[Any]:
         if self._held is not None:
             pairs = chain((self._held,), pairs)
         place = self._place

@@ -82,8 +82,12 @@ class FileLister(IterDataPipe[str]):
         self._names_seen = 0
 
     def __iter__(self) -> Iterator[str]:
+        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        return self._files(iter(self.datapipe))
+
+    def _files(self, roots: Iterator[Any]) -> Iterator[str]:
         yield from self._walk()
-        for root in self.datapipe:
+        for root in roots:
             if not isinstance(root, (str, os.PathLike)):
                 raise TypeError(f"FileLister expects paths of directories or files, but got {root!r}")
             root = os.fspath(root)

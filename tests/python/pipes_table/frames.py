@@ -1,0 +1,118 @@
+"""Pipes that make data frames of plain items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pipes_table.row import BadArgument, Row, ints
+from torchdata.datapipes.iter import DataFrameMaker, ParquetDataFrameLoader
+
+
+def _lists(frame: Any) -> dict[str, list[Any]]:
+    """A frame as plain data, which can be compared."""
+    return dict(frame.to_dict("list"))
+
+
+def _pair(item: int) -> tuple[int, str]:
+    return item, str(item)
+
+
+def _frames(items: list[int], size: int) -> list[dict[str, list[Any]]]:
+    chunks = [items[start : start + size] for start in range(0, len(items), size)]
+    return [{"number": chunk, "text": [str(item) for item in chunk]} for chunk in chunks]
+
+
+ROWS = [
+    Row(
+        "dataframe",
+        lambda make, size: make().map(_pair).dataframe(size, columns=["number", "text"]).map(_lists),
+        lambda items, size: _frames(items, size),
+        params={"size": st.integers(1, 6)},
+        example={"size": 3},
+    ),
+]
+
+
+class _OfTorchArrow:
+    """Looks like a dtype of torcharrow."""
+
+
+_OfTorchArrow.__module__ = "torcharrow.dtypes"
+
+BAD_ARGUMENTS: list[BadArgument] = [
+    (
+        "dataframe size 0",
+        lambda: DataFrameMaker(ints(), 0),
+        AssertionError,
+        "dataframe_size must be at least 1",
+    ),
+    (
+        "dataframe size of float",
+        lambda: DataFrameMaker(ints(), 1.5),
+        TypeError,
+        "dataframe_size must be an integer",
+    ),
+    ("dataframe columns as str", lambda: DataFrameMaker(ints(), columns="ab"), TypeError, "a list of names"),
+    (
+        "dataframe columns of ints",
+        lambda: DataFrameMaker(ints(), columns=[1]),
+        TypeError,
+        "one is 1 of type int",
+    ),
+    ("dataframe columns twice", lambda: DataFrameMaker(ints(), columns=["a", "a"]), ValueError, "none twice"),
+    ("dataframe without columns", lambda: DataFrameMaker(ints(), columns=[]), ValueError, "at least one"),
+    (
+        "dataframe on a GPU",
+        lambda: DataFrameMaker(ints(), device="cuda"),
+        ValueError,
+        "device must be '' or 'cpu'",
+    ),
+    (
+        "dataframe library",
+        lambda: DataFrameMaker(ints(), library="torcharrow"),
+        ValueError,
+        "library must be one of",
+    ),
+    (
+        "dataframe dtype",
+        lambda: DataFrameMaker(ints(), dtype={"a": "int7"}),
+        ValueError,
+        "does not take the dtype",
+    ),
+    (
+        "dataframe dtype_generator",
+        lambda: DataFrameMaker(ints(), dtype_generator=3),
+        TypeError,
+        "dtype_generator",
+    ),
+    (
+        "dataframe torcharrow",
+        lambda: DataFrameMaker(ints(), dtype=_OfTorchArrow()),
+        TypeError,
+        "no longer maintained",
+    ),
+    (
+        "dataframe torcharrow class",
+        lambda: DataFrameMaker(ints(), dtype=_OfTorchArrow),
+        TypeError,
+        "of torcharrow",
+    ),
+    ("dataframe source", lambda: DataFrameMaker(3), TypeError, "source_dp must be iterable"),
+    ("parquet source of str", lambda: ParquetDataFrameLoader("a.parquet"), TypeError, "wrap it"),
+    ("parquet columns", lambda: ParquetDataFrameLoader(ints(), columns={"a"}), TypeError, "a list of names"),
+    ("parquet device", lambda: ParquetDataFrameLoader(ints(), device="cuda:0"), ValueError, "device must be"),
+    (
+        "parquet library",
+        lambda: ParquetDataFrameLoader(ints(), library="dask"),
+        ValueError,
+        "library must be one of",
+    ),
+    (
+        "parquet dtype",
+        lambda: ParquetDataFrameLoader(ints(), dtype=_OfTorchArrow()),
+        TypeError,
+        "pyarrow.Schema",
+    ),
+]
