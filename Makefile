@@ -19,7 +19,7 @@ TORCH  ?= $(if $(TORCH_WHEEL),torch==2.13.0,torch)
 ARGS   ?=
 
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
-PYTHON_DIRS  := python $(wildcard tests/python benches/python)
+PYTHON_DIRS  := python tools $(wildcard tests/python benches/python)
 PIP          := $(BIN)/python -m pip --disable-pip-version-check
 
 # One interpreter for every cargo call, so that PyO3 is configured, and compiled, once.
@@ -119,6 +119,10 @@ format: setup ## Format Rust and Python, and mend what ruff can mend
 	cargo fmt --all
 	$(BIN)/ruff check --fix $(PYTHON_DIRS)
 	$(BIN)/ruff format $(PYTHON_DIRS)
+
+.PHONY: stubs
+stubs: setup ## Write the typed functional forms anew, after a pipe was added or changed
+	$(BIN)/python tools/typed_forms.py
 
 .PHONY: bench
 bench: setup ## Compare end to end with PyTorch's DataLoader and upstream torchdata 0.9.0

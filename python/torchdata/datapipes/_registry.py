@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+C = TypeVar("C")
 
 
 class FunctionalForms:
@@ -86,7 +88,7 @@ class functional_datapipe:
         self.name = name
         self.enable_df_api_tracing = enable_df_api_tracing
 
-    def __call__(self, cls: Any) -> Any:
+    def __call__(self, cls: C) -> C:
         if not (isinstance(cls, type) and issubclass(cls, FunctionalForms)):
             raise TypeError(
                 f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}"

@@ -11,12 +11,24 @@ import functools
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torchdata._native import IterationToken, guard_iterator
 from torchdata.datapipes._registry import FunctionalForms
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
+
+if TYPE_CHECKING:
+    from torchdata.datapipes._forms import IterForms, MapForms
+else:
+    # Type checkers see the forms as methods, which `make stubs` writes down; what runs finds them in registries.
+    class IterForms:
+        """Stands for FunctionalForms, whatever its parameter."""
+
+        def __class_getitem__(cls, items: Any) -> type[FunctionalForms]:
+            return FunctionalForms
+
+    MapForms = IterForms
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -117,7 +129,7 @@ class _PicklingHooks:
         return hook(self) if hook is not None else type(self).__qualname__
 
 
-class IterDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
+class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
     """A step of a pipeline that is read by iterating.
 
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)`
@@ -152,7 +164,7 @@ class IterDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABC
         """Brings the pipe to the start of an iteration. Called whenever an iterator is made."""
 
 
-class MapDataPipe(FunctionalForms, _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
+class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
     """A step of a pipeline that is read by index: subclasses define `__getitem__` and often `__len__`."""
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}

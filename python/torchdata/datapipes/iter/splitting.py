@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy as copying
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 from torchdata.datapipes._checks import check_callable, check_int
 from torchdata.datapipes._registry import functional_datapipe
@@ -20,6 +20,7 @@ from torchdata.datapipes.iter._children import Main
 
 __all__ = ["Demultiplexer", "Forker", "UnZipper"]
 
+T = TypeVar("T")
 
 _COPIES: dict[str | None, Callable[[Any], Any] | None] = {
     None: None,
@@ -123,16 +124,16 @@ class Forker(IterDataPipe[Any]):
         [(0, 0), (1, 1), (2, 2)]
     """
 
-    def __new__(
+    def __new__(  # type: ignore[misc]  # the children are what upstream returns
         cls,
-        datapipe: Any,
+        datapipe: Iterable[T],
         num_instances: int,
         buffer_size: int = 1000,
         copy: Literal["shallow", "deep"] | None = None,
-    ) -> Any:
+    ) -> list[IterDataPipe[T]]:
         _check_instances("fork", num_instances)
         if num_instances == 1:
-            return datapipe
+            return datapipe  # type: ignore[return-value]  # so that the usual call has a type
         return _ForkMain(datapipe, num_instances, buffer_size, copy).children()
 
 
@@ -170,13 +171,13 @@ class UnZipper(IterDataPipe[Any]):
         ['a', 'b']
     """
 
-    def __new__(
+    def __new__(  # type: ignore[misc]  # the children are what upstream returns
         cls,
         source_datapipe: Any,
         sequence_length: int,
         buffer_size: int = 1000,
         columns_to_skip: Sequence[int] | None = None,
-    ) -> Any:
+    ) -> list[IterDataPipe[Any]]:
         check_int("unzip", "sequence_length", sequence_length, least=0)
         skipped = set(columns_to_skip or ())
         columns = [column for column in range(sequence_length) if column not in skipped]
@@ -305,14 +306,14 @@ class Demultiplexer(IterDataPipe[Any]):
         ([0, 2, 4], [1, 3])
     """
 
-    def __new__(
+    def __new__(  # type: ignore[misc]  # the children are what upstream returns
         cls,
-        datapipe: Any,
+        datapipe: Iterable[T],
         num_instances: int,
-        classifier_fn: Callable[[Any], int | None],
+        classifier_fn: Callable[[T], int | None],
         drop_none: bool = False,
         buffer_size: int = 1000,
-    ) -> Any:
+    ) -> list[IterDataPipe[T]]:
         _check_instances("demux", num_instances)
         check_callable("demux", "classifier_fn", classifier_fn)
         return _DemuxMain(datapipe, num_instances, classifier_fn, drop_none, buffer_size).children()

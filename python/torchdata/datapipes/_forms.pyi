@@ -1,0 +1,334 @@
+"""The functional forms of all pipes as typed methods. Written by `make stubs`: do not edit.
+
+Role: type checkers and editors alone read this; when the package runs, the forms come out of the registries. Forms that
+users register are found by `__getattr__`, and untyped.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+from torchdata.datapipes._registry import FunctionalForms
+from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
+
+T_co = TypeVar("T_co", covariant=True)
+
+class IterForms(FunctionalForms, Generic[T_co]):
+    def batch(
+        self,
+        batch_size: int,
+        drop_last: bool = False,
+        wrapper_class: Callable[[list[Any]], Any] = ...,
+    ) -> IterDataPipe[Any]:
+        """Puts consecutive items into batches."""
+
+    def collate(
+        self,
+        conversion: Any = ...,
+        collate_fn: Callable[..., Any] | None = None,
+    ) -> IterDataPipe[Any]:
+        """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than
+        its items.
+        """
+
+    def concat(
+        self,
+        *datapipes: Any,
+    ) -> IterDataPipe[Any]:
+        """Yields the items of its inputs one input after another. `a + b` is the same."""
+
+    def cycle(
+        self,
+        count: int | None = None,
+    ) -> IterDataPipe[T_co]:
+        """Reads its source again and again."""
+
+    def dataframe(
+        self,
+        dataframe_size: int = 1000,
+        dtype: Any = None,
+        dtype_generator: Callable[[], Any] | None = None,
+        columns: list[str] | None = None,
+        device: str = "",
+        library: str = "pandas",
+    ) -> IterDataPipe[Any]:
+        """Makes data frames of consecutive rows."""
+
+    def demux(
+        self,
+        num_instances: int,
+        classifier_fn: Callable[[T_co], int | None],
+        drop_none: bool = False,
+        buffer_size: int = 1000,
+    ) -> list[IterDataPipe[T_co]]:
+        """Splits a pipe by a function: returns a list of children that each yield the items of one class."""
+
+    def enumerate(
+        self,
+        starting_index: int = 0,
+    ) -> IterDataPipe[Any]:
+        """Numbers the items: yields `(number, item)`."""
+
+    def filter(
+        self,
+        filter_fn: Callable[..., Any],
+        input_col: Any = None,
+    ) -> IterDataPipe[T_co]:
+        """Passes on the items for which a function returns True. Streams in the other items are closed."""
+
+    def flatmap(
+        self,
+        fn: Callable[..., Any] | None = None,
+        input_col: Any = None,
+    ) -> IterDataPipe[Any]:
+        """Applies a function to every item and yields the members of its results one after another."""
+
+    def fork(
+        self,
+        num_instances: int,
+        buffer_size: int = 1000,
+        copy: Literal["shallow", "deep"] | None = None,
+    ) -> list[IterDataPipe[T_co]]:
+        """Gives a pipe several readers: returns a list of children that each yield all items."""
+
+    def groupby(
+        self,
+        group_key_fn: Callable[[T_co], Any],
+        *,
+        keep_key: bool = False,
+        buffer_size: int | None = 10000,
+        group_size: int | None = None,
+        guaranteed_group_size: int | None = None,
+        drop_remaining: bool = False,
+    ) -> IterDataPipe[Any]:
+        """Collects items with equal keys into groups and yields each group when it is full."""
+
+    def header(
+        self,
+        limit: int | None = 10,
+    ) -> IterDataPipe[T_co]:
+        """Passes on the first items only."""
+
+    def list_files(
+        self,
+        masks: str | list[str] = "",
+        *,
+        recursive: bool = False,
+        abspath: bool = False,
+        non_deterministic: bool = False,
+        length: int = -1,
+    ) -> IterDataPipe[Any]:
+        """Yields the paths of the files in one or several directories."""
+
+    def load_from_tar(
+        self,
+        mode: str = "r:*",
+        length: int = -1,
+    ) -> IterDataPipe[Any]:
+        """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file."""
+
+    def load_from_zip(
+        self,
+        length: int = -1,
+    ) -> IterDataPipe[Any]:
+        """Reads zip archives: yields pairs of path and stream, one per file."""
+
+    def load_parquet_as_df(
+        self,
+        dtype: Any = None,
+        columns: list[str] | None = None,
+        device: str = "",
+        use_threads: bool = False,
+        library: str = "pandas",
+    ) -> IterDataPipe[Any]:
+        """Reads Parquet files: yields one data frame per row group."""
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        input_col: Any = None,
+        output_col: Any = None,
+    ) -> IterDataPipe[Any]:
+        """Applies a function to every item, or to columns of it."""
+
+    def mux(
+        self,
+        *datapipes: Any,
+    ) -> IterDataPipe[Any]:
+        """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not
+        yielded.
+        """
+
+    def open_files(
+        self,
+        mode: str = "r",
+        encoding: str | None = None,
+        length: int = -1,
+    ) -> IterDataPipe[Any]:
+        """Opens files: yields pairs of path and stream."""
+
+    def parse_csv(
+        self,
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        as_tuple: bool = False,
+        **fmtparams: Any,
+    ) -> IterDataPipe[Any]:
+        """Yields the rows of CSV files, as lists of str."""
+
+    def parse_csv_as_dict(
+        self,
+        *,
+        skip_lines: int = 0,
+        decode: bool = True,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = False,
+        **fmtparams: Any,
+    ) -> IterDataPipe[Any]:
+        """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys."""
+
+    def prefetch(
+        self,
+        buffer_size: int = 10,
+    ) -> IterDataPipe[T_co]:
+        """Reads its source ahead in a thread, so that waiting for files or a network overlaps with what
+        comes after.
+        """
+
+    def read_from_stream(
+        self,
+        chunk: int | None = None,
+    ) -> IterDataPipe[Any]:
+        """Reads streams: yields pairs of path and content, whole or in chunks. Empty streams yield
+        nothing.
+        """
+
+    def readlines(
+        self,
+        *,
+        skip_lines: int = 0,
+        strip_newline: bool = True,
+        decode: bool = False,
+        encoding: str = "utf-8",
+        errors: str = "ignore",
+        return_path: bool = True,
+    ) -> IterDataPipe[Any]:
+        """Yields the lines of streams, as pairs of path and line."""
+
+    def repeat(
+        self,
+        times: int,
+    ) -> IterDataPipe[T_co]:
+        """Yields every item several times before the next one. The item is not copied."""
+
+    def set_length(
+        self,
+        length: int,
+    ) -> IterDataPipe[T_co]:
+        """Gives a pipeline a length without changing its items."""
+
+    def sharding_filter(
+        self,
+        sharding_group_filter: Any = None,
+    ) -> IterDataPipe[T_co]:
+        """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from
+        the i-th on.
+        """
+
+    def sharding_round_robin_dispatch(
+        self,
+        sharding_group_filter: Any = None,
+    ) -> IterDataPipe[T_co]:
+        """Marks all that comes before it as one that must not be replicated."""
+
+    def shuffle(
+        self,
+        *,
+        buffer_size: int = 10000,
+        unbatch_level: int = 0,
+    ) -> IterDataPipe[T_co]:
+        """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
+        which is yielded.
+        """
+
+    def to_map_datapipe(
+        self,
+        key_value_fn: Callable[[Any], tuple[Any, Any]] | None = None,
+    ) -> MapDataPipe[Any]:
+        """Reads an iter pipe into a dict when the first item is asked for, and is read by its keys from
+        then on.
+        """
+
+    def unbatch(
+        self,
+        unbatch_level: int = 1,
+    ) -> IterDataPipe[Any]:
+        """Takes the members out of batches, that is, out of lists."""
+
+    def unzip(
+        self,
+        sequence_length: int,
+        buffer_size: int = 1000,
+        columns_to_skip: Sequence[int] | None = None,
+    ) -> list[IterDataPipe[Any]]:
+        """Returns one child per column of the items, which are sequences of equal length."""
+
+    def zip(
+        self,
+        *datapipes: Any,
+    ) -> IterDataPipe[Any]:
+        """Yields tuples of one item of each input, until the shortest input ends."""
+
+class MapForms(FunctionalForms, Generic[T_co]):
+    def batch(
+        self,
+        batch_size: int,
+        drop_last: bool = False,
+        wrapper_class: type[DataChunk[Any]] = ...,
+    ) -> MapDataPipe[Any]:
+        """Groups items with consecutive indices: batch `i` holds the items from `i * batch_size` on."""
+
+    def concat(
+        self,
+        *datapipes: MapDataPipe[Any],
+    ) -> MapDataPipe[Any]:
+        """Joins pipes end to end: the indices of each begin where those of the one before end."""
+
+    def in_memory_cache(self) -> MapDataPipe[T_co]:
+        """Keeps every item that was asked for, so that what comes before runs once per item."""
+
+    def map(
+        self,
+        fn: Callable[[Any], Any] = ...,
+    ) -> MapDataPipe[Any]:
+        """Applies a function to each item when it is asked for."""
+
+    def shuffle(
+        self,
+        *,
+        indices: Iterable[Any] | None = None,
+    ) -> IterDataPipe[T_co]:
+        """Yields the items of a map pipe in random order."""
+
+    def to_iter_datapipe(
+        self,
+        indices: Sequence[Any] | None = None,
+    ) -> IterDataPipe[Any]:
+        """Yields the items of a MapDataPipe, in the order of its indices or of given ones."""
+
+    def unzip(
+        self,
+        sequence_length: int,
+        columns_to_skip: Sequence[int] | None = None,
+    ) -> list[MapDataPipe[Any]]:
+        """Takes a pipe of sequences apart: gives a list of pipes, one for each position."""
+
+    def zip(
+        self,
+        *datapipes: MapDataPipe[Any],
+    ) -> MapDataPipe[Any]:
+        """Puts the items that several pipes have at the same index into a tuple."""

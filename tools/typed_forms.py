@@ -1,0 +1,262 @@
+"""Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
+
+Role: reads the registries of a freshly imported package and the signatures of the pipes in them: constructors, or what
+`__new__` takes and returns. `make stubs` runs it, after a pipe was added or its constructor changed; a test compares
+the file with what would be written.
+
+A form returns `IterDataPipe` (or `MapDataPipe`) of the same items as its source's where these are passed on, and of
+`Any` elsewhere: not the pipe's class, and no other type of items. So `pipe = pipe.map(f)`, line after line, is no error
+to a type checker that holds a variable to its first type.
+
+    typed_forms.py            writes the file
+    typed_forms.py --print    prints what it would write
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import inspect
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+STUB = Path(__file__).resolve().parents[1] / "python/torchdata/datapipes/_forms.pyi"
+
+HEADER = '''"""The functional forms of all pipes as typed methods. Written by `make stubs`: do not edit.
+
+Role: type checkers and editors alone read this; when the package runs, the forms come out of the registries. Forms that
+users register are found by `__getattr__`, and untyped.
+"""
+'''
+
+#: The variable of the items of the pipe whose method is called.
+ITEM = "T_co"
+
+
+class Stub:
+    """The text of the stub, and the imports that its annotations ask for."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.imports: set[str] = set()
+        self.froms: dict[str, set[str]] = {}
+        self.from_import("typing", "Generic")
+        self.from_import("typing", "TypeVar")
+        self.from_import("torchdata.datapipes._registry", "FunctionalForms")
+
+    def from_import(self, module: str, name: str) -> None:
+        """Asks for `from module import name`."""
+        self.froms.setdefault(module, set()).add(name)
+
+    def text(self, forms: dict[str, dict[str, Callable[..., Any]]]) -> str:
+        """The whole file: one class per registry."""
+        self.names.update(*forms.values())
+        classes = [
+            "\n".join([f"class {name}(FunctionalForms, Generic[{ITEM}]):", *self._methods(functions)])
+            for name, functions in forms.items()
+        ]
+        variable = f'{ITEM} = TypeVar("{ITEM}", covariant=True)\n'
+        return "\n".join([HEADER, *self._imports(), variable, *classes])
+
+    def _imports(self) -> Iterator[str]:
+        def ours(module: str) -> bool:
+            return module.partition(".")[0] == "torchdata"
+
+        for wanted in (False, True):
+            plain = sorted(line for line in self.imports if ours(line.split()[1]) is wanted)
+            froms = [
+                f"from {module} import {', '.join(sorted(names))}"
+                for module, names in sorted(self.froms.items())
+                if ours(module) is wanted
+            ]
+            if plain or froms:
+                yield "\n".join([*plain, *froms]) + "\n"
+
+    def _methods(self, functions: dict[str, Callable[..., Any]]) -> Iterator[str]:
+        for name, function in sorted(functions.items()):
+            yield Form(self, getattr(function, "__wrapped__", function)).method(name)
+
+
+class Form:
+    """One form and its signature.
+
+    Args:
+        stub: where imports go.
+        maker: the pipe's class, or the function that was registered.
+    """
+
+    def __init__(self, stub: Stub, maker: Any) -> None:
+        self.stub, self.maker = stub, maker
+        self.function = _constructor(maker) if isinstance(maker, type) else maker
+        parameters = [*inspect.signature(self.function).parameters.values()]
+        if isinstance(maker, type):
+            del parameters[0]  # self or cls
+        source = "Any"
+        if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+            source = str(parameters.pop(0).annotation)
+        self.parameters = parameters
+        self.variables = self._variables(source)
+
+    def _variables(self, source: str) -> dict[str, str]:
+        """What stands for each type variable of the module: the items', where the source is one of it, or Any."""
+        tree = ast.parse(source, mode="eval").body
+        of_items = ast.unparse(tree.slice) if isinstance(tree, ast.Subscript) else ""
+        return {
+            name: ITEM if name == of_items else "Any"
+            for name, value in vars(sys.modules[self.function.__module__]).items()
+            if isinstance(value, typing.TypeVar)
+        }
+
+    def method(self, name: str) -> str:
+        """The method's text."""
+        parameters = ["self"]
+        for parameter, before in zip(self.parameters, [None, *self.parameters], strict=False):
+            if parameter.kind is parameter.KEYWORD_ONLY and (
+                before is None or before.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+            ):
+                parameters.append("*")
+            parameters.append(self._parameter(parameter))
+        one_a_line = "".join(f"\n        {text}," for text in parameters) + "\n    "
+        listed = "self" if len(parameters) == 1 else one_a_line
+        summary = inspect.cleandoc(self.maker.__doc__ or "").partition("\n\n")[0]
+        lines = textwrap.wrap(
+            " ".join(summary.split()), 107, initial_indent='        """', subsequent_indent=" " * 8
+        )
+        doc = "\n".join(lines) + ('"""' if len(lines) < 2 else '\n        """')
+        return f"    def {name}({listed}) -> {self._returned()}:\n{doc}\n"
+
+    def _parameter(self, parameter: inspect.Parameter) -> str:
+        kinds = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+        stars = kinds.get(parameter.kind, "")  # type: ignore[call-overload]
+        annotation = self._annotation(parameter.annotation)
+        if annotation == ITEM:  # a covariant variable is not allowed here
+            annotation = self._any()
+        if parameter.default is parameter.empty:
+            return f"{stars}{parameter.name}: {annotation}"
+        return f"{parameter.name}: {annotation} = {_shown(parameter.default)}"
+
+    def _returned(self) -> str:
+        if not isinstance(self.maker, type) or self.function.__name__ == "__new__":
+            return self._annotation(inspect.signature(self.function).return_annotation)
+        base, items = _base_of(self.maker)
+        name = items.__name__ if isinstance(items, typing.TypeVar) else ""
+        passed_on = self.variables.get(name) == ITEM
+        return f"{self._class(base)}[{ITEM if passed_on else self._any()}]"
+
+    def _any(self) -> str:
+        self.stub.from_import("typing", "Any")
+        return "Any"
+
+    def _class(self, cls: type) -> str:
+        self.stub.from_import(cls.__module__, cls.__name__)
+        return cls.__name__
+
+    # -- annotations -------------------------------------------------------------------------------
+
+    def _annotation(self, annotation: Any) -> str:
+        """An annotation of the module, in names of the stub."""
+        if annotation is inspect.Parameter.empty:
+            return self._any()
+        assert isinstance(annotation, str), f"{self.maker}: annotations must be strings (from __future__)"
+        tree = ast.parse(annotation, mode="eval")
+        return ast.unparse(_Renamed(self._name).visit(tree)).replace("'", '"')
+
+    def _name(self, name: str) -> str:
+        """The name by which the stub knows what the module calls `name`, imported."""
+        if name in self.variables:
+            return self._any() if self.variables[name] == "Any" else self.variables[name]
+        module = sys.modules[self.function.__module__]
+        value = vars(module).get(name)
+        if isinstance(value, types.ModuleType):
+            alias = f" as {name}" if name != value.__name__ else ""
+            self.stub.imports.add(f"import {value.__name__}{alias}")
+        elif name not in vars(module) and hasattr(builtins, name):
+            if name in self.stub.names:  # `slice`, say, is a method of the class
+                self.stub.imports.add("import builtins")
+                return f"builtins.{name}"
+        elif name not in vars(module):
+            self.stub.from_import(_imported_from(module, name), name)
+        elif isinstance(value, type) and value.__module__.startswith("torchdata."):
+            return self._class(value)
+        elif _home(value, name):
+            self.stub.from_import(value.__module__, name)
+        elif name in vars(module):
+            self.stub.from_import(module.__name__, name)  # an alias that the module defines
+        return name
+
+
+def _constructor(cls: type) -> Any:
+    """The function that takes a pipe's arguments: `__new__` where the class has one, else `__init__`."""
+    own = next(vars(base) for base in cls.__mro__ if {"__new__", "__init__"} & vars(base).keys())
+    function = inspect.unwrap(own.get("__new__") or own["__init__"])
+    return function.__func__ if isinstance(function, staticmethod) else function
+
+
+def _base_of(cls: Any) -> tuple[Any, Any]:
+    """IterDataPipe or MapDataPipe, whichever the class is, and the type of its items in the class's own variables."""
+    from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+    for base in vars(cls).get("__orig_bases__", cls.__bases__):
+        origin = typing.get_origin(base) or base
+        if origin in (IterDataPipe, MapDataPipe):
+            return origin, (*typing.get_args(base), Any)[0]
+        if issubclass(origin, (IterDataPipe, MapDataPipe)):
+            root, items = _base_of(origin)
+            given = dict(zip(origin.__parameters__, typing.get_args(base), strict=False))
+            return root, given.get(items, Any)
+    raise TypeError(f"{cls} is no pipe")
+
+
+class _Renamed(ast.NodeTransformer):
+    """Exchanges the names in an expression."""
+
+    def __init__(self, rename: Callable[[str], str]) -> None:
+        self.rename = rename
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.parse(self.rename(node.id), mode="eval").body
+
+
+def _home(value: Any, name: str) -> bool:
+    """Whether `value` can be imported under its name from the module that it says it is of."""
+    module = getattr(value, "__module__", "builtins")
+    return module != "builtins" and getattr(importlib.import_module(module), name, None) is value
+
+
+def _imported_from(module: types.ModuleType, name: str) -> str:
+    """Where a module imports a name from that only type checkers see."""
+    for node in ast.walk(ast.parse(inspect.getsource(module))):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
+            assert node.module is not None
+            return node.module
+    raise NameError(f"{module.__name__} uses {name} in an annotation, but does not import it")
+
+
+def _shown(default: Any) -> str:
+    """A default as the stub shows it; `...` where it is no plain value."""
+    if type(default) is str:
+        return '"' + repr(default)[1:-1].replace('"', '\\"') + '"'
+    return repr(default) if default is None or type(default) in (bool, int, float) else "..."
+
+
+def written() -> str:
+    """What the stub should hold."""
+    importlib.import_module("torchdata.datapipes.iter")  # these fill the registries
+    importlib.import_module("torchdata.datapipes.map")
+    from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+    return Stub().text({"IterForms": IterDataPipe.functions, "MapForms": MapDataPipe.functions})
+
+
+if __name__ == "__main__":
+    text = written()
+    if "--print" in sys.argv[1:]:
+        print(text, end="")
+    else:
+        STUB.write_text(text, encoding="utf-8")
