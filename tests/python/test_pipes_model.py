@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from pipes_table import BAD_ARGUMENTS, ROWS, Row, seed
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes._traversal import walk
+from torchdata.datapipes._traversal import is_pipe, walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
-from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.state import is_restorable, load_state, save_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
@@ -247,4 +247,10 @@ def test_bad_arguments_are_named_at_construction(call: Any, error: type[Exceptio
 
 
 def test_every_row_is_a_graph_whose_pipes_are_found() -> None:
-    assert all(isinstance(pipe, IterDataPipe) for row in ROWS for pipe in walk(built(row)))
+    assert all(is_pipe(pipe) for row in ROWS for pipe in walk(built(row)))
+
+
+@each_row
+def test_pipes_of_the_library_are_restored_and_never_replayed(row: Row) -> None:
+    own = [pipe for pipe in walk(built(row)) if type(pipe).__module__.startswith("torchdata.")]
+    assert [pipe for pipe in own if isinstance(pipe, IterDataPipe) and not is_restorable(pipe)] == []

@@ -20,7 +20,15 @@ from weakref import WeakKeyDictionary
 from torchdata.datapipes._traversal import sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
-__all__ = ["STATE_VERSION", "Stateless", "forget_state", "is_restorable", "load_state", "save_state"]
+__all__ = [
+    "STATE_VERSION",
+    "Stateless",
+    "forget_state",
+    "is_restorable",
+    "load_state",
+    "repeat_epoch",
+    "save_state",
+]
 
 #: Version of the layout that `save_state` writes.
 STATE_VERSION = 1
@@ -49,10 +57,10 @@ def is_restorable(datapipe: Any) -> bool:
     def depth(name: str) -> int:
         return next((i for i, cls in enumerate(classes) if name in cls.__dict__), len(classes))
 
-    mixin = classes.index(Stateless) if Stateless in classes else len(classes)
     state = max(depth("state_dict"), depth("load_state_dict"))
-    if state == mixin < len(classes):  # the mixin speaks for the first class that lists it among its bases
-        state = min(i for i, cls in enumerate(classes) if Stateless in cls.__bases__)
+    while state < len(classes) and not issubclass(classes[state], IterDataPipe):
+        # A mixin is no pipe itself: it speaks for the first class that lists it among its bases.
+        state = min(i for i, cls in enumerate(classes) if classes[state] in cls.__bases__)
     return state < len(classes) and state <= depth("__iter__")
 
 
@@ -154,11 +162,19 @@ def load_state(datapipe: Any, state: dict[str, Any]) -> None:
                 pipe.load_state_dict(entry["state"])
             else:
                 token.disarm()
-                if entry.get("seed") is not None:
-                    pipe.set_seed(entry["seed"])
+                repeat_epoch(pipe, entry.get("seed"))
                 if how == "replay":
                     token.arm_replay(entry["yielded"])
     _loaded[datapipe] = (token_of(datapipe).current, state)
+
+
+def repeat_epoch(datapipe: Any, seed: Any) -> None:
+    """Makes the next iteration of a random pipe take the course of the one for which `epoch_seed()` gave `seed`.
+
+    That is `set_seed`, but for pipes whose seed is the user's own: these define `repeat_epoch`. None does nothing.
+    """
+    if seed is not None:
+        (datapipe.repeat_epoch if hasattr(type(datapipe), "repeat_epoch") else datapipe.set_seed)(seed)
 
 
 def forget_state(*datapipes: Any, keeping: Iterable[Any] = ()) -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torchdata.datapipes._checks import check_callable
 from torchdata.datapipes._traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
-from torchdata.datapipes.state import forget_state
+from torchdata.datapipes.state import forget_state, repeat_epoch
 
 __all__ = ["IterToMapConverter", "SequenceWrapper"]
 
@@ -153,9 +153,7 @@ class IterToMapConverter(MapDataPipe[Any]):
         """Lets the source begin anew, with the same seeds, where the saved pipe had read it to its end."""
         if state_dict["loaded"] and self._map is None:
             for pipe in walk(self.datapipe):
-                seed = pipe.epoch_seed() if hasattr(pipe, "epoch_seed") else None
-                if seed is not None:
-                    pipe.set_seed(seed)
+                repeat_epoch(pipe, pipe.epoch_seed() if hasattr(pipe, "epoch_seed") else None)
             forget_state(self.datapipe)
 
 
