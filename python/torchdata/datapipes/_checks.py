@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable
+from math import inf
+from numbers import Real
 from typing import Any
 
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -51,6 +53,16 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
     return IterableWrapper(value, deepcopy=False)
 
 
+def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> None:
+    """Raises TypeError unless `value` is a pipe of `kind` (IterDataPipe or MapDataPipe), ours or another library's."""
+    if not isinstance(value, kind) and all(cls.__name__ != kind.__name__ for cls in type(value).__mro__):
+        wrapper = "IterableWrapper" if kind is IterDataPipe else "SequenceWrapper"
+        raise TypeError(
+            f"{pipe}: {argument} must be of type {kind.__name__}, but got {value!r} of type {type(value).__name__}; "
+            f"wrap data in {wrapper}"
+        )
+
+
 def check_sources(pipe: str, values: Iterable[Any]) -> None:
     """Raises TypeError unless every one of `values` is an IterDataPipe, ours or another library's."""
     for position, value in enumerate(values):
@@ -84,6 +96,33 @@ def check_int(
     if least is not None and value < least:
         raise error(f"{pipe}: {argument} must be at least {least}, but got {value}")
     return int(value)
+
+
+def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
+    """The weights of a dict, which are finite and not negative; some are, or with `positive` all are, not zero.
+
+    Raises:
+        TypeError: `value` is no dict or holds something other than numbers.
+        ValueError: it is empty, or holds weights that are none.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(
+            f"{pipe}: {argument} must be a dict of weights, but got {value!r} of type {type(value).__name__}"
+        )
+    for key, weight in value.items():
+        if isinstance(weight, bool) or not isinstance(weight, Real):
+            raise TypeError(
+                f"{pipe}: {argument} must hold numbers, but got {weight!r} of type {type(weight).__name__} for {key!r}"
+            )
+        if weight < 0 or (positive and weight == 0):
+            wanted = "a positive and non-zero weight" if positive else "a weight that is not negative"
+            raise ValueError(f"{pipe}: {argument} must hold {wanted} for {key!r}, but got {weight!r}")
+    weights = [float(weight) for weight in value.values()]
+    if not 0 < sum(weights) < inf:
+        raise ValueError(
+            f"{pipe}: {argument} must have weights with a finite and positive sum, but got {value!r}"
+        )
+    return weights
 
 
 def check_input_col(pipe: str, function: Any, input_col: Any) -> None:

@@ -4,7 +4,7 @@ Role: type checkers and editors alone read this; when the package runs, the form
 users register are found by `__getattr__`, and untyped.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from torchdata.datapipes._registry import FunctionalForms
@@ -20,6 +20,19 @@ class IterForms(FunctionalForms, Generic[T_co]):
         wrapper_class: Callable[[list[Any]], Any] = ...,
     ) -> IterDataPipe[Any]:
         """Puts consecutive items into batches."""
+
+    def bucketbatch(
+        self,
+        batch_size: int,
+        drop_last: bool = False,
+        batch_num: int = 100,
+        bucket_num: int = 1,
+        sort_key: Callable[[list[T_co]], Sequence[T_co]] | None = None,
+        use_in_batch_shuffle: bool = True,
+    ) -> IterDataPipe[DataChunk[T_co]]:
+        """Makes batches of items that are similar, by sorting them a bucket at a time, and puts the
+        batches in random order.
+        """
 
     def collate(
         self,
@@ -108,6 +121,9 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[T_co]:
         """Passes on the first items only."""
 
+    def in_batch_shuffle(self) -> IterDataPipe[Any]:
+        """Shuffles the members of each batch; the order of the batches stays."""
+
     def list_files(
         self,
         masks: str | list[str] = "",
@@ -150,6 +166,17 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """Applies a function to every item, or to columns of it."""
 
+    def max_token_bucketize(
+        self,
+        max_token_count: float,
+        len_fn: Callable[[Any], Any] = ...,
+        min_len: float = 0,
+        max_len: float | None = None,
+        buffer_size: int = 1000,
+        include_padding: bool = False,
+    ) -> IterDataPipe[Any]:
+        """Makes batches of items of similar length, each with a limited total length."""
+
     def mux(
         self,
         *datapipes: Any,
@@ -157,6 +184,12 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not
         yielded.
         """
+
+    def mux_longest(
+        self,
+        *datapipes: Any,
+    ) -> IterDataPipe[Any]:
+        """Yields one item of each input in turn, passing over inputs that have ended, until all have."""
 
     def open_files(
         self,
@@ -199,6 +232,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
         comes after.
         """
 
+    def random_split(
+        self,
+        weights: dict[Any, float],
+        seed: Any,
+        total_length: int | None = None,
+        target: Hashable | None = None,
+    ) -> Any:
+        """Divides the items at random into groups of given sizes: returns one child for each group."""
+
     def read_from_stream(
         self,
         chunk: int | None = None,
@@ -224,6 +266,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
         times: int,
     ) -> IterDataPipe[T_co]:
         """Yields every item several times before the next one. The item is not copied."""
+
+    def round_robin_demux(
+        self,
+        num_instances: int,
+        buffer_size: int = 1000,
+    ) -> list[IterDataPipe[T_co]]:
+        """Deals the items out in turn: returns a list of children, of which child `i` of `n` yields the
+        items `i`, `i + n`, `i + 2n` and so on.
+        """
 
     def set_length(
         self,
@@ -282,6 +333,33 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *datapipes: Any,
     ) -> IterDataPipe[Any]:
         """Yields tuples of one item of each input, until the shortest input ends."""
+
+    def zip_longest(
+        self,
+        *datapipes: Any,
+        fill_value: Any = None,
+    ) -> IterDataPipe[Any]:
+        """Yields tuples of one item of each input, until the longest input ends."""
+
+    def zip_with_iter(
+        self,
+        ref_datapipe: IterDataPipe[Any],
+        key_fn: Callable[[Any], Any],
+        ref_key_fn: Callable[[Any], Any] | None = None,
+        keep_key: bool = False,
+        buffer_size: int | None = 10000,
+        merge_fn: Callable[[Any, Any], Any] | None = None,
+    ) -> IterDataPipe[Any]:
+        """Joins each item with the item of a reference pipe that has the same key."""
+
+    def zip_with_map(
+        self,
+        map_datapipe: MapDataPipe[Any],
+        key_fn: Callable[[Any], Any],
+        merge_fn: Callable[[Any, Any], Any] | None = None,
+        keep_key: bool = False,
+    ) -> IterDataPipe[Any]:
+        """Joins each item with the item that a map pipe has under its key."""
 
 class MapForms(FunctionalForms, Generic[T_co]):
     def batch(

@@ -1,14 +1,15 @@
 """Closing the streams in items that a pipe drops, and copying those in items of a state.
 
 Role: pipes that drop items call `close_dropped` on each; pipes that load a state with items in it call
-`with_own_streams`. Both cost next to nothing for plain items and where
-no stream was ever wrapped. Runs in the process that iterates the pipe.
+`with_own_streams`, and pipes that keep items after their iteration `with_parked_streams`. All cost next to nothing for
+plain items and where no stream was ever wrapped. Runs in the process that iterates the pipe.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Callable
 from operator import is_not
 from typing import Any
 
@@ -33,6 +34,26 @@ def with_own_streams(item: Any) -> Any:
     For items of a loaded state: who reads a stream moves and closes it, and the state may be loaded again.
     All that is no stream is shared, so an item of arrays costs no copy of them.
     """
+    return _exchanged(item, copy.deepcopy)
+
+
+def with_parked_streams(item: Any) -> Any:
+    """`item` itself, or where wrapped streams lie in it, a copy whose streams open their files when they are read.
+
+    For items that a pipe keeps though it is not iterated any more: the file of a stream is closed as soon as nobody
+    else holds the stream. Streams that cannot be opened again stay as they are.
+    """
+    return _exchanged(item, _parked)
+
+
+def _parked(stream: Any) -> Any:
+    streams = sys.modules["torchdata.datapipes.utils._streams"]
+    stand_in = streams.parked(stream)
+    return stand_in if isinstance(stand_in, streams.StreamWrapper) else stream
+
+
+def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
+    """`item` with every wrapped stream in it exchanged; all that holds none is shared."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item
@@ -40,13 +61,13 @@ def with_own_streams(item: Any) -> Any:
     if streams is None:
         return item
     if isinstance(item, streams.StreamWrapper):
-        return copy.deepcopy(item)
+        return exchange(item)
     # Exact types alone: how a subclass is built again is not known.
     if kind is dict:
-        values = [with_own_streams(value) for value in item.values()]
+        values = [_exchanged(value, exchange) for value in item.values()]
         changed = any(map(is_not, values, item.values()))
         return dict(zip(item, values, strict=True)) if changed else item
     if kind is tuple or kind is list:
-        members = [with_own_streams(member) for member in item]
+        members = [_exchanged(member, exchange) for member in item]
         return kind(members) if any(map(is_not, members, item)) else item
     return item

@@ -2,14 +2,24 @@
 
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.archives import TarArchiveLoader, ZipArchiveLoader
+from torchdata.datapipes.iter.bucketing import BucketBatcher, MaxTokenBucketizer
 from torchdata.datapipes.iter.callable import Collator, FlatMapper, Mapper
-from torchdata.datapipes.iter.combinatorics import Sampler, Shuffler
-from torchdata.datapipes.iter.combining import Concater, Multiplexer, Zipper
+from torchdata.datapipes.iter.combinatorics import InBatchShuffler, Sampler, Shuffler
+from torchdata.datapipes.iter.combining import (
+    Concater,
+    Multiplexer,
+    MultiplexerLongest,
+    SampleMultiplexer,
+    Zipper,
+    ZipperLongest,
+)
 from torchdata.datapipes.iter.converting import MapToIterConverter
 from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
 from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoader
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
+from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
 from torchdata.datapipes.iter.prefetching import Prefetcher
+from torchdata.datapipes.iter.random_splitting import RandomSplitter
 from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.selecting import Filter, Header
 from torchdata.datapipes.iter.sharding import (
@@ -17,13 +27,14 @@ from torchdata.datapipes.iter.sharding import (
     ShardingFilter,
     ShardingRoundRobinDispatcher,
 )
-from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, UnZipper
+from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
 from torchdata.datapipes.iter.text import CSVDictParser, CSVParser, LineReader
 from torchdata.datapipes.iter.wrapping import IterableWrapper, LengthSetter
 
 __all__ = [
     "SHARDING_PRIORITIES",
     "Batcher",
+    "BucketBatcher",
     "CSVDictParser",
     "CSVParser",
     "Collator",
@@ -39,16 +50,24 @@ __all__ = [
     "Forker",
     "Grouper",
     "Header",
+    "InBatchShuffler",
     "IterDataPipe",
+    "IterKeyZipper",
     "IterableWrapper",
     "LengthSetter",
     "LineReader",
+    "MapKeyZipper",
     "MapToIterConverter",
     "Mapper",
+    "MaxTokenBucketizer",
     "Multiplexer",
+    "MultiplexerLongest",
     "ParquetDataFrameLoader",
     "Prefetcher",
+    "RandomSplitter",
     "Repeater",
+    "RoundRobinDemultiplexer",
+    "SampleMultiplexer",
     "Sampler",
     "ShardingFilter",
     "ShardingRoundRobinDispatcher",
@@ -59,4 +78,5 @@ __all__ = [
     "UnZipper",
     "ZipArchiveLoader",
     "Zipper",
+    "ZipperLongest",
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from torchdata._native import IterationToken
 from torchdata.datapipes._checks import check_int, check_source, length_of
@@ -24,6 +24,8 @@ class Main(IterDataPipe[Any]):
     """What the children of one split share: the iterator over the source, and the generation."""
 
     name = "fork"
+    #: What graph drawings call it.
+    drawn_as: ClassVar[str] = "Forker"
     item_attributes = frozenset({"_waiting", "_buffers", "_child_tokens"})
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
@@ -71,6 +73,7 @@ class Main(IterDataPipe[Any]):
                 if instance != child.instance_id:
                     token.invalidate()
             token_of(self).begin()
+            self.abandon()
             self.reset()
         child.generation = self._generation
 
@@ -90,12 +93,12 @@ class Main(IterDataPipe[Any]):
         """The items of one child."""
         raise NotImplementedError
 
-    def length(self) -> int:
-        """The length of each child."""
-        return length_of(self, self.main_datapipe)
+    def abandon(self) -> None:
+        """Lets go of what waits for children, before a new generation begins. Queues may share items: nothing to do."""
 
-    def __len__(self) -> int:
-        return self.length()
+    def length(self, instance: int) -> int:
+        """The length of one child."""
+        return length_of(self, self.main_datapipe)
 
     def _attributes_to_copy(self) -> dict[str, Any]:
         kept = {
@@ -116,6 +119,8 @@ class Child(IterDataPipe[Any]):
     """One reader of a split."""
 
     _is_child_datapipe = True
+    #: What graph drawings call it, where they show it.
+    drawn_as: ClassVar[str] = "Child"
 
     def __init__(self, main_datapipe: Main, instance_id: int) -> None:
         self.main_datapipe = main_datapipe
@@ -132,7 +137,7 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.read(self.instance_id)
 
     def __len__(self) -> int:
-        return self.main_datapipe.length()
+        return self.main_datapipe.length(self.instance_id)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the main pipe keeps the place of every child."""

@@ -1,29 +1,29 @@
-"""Pipes that change the order of items: Shuffler, Sampler.
+"""Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
 
-Run in whichever process iterates the pipeline. Shuffler owns a buffer of items and a generator of its own;
+Run in whichever process iterates the pipeline. The shufflers own a generator each, and Shuffler a buffer of items;
 Sampler owns the order that its sampler gave.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
-from torchdata.datapipes._random import draw_seed
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import with_own_streams
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, token_of
+from torchdata.datapipes.iter._shuffling import Shuffling
 
-__all__ = ["Sampler", "SequentialSampler", "Shuffler"]
+__all__ = ["InBatchShuffler", "Sampler", "SequentialSampler", "Shuffler"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("shuffle")
-class Shuffler(IterDataPipe[T_co]):
+class Shuffler(Shuffling, IterDataPipe[T_co]):
     """Shuffles with a buffer: each item read takes the place of a random item of the full buffer, which is
     yielded.
 
@@ -54,35 +54,13 @@ class Shuffler(IterDataPipe[T_co]):
 
             datapipe = UnBatcher(datapipe, unbatch_level=unbatch_level)
         self.datapipe = datapipe
-        self._enabled = True
-        self._seed: int | None = None
-        self._epoch_seed: int | None = None
         self._rng = random.Random()
-        self._shuffling = True
         self._buffer: list[Any] = []
-
-    def set_shuffle(self, shuffle: bool = True) -> Shuffler[T_co]:
-        """Turns shuffling on or off from the next iteration on. Returns the pipe itself."""
-        self._enabled = shuffle
-        return self
-
-    def set_seed(self, seed: int) -> Shuffler[T_co]:
-        """Sets the seed of the next iteration (only that one). Returns the pipe itself."""
-        self._seed = seed
-        return self
-
-    def epoch_seed(self) -> int | None:
-        """The seed of the current iteration; before the first one, the seed that was set for it, if any."""
-        return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
 
     def reset(self) -> None:
         """Empties the buffer and seeds the generator, by `set_seed`'s seed or by a fresh one."""
+        super().reset()
         self._buffer = []
-        self._shuffling = self._enabled
-        if self._shuffling:
-            self._epoch_seed = draw_seed() if self._seed is None else self._seed
-            self._rng.seed(self._epoch_seed)
-            self._seed = None
 
     def __iter__(self) -> Iterator[T_co]:
         source = iter(self.datapipe)
@@ -115,24 +93,52 @@ class Shuffler(IterDataPipe[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """The buffer, the generator and the seeds of this iteration and, where set, of the next."""
-        return {
-            "shuffling": self._shuffling,
-            "buffer": list(self._buffer),
-            "rng": self._rng.getstate() if self._shuffling else None,
-            "seed": self._epoch_seed,
-            "next_seed": self._seed,
-        }
+        return {"buffer": list(self._buffer), **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the buffer, the generator and the seeds over; the state can be loaded again."""
-        self._shuffling = state_dict["shuffling"]
+        super().load_state_dict(state_dict)
         self._buffer = [with_own_streams(item) for item in state_dict["buffer"]]
-        if state_dict["rng"] is not None:
-            self._rng.setstate(state_dict["rng"])
-        self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]
 
     def _attributes_to_copy(self) -> dict[str, Any]:
         return {**super()._attributes_to_copy(), "_buffer": []}
+
+
+@functional_datapipe("in_batch_shuffle")
+class InBatchShuffler(Shuffling, IterDataPipe[DataChunk[Any]]):
+    """Shuffles the members of each batch; the order of the batches stays.
+
+    The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
+
+    Args:
+        datapipe: a pipe of batches: lists or other sequences.
+
+    Raises:
+        TypeError: while iterating, an item is no sequence.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(5)).batch(3).in_batch_shuffle().set_seed(1))
+        [[0, 2, 1], [3, 4]]
+    """
+
+    def __init__(self, datapipe: Iterable[Sequence[Any]]) -> None:
+        self.datapipe = check_source("InBatchShuffler", datapipe)
+        self._rng = random.Random()
+
+    def __iter__(self) -> Iterator[DataChunk[Any]]:
+        return map(self._shuffled, self.datapipe) if self._shuffling else iter(self.datapipe)
+
+    def _shuffled(self, batch: Any) -> DataChunk[Any]:
+        if not isinstance(batch, Sequence):
+            raise TypeError(
+                f"InBatchShuffler expects batches, that is, lists or other sequences, but got {batch!r} of type "
+                f"{type(batch).__name__}; put `.batch(...)` before it"
+            )
+        return DataChunk(self._rng.sample(batch, len(batch)))
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
 
 
 class SequentialSampler:

@@ -1,22 +1,33 @@
-"""Pipes that make one pipe of several: Concater, Zipper, Multiplexer.
+"""Pipes that make one pipe of several: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest,
+SampleMultiplexer.
 
-Run in whichever process iterates the pipeline. Concater knows which input it reads; Multiplexer holds the
-row of items, one of each input, that it is yielding. Their counterparts are in `splitting`.
+Run in whichever process iterates the pipeline. Concater and MultiplexerLongest know which input they read; Multiplexer
+holds the row of items, one of each input, that it is yielding; SampleMultiplexer owns a generator. Their counterparts
+are in `splitting`.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any
 
-from torchdata.datapipes._checks import check_sources, length_of
+from torchdata.datapipes._checks import check_source, check_sources, check_weights, length_of
+from torchdata.datapipes._random import draw_seed
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
 from torchdata.datapipes.iter._unfolding import Unfolding
 from torchdata.datapipes.state import Stateless, forget_state
 
-__all__ = ["Concater", "Multiplexer", "Zipper"]
+__all__ = [
+    "Concater",
+    "Multiplexer",
+    "MultiplexerLongest",
+    "SampleMultiplexer",
+    "Zipper",
+    "ZipperLongest",
+]
 
 
 def _checked(pipe: str, datapipes: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -132,3 +143,202 @@ class Multiplexer(Unfolding, IterDataPipe[Any]):
 
     def __len__(self) -> int:
         return min(length_of(self, datapipe) for datapipe in self.datapipes) * len(self.datapipes)
+
+
+@functional_datapipe("zip_longest")
+class ZipperLongest(Stateless, IterDataPipe[tuple[Any, ...]]):
+    """Yields tuples of one item of each input, until the longest input ends.
+
+    Args:
+        datapipes: the pipes to read.
+        fill_value: what stands for the items of inputs that have ended.
+
+    Raises:
+        ValueError: there are no inputs.
+        TypeError: an input is no IterDataPipe.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper("ab").zip_longest(IterableWrapper(range(3)), fill_value="-"))
+        [('a', 0), ('b', 1), ('-', 2)]
+    """
+
+    def __init__(self, *datapipes: Any, fill_value: Any = None) -> None:
+        self.datapipes = _checked("ZipperLongest", datapipes)
+        self.fill_value = fill_value
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return zip_longest(*self.datapipes, fillvalue=self.fill_value)
+
+    def __len__(self) -> int:
+        return max(length_of(self, datapipe) for datapipe in self.datapipes)
+
+
+@functional_datapipe("mux_longest")
+class MultiplexerLongest(IterDataPipe[Any]):
+    """Yields one item of each input in turn, passing over inputs that have ended, until all have.
+
+    Args:
+        datapipes: the pipes to read.
+
+    Raises:
+        TypeError: an input is no IterDataPipe.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper("a").mux_longest(IterableWrapper(range(3))))
+        ['a', 0, 1, 2]
+    """
+
+    def __init__(self, *datapipes: Any) -> None:
+        self.datapipes = tuple(
+            check_source("MultiplexerLongest", datapipe, f"input {position}")
+            for position, datapipe in enumerate(datapipes)
+        )
+        self._turn = 0
+
+    def reset(self) -> None:
+        """Gives the first input the turn."""
+        self._turn = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._in_turn([iter(datapipe) for datapipe in self.datapipes])
+
+    def _in_turn(self, iterators: list[Iterator[Any]]) -> Iterator[Any]:
+        waiting = list(enumerate(iterators, 1))
+        turns = waiting[self._turn :]
+        while waiting:
+            for entry in turns:
+                following, iterator = entry
+                for item in iterator:
+                    self._turn = following
+                    yield item
+                    break
+                else:
+                    waiting.remove(entry)
+            turns = waiting.copy()
+
+    def __len__(self) -> int:
+        return sum(length_of(self, datapipe) for datapipe in self.datapipes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the input that has the turn. Inputs that have ended are found to have when theirs comes."""
+        return {"turn": self._turn}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on with the saved input."""
+        self._turn = state_dict["turn"]
+
+
+class SampleMultiplexer(IterDataPipe[Any]):
+    """Yields an item of one input at a time, chosen at random by the inputs' weights, until all have ended.
+
+    Where an input ends, the others go on by their weights. To keep the ratio, let no input end, for instance with
+    `cycle`.
+
+    Args:
+        pipes_to_weights_dict: the pipes to read, each with its positive weight.
+        seed: seeds the choices for good: `set_seed`, and so the seeds that DataLoader2 gives, have no effect then.
+            The first iteration of a new pipe is always the same, the one that torchdata 0.9 gives; later ones go on
+            with the same generator. None: every iteration has a seed of its own, as for `shuffle`.
+
+    Raises:
+        ValueError: there are no inputs, or a weight is not positive and finite.
+        TypeError: no dict is given, a key is no IterDataPipe, or a weight no number.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
+        >>> often, seldom = IterableWrapper("aaaa"), IterableWrapper("b")
+        >>> list(SampleMultiplexer({often: 0.9, seldom: 0.1}, seed=2))
+        ['b', 'a', 'a', 'a', 'a']
+    """
+
+    def __init__(self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None) -> None:
+        name = "SampleMultiplexer"
+        weights = check_weights(name, "pipes_to_weights_dict", pipes_to_weights_dict, positive=True)
+        check_sources(name, pipes_to_weights_dict)
+        self.pipes_and_weights = list(zip(pipes_to_weights_dict, weights, strict=True))
+        self.seed = seed
+        self._rng = random.Random(seed)
+        self._seed: Any = None  # of the next iteration
+        self._epoch_seed: Any = (
+            None  # of the current one: a seed, or where the user gave one, the generator's state
+        )
+        self._left: list[int] = []  # numbers of the inputs that have not ended
+
+    def set_seed(self, seed: int) -> SampleMultiplexer:
+        """Sets the seed of the next iteration (only that one), unless the constructor was given one.
+
+        Returns the pipe itself.
+        """
+        if self.seed is None:
+            self._seed = seed
+        return self
+
+    def epoch_seed(self) -> Any:
+        """What `repeat_epoch` needs to repeat the current iteration, or before the first one, that one."""
+        if token_of(self).current == 0 and self._seed is not None:
+            return self._seed
+        if self._epoch_seed is None and self.seed is not None:
+            return self._rng.getstate()
+        return self._epoch_seed
+
+    def repeat_epoch(self, seed: Any) -> None:
+        """Makes the next iteration take the course of the one that `epoch_seed` was asked in."""
+        self._seed = seed
+
+    def reset(self) -> None:
+        """Takes all inputs in again, and seeds the generator or, where the user gave a seed, lets it go on."""
+        self._left = list(range(len(self.pipes_and_weights)))
+        begin, self._seed = self._seed, None
+        if begin is None:
+            begin = draw_seed() if self.seed is None else self._rng.getstate()
+        if isinstance(begin, tuple):
+            self._rng.setstate(begin)
+        else:
+            self._rng.seed(begin)
+        self._epoch_seed = begin
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._chosen([iter(pipe) for pipe, _ in self.pipes_and_weights])
+
+    def _chosen(self, iterators: list[Iterator[Any]]) -> Iterator[Any]:
+        draw, shares = self._rng.random, self._shares()
+        while len(shares) > 1:
+            place, passed = draw(), 0.0
+            for number, share in shares:
+                passed += share
+                if place < passed:
+                    for item in iterators[number]:
+                        yield item
+                        break
+                    else:
+                        self._left.remove(number)
+                        shares = self._shares()
+                    break
+        for number, _ in shares:
+            yield from iterators[number]
+
+    def _shares(self) -> list[tuple[int, float]]:
+        """The inputs that have not ended, each with its probability."""
+        weights = [self.pipes_and_weights[number][1] for number in self._left]
+        total = sum(weights)
+        return [(number, weight / total) for number, weight in zip(self._left, weights, strict=True)]
+
+    def __len__(self) -> int:
+        return sum(length_of(self, pipe) for pipe, _ in self.pipes_and_weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inputs that have not ended, the generator, and the seeds of this iteration and of the next."""
+        return {
+            "left": list(self._left),
+            "rng": self._rng.getstate(),
+            "seed": self._epoch_seed,
+            "next_seed": self._seed,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes all of it over; the state can be loaded again."""
+        self._left = list(state_dict["left"])
+        self._rng.setstate(state_dict["rng"])
+        self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]

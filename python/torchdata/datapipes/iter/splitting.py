@@ -1,4 +1,4 @@
-"""Pipes that make several pipes of one: Forker, Demultiplexer, UnZipper.
+"""Pipes that make several pipes of one: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
 Each returns its *children*, pipes that share one main pipe (see `_children`). All run in whichever process iterates
 them, in one thread; the main pipe owns the items that wait for a child.
@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import copy as copying
 import operator
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
-from torchdata.datapipes._checks import check_callable, check_int
+from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes._streams import close_dropped
+from torchdata.datapipes._streams import close_dropped, with_own_streams
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._children import Main
 
-__all__ = ["Demultiplexer", "Forker", "UnZipper"]
+__all__ = ["Demultiplexer", "Forker", "RoundRobinDemultiplexer", "UnZipper"]
 
 T = TypeVar("T")
 
@@ -32,11 +33,12 @@ _COPIES: dict[str | None, Callable[[Any], Any] | None] = {
 class _ForkMain(Main):
     """Main pipe of `fork` and `unzip`: a queue per child, of the items that a sibling has read."""
 
+    drawn_as = "Forker"
+
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int, copy: str | None) -> None:
         if copy not in _COPIES:
             raise ValueError(
-                f"{self.name}: Unknown copy method `{copy}` requested, choose one of None, `shallow` or "
-                f"`deep`."
+                f"{self.name}: Unknown copy method `{copy}` requested, choose one of None, `shallow` or `deep`."
             )
         self.copy_fn = _COPIES[copy]
         super().__init__(datapipe, num_instances, buffer_size)
@@ -77,10 +79,8 @@ class _ForkMain(Main):
 
     def _overflow(self, instance: int) -> BufferError:
         return BufferError(
-            f"{self.name}: buffer overflow, buffer size {self.buffer_size} is insufficient: child "
-            f"{instance} is "
-            f"{max(map(len, self._waiting))} items ahead of the slowest child; enlarge buffer_size, or read "
-            f"the "
+            f"{self.name}: buffer overflow, buffer size {self.buffer_size} is insufficient: child {instance} is "
+            f"{max(map(len, self._waiting))} items ahead of the slowest child; enlarge buffer_size, or read the "
             "children together"
         )
 
@@ -141,6 +141,7 @@ class _UnzipMain(_ForkMain):
     """Main pipe of `unzip`: children yield one column each."""
 
     name = "unzip"
+    drawn_as = "UnZipper"
 
     def __init__(self, datapipe: Any, instance_ids: list[int], buffer_size: int) -> None:
         self.instance_ids = instance_ids
@@ -189,28 +190,20 @@ class UnZipper(IterDataPipe[Any]):
         return _UnzipMain(source_datapipe, columns, buffer_size).children()
 
 
-class _DemuxMain(Main):
-    """Main pipe of `demux`: a buffer per child, of its items that another child met."""
-
-    name = "demux"
-
-    def __init__(
-        self,
-        datapipe: Any,
-        num_instances: int,
-        classifier_fn: Callable[[Any], Any],
-        drop_none: bool,
-        buffer_size: int,
-    ) -> None:
-        self.classifier_fn = classifier_fn
-        self.drop_none = drop_none
-        super().__init__(datapipe, num_instances, buffer_size)
+class _DealMain(Main):
+    """Main pipe of `demux` and `round_robin_demux`: a buffer per child, of its items that another child met."""
 
     def reset(self) -> None:
         """Empties the buffers."""
         super().reset()
         self._buffers: list[deque[Any]] = [deque() for _ in range(self.num_instances)]
         self._buffered = 0
+
+    def abandon(self) -> None:
+        """Closes the streams in the items that wait: each belongs to one child, which will not get it."""
+        for buffer in self._buffers:
+            for item in buffer:
+                close_dropped(item)
 
     def read(self, instance: int) -> Iterator[Any]:
         """The items of one child."""
@@ -236,32 +229,16 @@ class _DemuxMain(Main):
 
     def _destination(self, item: Any) -> int | None:
         """The child that an item belongs to, or None where it is dropped."""
-        result = self.classifier_fn(item)
-        if result is None and self.drop_none:
-            close_dropped(item)
-            return None
-        if result is None or not 0 <= result < self.num_instances:
-            raise ValueError(
-                f"demux: Output of the classification fn should be between 0 and {self.num_instances - 1}. "
-                f"{result!r} is "
-                "returned" + ("; set drop_none=True to drop such items" if result is None else "")
-            )
-        return operator.index(result)
+        raise NotImplementedError
 
     def _keep(self, item: Any, destination: int) -> None:
         self._buffers[destination].append(item)
         self._buffered += 1
         if self._buffered > self.buffer_size >= 0:
             raise BufferError(
-                f"demux: buffer overflow, buffer size {self.buffer_size} is insufficient: the children "
-                f"have {[len(buffer) for buffer in self._buffers]} items waiting; enlarge buffer_size, or "
-                f"read the children "
-                "together"
+                f"{self.name}: buffer overflow, buffer size {self.buffer_size} is insufficient: the children have "
+                f"{list(map(len, self._buffers))} items waiting; enlarge buffer_size, or read the children together"
             )
-
-    def length(self) -> int:
-        """Not known: it depends on the classifier."""
-        raise TypeError("demux: a child doesn't have valid length: it depends on the classification")
 
     def _running(self) -> tuple[str, ...]:
         return (*super()._running(), "_buffers", "_buffered")
@@ -278,9 +255,44 @@ class _DemuxMain(Main):
         """Takes the waiting items over; the children go on in a generation of their own."""
         self.reset()
         self._generation += 1
-        self._buffers = [deque(buffer) for buffer in state_dict["buffers"]]
+        self._buffers = [deque(map(with_own_streams, buffer)) for buffer in state_dict["buffers"]]
         self._buffered = sum(map(len, self._buffers))
         self._exhausted, self._done = state_dict["exhausted"], set(state_dict["done"])
+
+
+class _DemuxMain(_DealMain):
+    """Main pipe of `demux`: the classifier says whose an item is."""
+
+    name = "demux"
+    drawn_as = "Demultiplexer"
+
+    def __init__(
+        self,
+        datapipe: Any,
+        num_instances: int,
+        classifier_fn: Callable[[Any], Any],
+        drop_none: bool,
+        buffer_size: int,
+    ) -> None:
+        self.classifier_fn = classifier_fn
+        self.drop_none = drop_none
+        super().__init__(datapipe, num_instances, buffer_size)
+
+    def _destination(self, item: Any) -> int | None:
+        result = self.classifier_fn(item)
+        if result is None and self.drop_none:
+            close_dropped(item)
+            return None
+        if result is None or not 0 <= result < self.num_instances:
+            raise ValueError(
+                f"demux: Output of the classification fn should be between 0 and {self.num_instances - 1}. {result!r} "
+                "is returned" + ("; set drop_none=True to drop such items" if result is None else "")
+            )
+        return operator.index(result)
+
+    def length(self, instance: int) -> int:
+        """Not known: it depends on the classifier."""
+        raise TypeError("demux: a child doesn't have valid length: it depends on the classification")
 
 
 @functional_datapipe("demux")
@@ -317,6 +329,75 @@ class Demultiplexer(IterDataPipe[Any]):
         _check_instances("demux", num_instances)
         check_callable("demux", "classifier_fn", classifier_fn)
         return _DemuxMain(datapipe, num_instances, classifier_fn, drop_none, buffer_size).children()
+
+
+class _RoundRobinMain(_DealMain):
+    """Main pipe of `round_robin_demux`: the children have their turns."""
+
+    name = "round_robin_demux"
+    drawn_as = "RoundRobinDemultiplexer"
+
+    def reset(self) -> None:
+        """Gives the first child the turn, and empties the buffers."""
+        super().reset()
+        self._turn = 0
+
+    def _destination(self, item: Any) -> int:
+        turn = self._turn
+        self._turn = (turn + 1) % self.num_instances
+        return turn
+
+    def length(self, instance: int) -> int:
+        """The number of the items, divided; the first children have one more where it does not divide evenly."""
+        return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
+
+    def _running(self) -> tuple[str, ...]:
+        return (*super()._running(), "_turn")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The items that wait for each child, and whose turn it is."""
+        return {**super().state_dict(), "turn": self._turn}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes them over."""
+        super().load_state_dict(state_dict)
+        self._turn = state_dict["turn"]
+
+
+@functional_datapipe("round_robin_demux")
+class RoundRobinDemultiplexer(IterDataPipe[Any]):
+    """Deals the items out in turn: returns a list of children, of which child `i` of `n` yields the items
+    `i`, `i + n`, `i + 2n` and so on.
+
+    Args:
+        datapipe: the pipe to read, once for all children.
+        num_instances: number of children. For 1 the list holds the pipe itself, and there is a warning.
+        buffer_size: how many items may wait for their children, of all children together; -1 for any number.
+
+    Raises:
+        ValueError: `num_instances` is not positive.
+        BufferError: while iterating, too many items wait.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> first, second = IterableWrapper(range(5)).round_robin_demux(2)
+        >>> list(first), list(second)
+        ([0, 2, 4], [1, 3])
+    """
+
+    def __new__(  # type: ignore[misc]  # the children are what upstream returns
+        cls, datapipe: Iterable[T], num_instances: int, buffer_size: int = 1000
+    ) -> list[IterDataPipe[T]]:
+        _check_instances("round_robin_demux", num_instances)
+        if num_instances == 1:
+            warnings.warn(
+                "round_robin_demux: with num_instances=1 there is nothing to split; the list that is returned holds "
+                "the pipe itself.",
+                UserWarning,
+                stacklevel=3,
+            )
+            return [check_source("round_robin_demux", datapipe)]
+        return _RoundRobinMain(datapipe, num_instances, buffer_size).children()
 
 
 def _check_instances(name: str, num_instances: int) -> None:

@@ -1,0 +1,95 @@
+"""Drawing a pipe graph with graphviz.
+
+Role: `to_graph` turns the graph that ends in a pipe into a `graphviz.Digraph`, for a person to look at. Runs where it
+is called; reads the pipes' attributes and changes nothing. Only rendering the result needs the program `dot`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchdata._optional import optional_import
+from torchdata.datapipes._traversal import is_pipe, sources_of, walk
+
+if TYPE_CHECKING:
+    import graphviz
+
+__all__ = ["to_graph"]
+
+_NODES = {
+    "align": "left",
+    "fontname": "monospace",
+    "fontsize": "10",
+    "height": "0.2",
+    "ranksep": "0.1",
+    "shape": "box",
+    "style": "filled",
+}
+_SOURCE_COLOR, _END_COLOR = "lightblue", "darkolivegreen1"
+
+
+def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
+    """Draws the graph of pipes that ends in `dp`: an arrow goes from each pipe to those that read from it.
+
+    Pipes that read from no other are blue, the last one is green. Pipes that were split by `fork`, `demux` and the like
+    are one node, from which the readers of all children come.
+
+    Args:
+        dp: the last pipe of the graph.
+        debug: whether the children of split pipes get nodes of their own.
+
+    Returns:
+        The graph, with the DOT text in `.source`. `.render(path)` and `.view()` draw it by the program `dot`.
+
+    Raises:
+        TypeError: `dp` is no pipe.
+        ModuleNotFoundError: the package graphviz is not installed (`pip install 'torchdata-rs[graph]'`).
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.utils import to_graph
+        >>> print(to_graph(IterableWrapper(range(3)).map(str)).source.splitlines()[-2].strip())
+        "IterableWrapper 0" -> "Mapper 1"
+    """
+    if not is_pipe(dp):
+        raise TypeError(
+            f"to_graph: dp must be an IterDataPipe or a MapDataPipe, but got {dp!r} of type {type(dp).__name__}"
+        )
+    drawing: graphviz.Digraph = optional_import("graphviz", extra="graph", needed_by="to_graph").Digraph(
+        graph_attr={"size": "12,12"}, node_attr=_NODES
+    )
+    pipes = [pipe for pipe in walk(dp) if debug or not _is_hidden(pipe)]
+    names = {id(pipe): f"{_label(pipe)} {number}" for number, pipe in enumerate(pipes)}
+    read = set()
+    edges = []
+    for pipe in pipes:
+        for source in _drawn_sources(pipe, debug):
+            read.add(id(source))
+            edges.append((names[id(source)], names[id(pipe)]))
+    reading = {name for _, name in edges}
+    for pipe in pipes:
+        name = names[id(pipe)]
+        color = _SOURCE_COLOR if name not in reading else _END_COLOR if id(pipe) not in read else None
+        drawing.node(name, label=_label(pipe), fillcolor=color)
+    drawing.edges(edges)
+    return drawing
+
+
+def _is_hidden(pipe: Any) -> bool:
+    """Whether the pipe is a child of a split pipe, which stands for it in a drawing."""
+    return bool(getattr(type(pipe), "_is_child_datapipe", False))
+
+
+def _drawn_sources(pipe: Any, debug: bool) -> list[Any]:
+    """The pipes that `pipe` reads from, each once; for children that are not drawn, the pipe that was split."""
+    found: dict[int, Any] = {}
+    for source in sources_of(pipe):
+        drawn = sources_of(source) if _is_hidden(source) and not debug else [source]
+        found.update((id(each), each) for each in drawn)
+    return list(found.values())
+
+
+def _label(pipe: Any) -> str:
+    """The name of the pipe's class, as its user knows it."""
+    name: str = getattr(type(pipe), "drawn_as", type(pipe).__name__)
+    return name.removesuffix("IterDataPipe").removesuffix("MapDataPipe") or name
