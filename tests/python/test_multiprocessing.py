@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.linter import DataPipeLintWarning
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 METHODS = ["fork", "spawn", "forkserver"]
@@ -98,8 +99,9 @@ def test_the_work_is_done_in_the_workers():
     assert os.getpid() not in pids
 
 
-def test_without_sharding_every_worker_yields_everything():
-    with loader(IterableWrapper(range(5)).map(identity)) as dl:
+def test_without_sharding_every_worker_yields_everything_and_a_warning_says_so():
+    said = pytest.warns(DataPipeLintWarning, match="every item comes 2 times")
+    with said, loader(IterableWrapper(range(5)).map(identity)) as dl:
         assert sorted(dl) == sorted([*range(5), *range(5)])
 
 

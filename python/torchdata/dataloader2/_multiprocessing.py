@@ -17,7 +17,7 @@ from torchdata._engine.processes import Children
 from torchdata.dataloader2._interface import ReadingServiceInterface
 from torchdata.dataloader2.graph import DataPipe, replace_dp, set_graph_random_seed, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.utils import WorkerInfo
+from torchdata.dataloader2.utils import WorkerInfo, process_init_fn
 from torchdata.dataloader2.utils.dispatch import (
     DispatchedSource,
     find_lca_round_robin_sharding_dp,
@@ -64,6 +64,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     Every worker runs a replica of the graph, in which each `sharding_filter` keeps the worker's share. Pipes before a
     `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn.
     Pipes whose `is_replicable()` is False, and what reads from them, stay in the main process.
+
+    A `DataPipeLintWarning` (see `torchdata.dataloader2.linter`) says where several workers would yield the same items
+    because nothing divides them. No warning comes where `worker_init_fn` or `worker_reset_fn` may do that.
 
     Args:
         num_workers: number of worker processes; 0 runs everything in the main process.
@@ -145,6 +148,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             )
             return self._end_datapipe
 
+        self._warn_of_copies(datapipe)
         datapipe, dispatching = _cut_dispatched(datapipe)
         branches = find_replicable_branches(traverse_dps(datapipe))
         if len(branches) != 1:
@@ -164,6 +168,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         replace_dp(traverse_dps(datapipe), branch, end)
         self._end_datapipe = datapipe
         return datapipe
+
+    def _warn_of_copies(self, datapipe: DataPipe) -> None:
+        """Warns of items that several workers would yield, unless functions of the user's may divide them."""
+        from torchdata.dataloader2 import reading_service
+        from torchdata.dataloader2.linter import warn_of_silent_findings
+
+        no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
+        if self.num_workers > 1 and no_functions and reading_service.process_init_fn is process_init_fn:
+            warn_of_silent_findings(datapipe, self.num_workers)
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Children:
         share = math.ceil(self.main_prefetch_cnt / self.num_workers)

@@ -1,11 +1,353 @@
-"""Checks that find likely mistakes in a pipe graph before it runs."""
+"""Checks that find likely mistakes in a pipe graph before it runs: `lint`.
+
+Role: looks at the shape of a graph and at what its pipes are, and runs nothing. Called by hand, and in the main process
+by `MultiProcessingReadingService` before it starts workers; that warns of what would silently duplicate or lose data.
+"""
 
 from __future__ import annotations
 
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any, Literal
+
 from torchdata.dataloader2.graph import DataPipe, DataPipeGraph, traverse_dps
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
+from torchdata.dataloader2.graph.utils import has_method
+from torchdata.dataloader2.utils.dispatch import find_lca_round_robin_sharding_dp
+from torchdata.datapipes._traversal import is_pipe, sources_of, walk
+from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
 
-__all__: list[str] = []
+__all__ = ["DataPipeLintWarning", "Finding", "lint"]
+
+Kind = Literal[
+    "no-shuffle-before-sharding", "not-sharded", "partly-sharded", "sharded-twice", "shuffle-after-dispatch"
+]
+
+
+class DataPipeLintWarning(UserWarning):
+    """Says that workers would duplicate or lose data."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A likely mistake in a pipe graph.
+
+    Args:
+        kind: which mistake it is.
+        message: what goes wrong, where, and what to do, in one sentence. `str` of the finding gives it.
+        datapipe: the pipe that it is about.
+        silent: whether data is duplicated or lost for certain, and nothing else would tell. Pipes of your own, and
+            iterables of your own in an IterableWrapper, may divide their items by themselves: findings that rest on
+            such pipes are not certain.
+    """
+
+    kind: Kind
+    message: str
+    datapipe: DataPipe = field(repr=False, compare=False)
+    silent: bool = False
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> list[Finding]:
+    """Finds likely mistakes in a graph that is to run in worker processes.
+
+    Finds a `sharding_filter` without a `shuffle` before it; sources whose items every worker would yield; joins of
+    branches of which some are sharded; a second `sharding_filter` behind a first one; and a `shuffle` behind
+    `sharding_round_robin_dispatch` where no seed is given.
+
+    Args:
+        datapipe: the last pipe of the graph.
+        num_workers: in how many worker processes the graph is to run; with fewer than 2 none can duplicate data.
+        seeded: whether `DataLoader2.seed` sets the seed, so that shuffling in the workers is repeatable.
+
+    Returns:
+        The findings, from the sources of the graph to its end; empty where nothing was found.
+
+    Example:
+        >>> from torchdata.dataloader2.linter import lint
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> lint(IterableWrapper(range(9)).shuffle().sharding_filter().batch(2))
+        []
+        >>> [finding.kind for finding in lint(IterableWrapper(range(9)).shuffle().batch(2))]
+        ['not-sharded']
+    """
+    return [*_Linter(datapipe, num_workers, seeded).findings()]
+
+
+def warn_of_silent_findings(datapipe: DataPipe, num_workers: int) -> None:
+    """Warns of what `lint` is certain about and nothing else would tell, at the line outside of this package."""
+    for finding in lint(datapipe, num_workers):
+        if finding.silent:
+            frame, level = sys._getframe(), 1
+            while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torchdata."):
+                frame, level = frame.f_back, level + 1
+            warnings.warn(str(finding), DataPipeLintWarning, stacklevel=level)
+
+
+class _Linter:
+    """One look at one graph."""
+
+    def __init__(self, datapipe: DataPipe, num_workers: int, seeded: bool) -> None:
+        self.end = datapipe
+        self.num_workers = num_workers
+        self.seeded = seeded
+        self.pipes = walk(datapipe)
+        self.sources = {id(pipe): sources_of(pipe) for pipe in self.pipes}
+        cut = find_lca_round_robin_sharding_dp(traverse_dps(datapipe))
+        self.cut = cut
+        #: Pipes of the part that runs once, in the dispatching process.
+        self.dispatched = {id(pipe) for pipe in walk(cut)} if cut is not None else set()
+        #: Pipes that stay in main: those that cannot be replicated, and their readers.
+        self.in_main: set[int] = set()
+        for pipe in self.pipes:
+            if id(pipe) not in self.dispatched and (
+                (has_method(pipe, "is_replicable") and not pipe.is_replicable())
+                or any(id(source) in self.in_main for source in self.sources[id(pipe)])
+            ):
+                self.in_main.add(id(pipe))
+
+    def findings(self) -> Iterator[Finding]:
+        """All findings, sources first."""
+        order = {id(pipe): place for place, pipe in enumerate(self.pipes)}
+        found = [*self._unshuffled(), *self._sharded_twice()]
+        if self.num_workers > 1:
+            found += [*self._shuffled_after_dispatch(), *self._replicated()]
+        yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
+
+    # -- one kind each -----------------------------------------------------------------------------
+
+    def _unshuffled(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            if is_sharding(pipe) and not self._shuffled_before(pipe):
+                later = any(is_shuffler(reader) and self._reads(reader, pipe) for reader in self.pipes)
+                mixed = ", and the `shuffle` behind it mixes each share by itself" if later else ""
+                yield Finding(
+                    "no-shuffle-before-sharding",
+                    f"{self._place(pipe)}: no `shuffle` comes before it on every way from the sources, so in every "
+                    f"epoch each worker and rank gets the same items as its share{mixed}; put `.shuffle()` before "
+                    "`.sharding_filter()`",
+                    pipe,
+                )
+
+    def _sharded_twice(self) -> Iterator[Finding]:
+        sharding = [pipe for pipe in self.pipes if is_sharding(pipe)]
+        for first, second in combinations(sharding, 2):  # sources come first
+            if self._reads(second, first) and _share_a_group(first, second):
+                yield Finding(
+                    "sharded-twice",
+                    f"{self._place(second)}: its items have passed {self._place(first)}, so each worker or rank would "
+                    "get a share of its share and the rest would be lost (a loader refuses it); remove one of them",
+                    second,
+                )
+
+    def _shuffled_after_dispatch(self) -> Iterator[Finding]:
+        if self.cut is None or self.seeded:
+            return
+        if is_shuffler(self.cut) or self._shuffled_before(self.cut):
+            return  # all items are mixed before they are dealt out
+        for pipe in self.pipes:
+            in_workers = id(pipe) not in self.dispatched | self.in_main
+            if in_workers and is_shuffler(pipe) and self._reads(pipe, self.cut):
+                yield Finding(
+                    "shuffle-after-dispatch",
+                    f"{self._place(pipe)}: it shuffles behind `sharding_round_robin_dispatch` and without a seed, so "
+                    f"each of {self.num_workers} workers mixes only the items that were dealt to it, always the same "
+                    "ones, in an order that no later run repeats; put `.shuffle()` before the dispatch, or set a seed "
+                    "by `DataLoader2.seed` (and pass seeded=True here)",
+                    pipe,
+                )
+
+    def _replicated(self) -> Iterator[Finding]:
+        """Follows from the sources to the end whose items are each worker's own, and whose all workers yield."""
+        own: dict[int, bool] = {}
+        for pipe in self.pipes:
+            if id(pipe) in self.dispatched:
+                own[id(pipe)] = True
+            elif id(pipe) not in self.in_main:
+                inputs = _inputs(pipe)
+                divided = [source for source in inputs if own.get(id(source))]
+                own[id(pipe)] = bool(divided) or _divides(pipe)
+                if 0 < len(divided) < len(inputs) and not _divides(pipe):
+                    yield from self._partly_sharded(
+                        pipe, divided[0], [s for s in inputs if not own.get(id(s))]
+                    )
+        for branch in self._ends_in_workers():
+            if not own[id(branch)]:
+                source = walk(branch)[0]
+                silent = self._known([branch, *self._upstream(branch)])
+                doubt = "" if silent else " (unless a pipe or an iterable of your own divides them)"
+                yield Finding(
+                    "not-sharded",
+                    f"{self._place(source)}: nothing between it and the end divides its items among the workers{doubt}"
+                    f", so each of {self.num_workers} workers yields all of them and every item comes "
+                    f"{self.num_workers} times; put `.sharding_filter()` behind it, after `.shuffle()` if there is "
+                    "one, or dispatch by `.sharding_round_robin_dispatch()`",
+                    source,
+                    silent,
+                )
+
+    def _partly_sharded(self, pipe: Any, divided: Any, whole: list[Any]) -> Iterator[Finding]:
+        name = type(pipe).__name__
+        sharded, other = self._place(divided), self._place(whole[0])
+        silent = _is_ours(pipe) and self._known([*whole, *self._upstream(*whole)])
+        if name in _LOOKING_UP:
+            looked_up = getattr(pipe, "ref_datapipe", None)
+            if divided is not looked_up:
+                return  # every worker looks its own items up in the whole of the other input, as it should be
+            harm = (
+                f"each of {self.num_workers} workers looks for all items of its input {other} among its own share of "
+                f"{sharded}, and those whose partner is in another worker's share find none; shard the first input, "
+                "and read the second one whole"
+            )
+        elif name in _SIDE_BY_SIDE:
+            harm = (
+                f"each of {self.num_workers} workers puts its own share of {sharded} beside the first items of {other},"
+                " which is not sharded, so items are paired that do not belong together and others are lost; put "
+                f"`.sharding_filter()` behind {name} instead"
+            )
+        else:
+            silent = silent and name in _ONE_BY_ONE
+            harm = (
+                f"its input {other} is not sharded, while {sharded} is, so each of {self.num_workers} workers yields "
+                f"all items of the former and they come {self.num_workers} times; put `.sharding_filter()` behind "
+                f"{name} instead, or into each input"
+            )
+        yield Finding("partly-sharded", f"{self._place(pipe)}: {harm}", pipe, silent)
+
+    # -- what the graph is -------------------------------------------------------------------------
+
+    def _upstream(self, *pipes: Any) -> list[Any]:
+        """All that the pipes read from, directly and indirectly."""
+        found: dict[int, Any] = {}
+        left = [source for pipe in pipes for source in self.sources[id(pipe)]]
+        while left:
+            pipe = left.pop()
+            if id(pipe) not in found:
+                found[id(pipe)] = pipe
+                left.extend(self.sources[id(pipe)])
+        return list(found.values())
+
+    def _reads(self, reader: Any, pipe: Any) -> bool:
+        return any(source is pipe for source in self._upstream(reader))
+
+    def _shuffled_before(self, pipe: Any) -> bool:
+        """Whether there is a shuffler on every way from the sources to the pipe."""
+        ways, opened = [pipe], {id(pipe)}
+        while ways:
+            sources = self.sources[id(ways.pop())]
+            if not sources:
+                return False
+            new = [s for s in sources if not is_shuffler(s) and id(s) not in opened]
+            opened.update(map(id, new))
+            ways.extend(new)
+        return True
+
+    def _ends_in_workers(self) -> list[Any]:
+        """The last pipes of what the workers run."""
+        ends = {id(s): s for p in self.pipes if id(p) in self.in_main for s in self.sources[id(p)]}
+        if id(self.end) not in self.in_main:
+            ends = {id(self.end): self.end}
+        return [pipe for pipe in ends.values() if id(pipe) not in self.in_main | self.dispatched]
+
+    def _known(self, pipes: list[Any]) -> bool:
+        """Whether it is certain that none of the pipes divides its items among workers, or has no end."""
+        return all(
+            _is_ours(pipe) and not _is_endless(pipe) and _is_plain(getattr(pipe, "iterable", None))
+            for pipe in pipes
+        )
+
+    def _place(self, pipe: Any) -> str:
+        """A pipe and where it stands, such as `Mapper (second from the end: IterableWrapper → Mapper)`."""
+        way = [pipe]
+        while (sources := self.sources[id(way[-1])]) and all(sources[0] is not member for member in way):
+            way.append(sources[0])
+        names = [_name(member) for member in reversed(way)]
+        shown = " → ".join(names if len(names) <= _LONGEST_WAY else ["…", *names[-_LONGEST_WAY:]])
+        return f"{_name(pipe)} ({_ordinal(self._distance(pipe))}{f': {shown}' if len(names) > 1 else ''})"
+
+    def _distance(self, pipe: Any) -> int:
+        """How many steps there are at least from the pipe to the end."""
+        steps, seen, reached = 0, {id(self.end)}, [self.end]
+        while not any(member is pipe for member in reached):
+            steps += 1
+            reached = [s for member in reached for s in self.sources[id(member)] if id(s) not in seen]
+            seen.update(map(id, reached))
+        return steps
+
+
+#: The longest way from the sources that is shown of a pipe.
+_LONGEST_WAY = 6
+
+#: Pipes that join inputs: one item after another, items side by side, and items with those looked up by key.
+_ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
+_SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
+_LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
+
+_ORDINALS = (
+    "the last pipe",
+    "second",
+    "third",
+    "fourth",
+    "fifth",
+    "sixth",
+    "seventh",
+    "eighth",
+    "ninth",
+    "tenth",
+)
+
+
+def _ordinal(steps: int) -> str:
+    if steps == 0:
+        return _ORDINALS[0]
+    return f"{_ORDINALS[steps] if steps < len(_ORDINALS) else f'number {steps + 1}'} from the end"
+
+
+def _name(pipe: Any) -> str:
+    return type(pipe).__name__.lstrip("_")
+
+
+def _inputs(pipe: Any) -> list[Any]:
+    """The pipes whose items a pipe takes; map pipes beside iter pipes are looked up in, by key."""
+    sources = sources_of(pipe)
+    iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
+    return iterated or sources
+
+
+def _divides(pipe: Any) -> bool:
+    """Whether the pipe passes on a worker's share of the items alone."""
+    return is_sharding(pipe) and _group(pipe) in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
+
+
+def _group(pipe: Any) -> Any:
+    return vars(pipe).get("sharding_group_filter")
+
+
+def _share_a_group(first: Any, second: Any) -> bool:
+    return None in (_group(first), _group(second)) or _group(first) == _group(second)
+
+
+def _is_ours(pipe: Any) -> bool:
+    return type(pipe).__module__.partition(".")[0] == "torchdata"
+
+
+def _is_endless(pipe: Any) -> bool:
+    """Whether the pipe never ends: what workers yield of it is then no copy that anybody counts."""
+    return type(pipe).__name__ == "Cycler" and getattr(pipe, "count", 0) is None
+
+
+def _is_plain(iterable: Any) -> bool:
+    """Whether what an IterableWrapper wraps is data; an iterable of the user's may know which worker it runs in."""
+    return isinstance(iterable, (list, tuple, dict, str, bytes, range, set, frozenset, type(None))) or (
+        is_pipe(iterable)
+        or type(iterable).__module__.partition(".")[0] in ("numpy", "pandas", "polars", "pyarrow", "torch")
+    )
 
 
 def _check_shuffle_before_sharding(datapipe: DataPipe) -> bool:
