@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from http_server import Server, running
 from loopback import Loopback
 
 # Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's.
@@ -35,3 +37,20 @@ def _small_heap() -> Iterator[None]:
 def loopback() -> Loopback:
     """A link to oneself."""
     return Loopback()
+
+
+@pytest.fixture(scope="module")
+def _web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("served")) as server:
+        yield server
+
+
+@pytest.fixture
+def web(_web: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """An HTTP server over an empty folder, reached without a proxy."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    for file in _web.folder.iterdir():
+        file.unlink()
+    return _web

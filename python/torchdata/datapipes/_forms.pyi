@@ -241,6 +241,34 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> Any:
         """Divides the items at random into groups of given sizes: returns one child for each group."""
 
+    def read_from_gdrive(
+        self,
+        *,
+        timeout: float | tuple[float | None, float | None] | None = None,
+        skip_on_error: bool = False,
+        **kwargs: Any,
+    ) -> IterDataPipe[Any]:
+        """Opens files of Google Drive by their links: yields pairs of file name and binary stream."""
+
+    def read_from_http(
+        self,
+        timeout: float | tuple[float | None, float | None] | None = None,
+        skip_on_error: bool = False,
+        **kwargs: Any,
+    ) -> IterDataPipe[Any]:
+        """Opens files behind HTTP URLs: yields pairs of URL and binary stream."""
+
+    def read_from_remote(
+        self,
+        *,
+        timeout: float | tuple[float | None, float | None] | None = None,
+        skip_on_error: bool = False,
+        **kwargs: Any,
+    ) -> IterDataPipe[Any]:
+        """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others
+        as `HttpReader`.
+        """
+
     def read_from_stream(
         self,
         chunk: int | None = None,

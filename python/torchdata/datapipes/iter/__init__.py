@@ -17,7 +17,9 @@ from torchdata.datapipes.iter.converting import MapToIterConverter
 from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
 from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoader
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
+from torchdata.datapipes.iter.huggingface import HuggingFaceHubReader
 from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
+from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
 from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.random_splitting import RandomSplitter
 from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
@@ -48,8 +50,11 @@ __all__ = [
     "Filter",
     "FlatMapper",
     "Forker",
+    "GDriveReader",
     "Grouper",
     "Header",
+    "HttpReader",
+    "HuggingFaceHubReader",
     "InBatchShuffler",
     "IterDataPipe",
     "IterKeyZipper",
@@ -62,6 +67,7 @@ __all__ = [
     "MaxTokenBucketizer",
     "Multiplexer",
     "MultiplexerLongest",
+    "OnlineReader",
     "ParquetDataFrameLoader",
     "Prefetcher",
     "RandomSplitter",

@@ -1,0 +1,243 @@
+"""A local HTTP server with the habits of servers in the wild: run as a process of its own by the fixture `web`.
+
+Role: serves the files of a folder on 127.0.0.1. How a file is served is said in the query of its URL, so that the
+server needs no state, and a test changes a file by writing it. Being another process, it adds no file descriptor to
+those that tests count. It ends with its standard input, so also with a test run that was killed.
+
+Parameters of a query, all optional:
+
+- `ranges=no`: the header Range is ignored. `ranges=wrong`: another range than the one asked for is sent.
+- `validator=none|weak|date`: no ETag, a weak one, or Last-Modified alone.
+- `chunked=1`: chunked transfer without a length. `endless=1`: neither, the body ends with the connection.
+- `gzip=1`: the body is compressed, whatever the client accepts.
+- `drop=N`: the connection is dropped after N bytes of the body.
+- `wait=NAME`: the answer waits until a file of that name is there; with `after=N`, after N bytes of the body.
+- `hangup=1`: the connection is closed when it is used again, without an answer.
+- `status=N`: an error of that number. `redirect=PATH`: a redirect.
+
+Below `/uc` and `/download` the server behaves like Google Drive, and what a file is like is said by its id.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
+
+LOG = "requests.log"
+PAGE = "<html><head><title>Google Drive - {title}</title></head><body>{body}</body></html>"
+FORM = (
+    '<form id="download-form" action="{action}" method="get"><input type="hidden" name="id" value="{id}">'
+    '<input type="hidden" name="confirm" value="yes&amp;no"><input type="submit" value="Download anyway"></form>'
+)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request as its query says."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Any
+    query: dict[str, str] = {}  # noqa: RUF012  # of the request before
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        hung_up, self.query = "hangup" in self.query, dict(parse_qsl(parts.query))
+        if hung_up:
+            self.close_connection = True
+            return
+        headers = {name.title(): value for name, value in self.headers.items()}
+        with open(self.server.folder / LOG, "a") as log:
+            print(json.dumps({"path": self.path, "peer": self.client_address[1], **headers}), file=log)
+        try:
+            if parts.path in ("/uc", "/download"):
+                self.drive(parts.path)
+            elif "status" in self.query:
+                self.reply(b"sorry\n", status=int(self.query["status"]))
+            elif "redirect" in self.query:
+                self.reply(b"", status=302, Location=self.query["redirect"])
+            else:
+                self.file(self.server.folder / parts.path.lstrip("/"))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def file(self, path: Path) -> None:
+        if "wait" in self.query and "after" not in self.query:
+            self.wait()
+        if not path.is_file():
+            self.reply(b"not here\n", status=404)
+            return
+        body, headers, status = path.read_bytes(), self.validators(path), 200
+        total, asked = len(body), self.headers["Range"]
+        if self.query.get("gzip"):
+            body = gzip.compress(body)
+            headers["Content-Encoding"] = "gzip"
+        elif asked and self.query.get("ranges") != "no":
+            condition = self.headers["If-Range"]
+            if condition is None or condition in (headers.get("ETag"), headers.get("Last-Modified")):
+                start = int(asked.removeprefix("bytes=").removesuffix("-"))
+                if self.query.get("ranges") == "wrong":
+                    start -= 1
+                if start >= total:
+                    self.reply(b"", status=416, **headers, **{"Content-Range": f"bytes */{total}"})
+                    return
+                body, status = body[start:], 206
+                headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
+        self.reply(body, status, **headers)
+
+    def validators(self, path: Path) -> dict[str, str]:
+        kind = self.query.get("validator", "strong")
+        tag = '"' + hashlib.sha256(path.read_bytes()).hexdigest()[:8] + '"'
+        changed = self.date_time_string(path.stat().st_mtime)
+        return {
+            "strong": {"ETag": tag, "Last-Modified": changed},
+            "weak": {"ETag": "W/" + tag},
+            "date": {"Last-Modified": changed},
+            "none": {},
+        }[kind]
+
+    def reply(self, body: bytes, status: int = 200, **headers: str) -> None:
+        chunked, endless = "chunked" in self.query, "endless" in self.query
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        elif not endless:
+            self.send_header("Content-Length", str(len(body)))
+        else:
+            self.send_header("Connection", "close")
+            self.close_connection = True
+        self.end_headers()
+        stop = int(self.query.get("drop", self.query.get("after", len(body))))
+        self.send(body[:stop], chunked)
+        if "after" in self.query:
+            self.wait()
+            self.send(body[stop:], chunked)
+        if "drop" in self.query:
+            self.close_connection = True
+        elif chunked:
+            self.wfile.write(b"0\r\n\r\n")
+
+    def send(self, body: bytes, chunked: bool) -> None:
+        for piece in (body[:3], body[3:]) if chunked else (body,):
+            if piece:
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
+                self.wfile.flush()
+
+    def wait(self) -> None:
+        while not (self.server.folder / self.query["wait"]).exists():
+            time.sleep(0.01)
+
+    def drive(self, path: str) -> None:
+        id_, confirm = self.query.get("id", ""), self.query.get("confirm")
+        if id_ == "quota":
+            self.page("Quota exceeded", "Too many users have viewed this file recently.")
+        elif id_ == "view":
+            self.page("Some viewer", "a sharing page")
+        elif id_ == "form" and (path, confirm) != ("/download", "yes&no"):
+            action = f"http://{self.headers['Host']}/download"
+            self.page("Virus scan warning", FORM.format(action=action, id=id_))
+        elif id_ == "elsewhere" and confirm is None:
+            self.page("Virus scan warning", FORM.format(action="http://elsewhere.invalid/download", id=id_))
+        elif id_ == "title" and confirm != "t":
+            self.page("Virus scan warning", "no form here")
+        elif id_ == "cookie" and confirm != "secret":
+            self.page("Warning", "see the cookie", **{"Set-Cookie": "download_warning_1=secret"})
+        elif not (self.server.folder / id_).is_file():
+            self.reply(b"not here\n", status=404)
+        else:
+            file = self.server.folder / id_
+            body, status, headers = file.read_bytes(), 200, self.validators(file)
+            if self.headers["Range"]:
+                start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+                headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+                body, status = body[start:], 206
+            name = f"attachment; filename=\"{id_}.txt\"; filename*=UTF-8''{quote(id_)}%C3%A9.txt"
+            if id_ == "encoded":
+                name = "attachment; filename*=UTF-8''%C3%A9t%C3%A9.txt"
+            if id_ == "unnamed":
+                name = "attachment"
+            self.reply(body, status, **headers, **{"Content-Disposition": name})
+
+    def page(self, title: str, body: str, **headers: str) -> None:
+        self.reply(PAGE.format(title=title, body=body).encode(), **headers)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+class Listener(ThreadingHTTPServer):
+    """Listens, and says nothing of clients that close their connections."""
+
+    folder: Path
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Server:
+    """What a test knows of the server: its address, its folder, and what was asked for."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder, self.root = folder, f"http://127.0.0.1:{port}"
+
+    def url(self, name: str, content: bytes | None = None, **query: object) -> str:
+        """The URL of a file, which is written first where `content` is given."""
+        if content is not None:
+            (self.folder / name).write_bytes(content)
+        options = "&".join(f"{key}={value}" for key, value in query.items())
+        return f"{self.root}/{name}" + (f"?{options}" if options else "")
+
+    def drive(self, id_: str, content: bytes | None = None) -> str:
+        """The download URL of a file of Google Drive."""
+        self.url(id_, content)
+        return f"{self.root}/uc?export=download&id={id_}"
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Path, headers and client's port of every request so far."""
+        log = self.folder / LOG
+        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+    def forget_requests(self) -> None:
+        """Begins a new log."""
+        (self.folder / LOG).unlink(missing_ok=True)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Server]:
+    """Runs a server over `folder` until the block ends."""
+    command = [sys.executable, __file__, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield Server(folder, int(process.stdout.readline()))
+        finally:
+            process.stdin.close()
+            process.wait(20)
+
+
+def main(folder: str) -> None:
+    server = Listener(("127.0.0.1", 0), Handler)
+    server.folder = Path(folder)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_address[1], flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,100 @@
+"""HuggingFaceHubReader against data sets in files: rows, splits, and exact places in them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from process_checks import MULTIPROCESSING, loader
+from stream_checks import check_abandoned, check_restore
+from torchdata.datapipes.iter import HuggingFaceHubReader
+
+datasets = pytest.importorskip("datasets")
+
+ROWS = [{"number": number, "name": f"row {number}"} for number in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def _offline(tmp_path, monkeypatch):
+    """Keeps `datasets` away from the network, from the user's cache and from the terminal."""
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "cache" / "downloads")
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data set as a folder: one split in two files."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for number, rows in enumerate((ROWS[:3], ROWS[3:])):
+        (data / f"train-{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return data
+
+
+def test_rows_are_those_that_datasets_loads(folder):
+    assert list(HuggingFaceHubReader(str(folder))) == ROWS
+    assert list(HuggingFaceHubReader(folder, split="train[:3]", streaming=False)) == ROWS[:3]
+    files = str(folder / "train-1.jsonl")
+    assert list(HuggingFaceHubReader("json", data_files=files, split="train")) == ROWS[3:]
+
+
+@pytest.mark.parametrize("options", [{}, {"split": "train", "streaming": False}], ids=str)
+def test_the_place_is_restored_at_every_position(folder, options):
+    def build():
+        return HuggingFaceHubReader(str(folder), **options)
+
+    assert check_restore(build) == ROWS
+    check_abandoned(build)
+
+
+def test_several_splits_are_an_error_that_names_them(folder):
+    (folder / "test.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    with pytest.raises(ValueError, match=r"has the splits \['train', 'test'\]; say which .* split='train'"):
+        list(HuggingFaceHubReader(str(folder)))
+    assert list(HuggingFaceHubReader(str(folder), split="test")) == ROWS[:1]
+
+
+def test_a_data_set_that_cannot_be_found_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError) as failure:
+        list(HuggingFaceHubReader(str(tmp_path / "nowhere")))
+    assert any("HuggingFaceHubReader" in note and "nowhere" in note for note in failure.value.__notes__)
+    with pytest.raises(ConnectionError, match="no/such"):
+        list(HuggingFaceHubReader("no/such"))
+
+
+def test_damaged_rows_are_an_error_and_the_pipe_lives_on(folder):
+    good = (folder / "train-1.jsonl").read_text()
+    pipe = HuggingFaceHubReader(str(folder))
+    (folder / "train-1.jsonl").write_text(good + '{"number": ')
+    with pytest.raises(Exception, match="train-1|JSON|parse"):
+        list(pipe)
+    (folder / "train-1.jsonl").write_text(good)
+    assert list(pipe) == ROWS
+
+
+def test_wrong_arguments_and_len():
+    with pytest.raises(TypeError, match="dataset must be the name"):
+        HuggingFaceHubReader(5)
+    with pytest.raises(TypeError, match="valid length"):
+        len(HuggingFaceHubReader("squad"))
+
+
+def test_two_workers_share_the_rows(folder):
+    dl = loader(HuggingFaceHubReader(str(folder)).sharding_filter(MULTIPROCESSING))
+    try:
+        for _ in range(2):
+            assert list(dl) == ROWS
+    finally:
+        dl.shutdown()
+
+
+def test_a_pipe_that_is_running_pickles_as_one_that_is_not(folder):
+    pipe = HuggingFaceHubReader(str(folder))
+    next(iter(pipe))
+    assert list(pickle.loads(pickle.dumps(pipe))) == ROWS

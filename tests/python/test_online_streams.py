@@ -1,0 +1,248 @@
+"""Streams over HTTP: read like files, opened again where they stood, and never continued with another content."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import tracemalloc
+
+import pytest
+import requests
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stream_checks import check_abandoned, check_restore, open_files
+from torchdata.datapipes.iter import GDriveReader, HttpReader
+from torchdata.datapipes.state import load_state, save_state
+
+CONTENT = b"".join(b"line %d\n" % number for number in range(40))
+
+#: How a server may send a file whose streams are to be opened again.
+HABITS = [
+    {},
+    {"ranges": "no"},
+    {"validator": "weak"},
+    {"validator": "date"},
+    {"validator": "none"},
+    {"chunked": 1},
+    {"chunked": 1, "ranges": "no"},
+    {"endless": 1},
+    {"gzip": 1},
+]
+
+READS = st.one_of(
+    st.tuples(st.just("read"), st.integers(0, 200)),
+    st.tuples(st.just("readline"), st.integers(-1, 20)),
+    st.tuples(st.just("tell")),
+    st.tuples(st.just("read1"), st.just(1)),
+    st.tuples(st.just("readlines"), st.integers(1, 50)),
+)
+
+
+def stream_of(*urls, **options):
+    [(_, stream)] = HttpReader(urls, **options)
+    return stream
+
+
+def again(stream):
+    return pickle.loads(pickle.dumps(stream))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=st.lists(READS, max_size=12), habit=st.sampled_from(HABITS), copies=st.sets(st.integers(0, 11)))
+def test_a_stream_reads_like_a_file_also_through_copies(web, plan, habit, copies):
+    model, stream = io.BufferedReader(io.BytesIO(CONTENT)), stream_of(web.url("a", CONTENT, **habit))
+    for step, (method, *arguments) in enumerate(plan):
+        if step in copies:
+            stream = again(stream)
+        assert getattr(stream, method)(*arguments) == getattr(model, method)(*arguments)
+    assert again(stream).read() == CONTENT[model.tell() :]
+    assert list(stream) == list(model)
+    assert (stream.read(), stream.tell()) == (b"", len(CONTENT))
+    stream.close()
+
+
+@pytest.mark.parametrize("habit", HABITS, ids=str)
+@pytest.mark.parametrize("copied", [again, copy.deepcopy])
+def test_a_copy_stands_where_the_original_stood(web, habit, copied):
+    url = web.url("a", CONTENT, **habit)
+    for position in (0, 1, 100, len(CONTENT) - 1, len(CONTENT)):
+        with stream_of(url) as stream:
+            assert stream.read(position) == CONTENT[:position]
+            twin = copied(copied(stream))
+            assert (twin.read(), stream.read()) == (CONTENT[position:],) * 2
+            twin.close()
+
+
+def test_a_copy_asks_for_nothing_before_it_is_read_and_then_for_the_rest_alone(web):
+    before, stream = open_files(), stream_of(web.url("a", CONTENT))
+    stream.read(100)
+    tag = stream.headers["ETag"]
+    web.forget_requests()
+    twin = again(stream)
+    assert web.requests() == []
+    assert twin.headers == {}
+    assert twin.status is None
+    assert twin.read() == CONTENT[100:]
+    [request] = web.requests()
+    assert (request["Range"], request["If-Range"]) == ("bytes=100-", tag)
+    assert twin.status == 206
+    twin.close()
+    stream.close()
+    assert open_files() == before
+
+
+def test_a_stream_at_its_end_is_not_asked_for_again(web):
+    stream = stream_of(web.url("a", CONTENT))
+    assert stream.read() == CONTENT
+    web.forget_requests()
+    assert again(stream).read() == b""
+    assert web.requests() == []
+
+
+NEW_CONTENTS = {"longer": CONTENT + b"more", "shorter": CONTENT[:50], "other": b"y" * len(CONTENT)}
+
+#: Which change can be noticed by what a server tells: without validators, that of the size alone.
+CHANGES = [
+    (kind, ranges, change)
+    for kind in ("strong", "weak", "date", "none")
+    for ranges in ("yes", "no")
+    for change in NEW_CONTENTS
+    if (kind, change) != ("none", "other")
+]
+
+
+@pytest.mark.parametrize(("kind", "ranges", "change"), CHANGES)
+def test_a_file_that_has_changed_is_an_error(web, kind, ranges, change):
+    url = web.url("a", CONTENT, validator=kind, ranges=ranges)
+    before = open_files()
+    stream = stream_of(url)
+    stream.read(100)
+    saved = pickle.dumps(stream)
+    stream.close()
+    web.url("a", NEW_CONTENTS[change])
+    os.utime(web.folder / "a", (1e9, 1e9))  # a date differs by whole seconds alone
+    twin = pickle.loads(saved)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"HttpReader cannot go on with 'http.*the file has changed"):
+            twin.read()
+    assert open_files() == before
+
+
+def test_a_chunked_file_that_is_shorter_now_is_an_error(web):
+    stream = stream_of(web.url("a", CONTENT, chunked=1, validator="none"))
+    stream.read(100)
+    twin = again(stream)
+    web.url("a", CONTENT[:50])
+    with pytest.raises(RuntimeError, match="it ends 50 bytes before"):
+        twin.read()
+
+
+def test_an_unread_stream_may_be_of_a_file_that_has_changed(web):
+    stream = stream_of(web.url("a", CONTENT))
+    twin = again(stream)
+    web.url("a", b"new content")
+    assert twin.read(3) == b"new"
+    assert again(twin).read() == b" content"
+
+
+def test_another_range_than_the_one_asked_for_is_an_error(web):
+    stream = stream_of(web.url("a", CONTENT, ranges="wrong"))
+    stream.read(100)
+    with pytest.raises(RuntimeError, match=r"from byte 100 on, but its server sent bytes 99-"):
+        again(stream).read()
+
+
+def test_a_file_that_is_gone_is_an_http_error_when_its_copy_is_read(web):
+    stream = stream_of(web.url("a", CONTENT))
+    twin = again(stream)
+    (web.folder / "a").unlink()
+    with pytest.raises(requests.HTTPError, match=r"HttpReader cannot open 'http.*404"):
+        twin.read()
+
+
+def test_a_part_that_the_user_asked_for_is_read_and_dropped_up_to_the_place(web):
+    stream = stream_of(web.url("a", CONTENT), headers={"range": "bytes=10-"})
+    assert stream.read(20) == CONTENT[10:30]
+    assert again(stream).read() == CONTENT[30:]
+
+
+def test_streams_move_forward_only(web):
+    url = web.url("a", CONTENT)
+    with stream_of(url) as stream:
+        assert not stream.seekable()
+        assert (stream.seek(10), stream.seek(5, io.SEEK_CUR), stream.tell()) == (10, 15, 15)
+        assert stream.read(5) == CONTENT[15:20]
+        for target in ((3, io.SEEK_SET), (0, io.SEEK_END)):
+            with pytest.raises(io.UnsupportedOperation, match=r"moves forward only.*io.BytesIO"):
+                stream.seek(*target)
+        assert stream.read() == CONTENT[20:]
+    with pytest.raises(ValueError, match="closed"):
+        stream.read()
+
+
+def build(web, *, suffix, **habit):
+    urls = [web.url(f"{number}.txt", b"%d\n" % number * number, **habit) for number in range(5)]
+    pipe = HttpReader(urls, timeout=10)
+    return {
+        "streams": lambda: pipe,
+        "shuffled": lambda: pipe.shuffle(buffer_size=3).set_seed(1),
+        "lines": lambda: pipe.readlines(),
+        "chunks": lambda: pipe.read_from_stream(chunk=3),
+    }[suffix]()
+
+
+@pytest.mark.parametrize("suffix", ["streams", "shuffled", "lines", "chunks"])
+@pytest.mark.parametrize("habit", [{}, {"ranges": "no", "chunked": 1}], ids=str)
+def test_a_pipeline_over_urls_is_restored_at_every_position(web, suffix, habit):
+    items = check_restore(lambda: build(web, suffix=suffix, **habit), seeded=suffix == "shuffled")
+    assert len(items) == {"streams": 5, "shuffled": 5, "lines": 10, "chunks": 8}[suffix]
+    if suffix != "shuffled":  # a buffer of a pipe that was abandoned is kept, with the streams in it
+        check_abandoned(lambda: build(web, suffix=suffix, **habit))
+
+
+def test_skipped_urls_do_not_move_the_place(web):
+    urls = [web.url(name, name.encode()) for name in "abc"]
+    urls[1:1] = urls[3:3] = [web.url("missing")]
+
+    with pytest.warns(UserWarning, match="skipping"):
+        items = check_restore(lambda: HttpReader(urls, skip_on_error=True))
+    assert [content for _, content in items] == [b"a", b"b", b"c"]
+
+
+def test_a_state_that_holds_streams_loads_in_another_pipe_with_other_settings(web):
+    urls = [web.url(str(number), b"%d" % number) for number in range(5)]
+    pipe = HttpReader(urls, headers={"X-Run": "first"}).shuffle(buffer_size=3).set_seed(1)
+    items = iter(pipe)
+    next(items)
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    rest = [stream.read() for _, stream in items]
+    other = HttpReader(urls).shuffle(buffer_size=3)
+    load_state(other, state)
+    assert [stream.read() for _, stream in other] == rest
+
+
+@pytest.mark.parametrize("id_", ["plain", "form", "cookie"])
+def test_a_drive_file_is_opened_again_past_its_pages(web, id_):
+    [(_, stream)] = GDriveReader([web.drive(id_, CONTENT)])
+    stream.read(100)
+    web.forget_requests()
+    assert again(stream).read() == CONTENT[100:]
+    assert web.requests()[-1]["Range"] == "bytes=100-"
+
+
+def test_a_large_file_passes_in_constant_memory(web):
+    path = web.folder / "sparse"
+    with open(path, "wb") as file:
+        file.truncate(64 << 20)
+    tracemalloc.start()
+    try:
+        with stream_of(web.url("sparse", validator="date")) as stream:
+            while stream.read(100_000):
+                pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20

@@ -1,0 +1,116 @@
+"""Optional libraries: not imported before they are needed, and named with their extra where they lack.
+
+A pipe that needs an optional library is one row of `NEEDS`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchdata._optional import optional_import
+from torchdata.datapipes.iter import (
+    GDriveReader,
+    HttpReader,
+    HuggingFaceHubReader,
+    IterableWrapper,
+    OnlineReader,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+#: Extras of which no pipe is made: for people who work on the project, for the demo, for all of them.
+OTHER_EXTRAS = {"all", "demo", "dev", "test"}
+
+#: What nothing may import before it is needed. `asyncio` is of the standard library, but slow to import.
+LATE = {
+    *(
+        "PIL",
+        "aistore",
+        "asyncio",
+        "datasets",
+        "fsspec",
+        "graphviz",
+        "huggingface_hub",
+        "iopath",
+        "numpy",
+        "obstore",
+    ),
+    *("pandas", "polars", "pyarrow", "rarfile", "requests", "sklearn", "torch", "urllib3"),
+}
+
+
+#: (who needs it, by the name in the message; the library; the extra; what reaches for it)
+NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
+    ("HttpReader", "requests", "http", lambda: HttpReader([])),
+    ("GDriveReader", "requests", "http", lambda: GDriveReader([])),
+    ("OnlineReader", "requests", "http", lambda: OnlineReader([])),
+    ("HuggingFaceHubReader", "datasets", "huggingface", lambda: HuggingFaceHubReader("squad")),
+    ("DataFrameMaker", "pandas", "parquet", lambda: IterableWrapper([]).dataframe()),
+    ("DataFrameMaker", "polars", "polars", lambda: IterableWrapper([]).dataframe(library="polars")),
+    (
+        "ParquetDataFrameLoader",
+        "pyarrow",
+        "parquet",
+        lambda: list(IterableWrapper(["a"]).load_parquet_as_df()),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("needed_by", "library", "extra", "reach"), NEEDS, ids=[f"{row[0]}-{row[1]}" for row in NEEDS]
+)
+def test_a_missing_library_is_an_error_that_names_the_extra(
+    needed_by: str, library: str, extra: str, reach: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = [name for name in sys.modules if name.startswith(library + ".")]
+    for name in [library, *loaded]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'torchdata-rs\[{extra}\]'") as failure:
+        reach()
+    assert f"{needed_by} needs {library!r}, which is not installed" in str(failure.value)
+
+
+def test_the_extras_that_messages_name_are_those_of_the_distribution() -> None:
+    assert {extra for _, _, extra, _ in NEEDS} <= set(EXTRAS) - OTHER_EXTRAS
+
+
+def test_the_extra_all_holds_every_extra_but_torch() -> None:
+    [everything] = EXTRAS["all"]
+    assert everything == f"torchdata-rs[{','.join(sorted(set(EXTRAS) - OTHER_EXTRAS - {'torch'}))}]"
+
+
+def test_a_library_of_a_library_that_lacks_is_named_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_installed.py").write_text("import nowhere_to_be_found\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=r"'half_installed'.*nowhere_to_be_found.*\[x\]") as failure:
+        optional_import("half_installed", extra="x", needed_by="Pipe")
+    assert failure.value.name == "nowhere_to_be_found"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "torchdata",
+        "torchdata.datapipes.iter",
+        "torchdata.datapipes.map",
+        "torchdata.datapipes.utils",
+        "torchdata.dataloader2",
+        "torchdata.dataloader2.graph",
+    ],
+)
+def test_importing_the_package_imports_no_optional_library(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({LATE!r} & set(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stdout.split(), run.stderr) == (0, [], "")
