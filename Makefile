@@ -124,6 +124,11 @@ format: setup ## Format Rust and Python, and mend what ruff can mend
 stubs: setup ## Write the typed functional forms anew, after a pipe was added or changed
 	$(BIN)/python tools/typed_forms.py
 
+.PHONY: docs
+docs: setup ## Write the API reference into docs/api/
+	$(BIN)/python tools/api_reference.py docs/api
+	@echo "open docs/api/index.html"
+
 .PHONY: bench
 bench: setup ## Compare end to end with PyTorch's DataLoader and upstream torchdata 0.9.0
 	$(BIN)/python benches/python/compare.py --wheels $(WHEELS) $(ARGS)
@@ -138,7 +143,7 @@ wheel: $(STAMPS)/venv ## Build a wheel into dist/
 
 .PHONY: clean
 clean: ## Remove what was built; .venv stays
-	rm -rf target dist .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
+	rm -rf target dist docs/api .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
 	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
 	rm -f python/torchdata/_native*.so
 

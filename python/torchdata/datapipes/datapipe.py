@@ -138,6 +138,17 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABC
     A subclass that also defines `state_dict()` and `load_state_dict()` is restored by them; one that does
     not is replayed (see `torchdata.datapipes.state`). Iteration state belongs into attributes that
     `reset()` initialises and from which `__iter__` continues.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+        >>> class Doubler(IterDataPipe[int]):
+        ...     def __init__(self, source_datapipe):
+        ...         self.source_datapipe = source_datapipe
+        ...     def __iter__(self):
+        ...         for item in self.source_datapipe:
+        ...             yield 2 * item
+        >>> list(Doubler(IterableWrapper([1, 2])).batch(2))
+        [[2, 4]]
     """
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
@@ -165,7 +176,18 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABC
 
 
 class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
-    """A step of a pipeline that is read by index: subclasses define `__getitem__` and often `__len__`."""
+    """A step of a pipeline that is read by index: subclasses define `__getitem__` and often `__len__`.
+
+    Example:
+        >>> from torchdata.datapipes.map import MapDataPipe
+        >>> class Squares(MapDataPipe[int]):
+        ...     def __getitem__(self, index):
+        ...         return index * index
+        ...     def __len__(self):
+        ...         return 10
+        >>> Squares().map(str)[3]
+        '9'
+    """
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
 

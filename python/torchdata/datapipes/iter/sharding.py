@@ -187,6 +187,13 @@ class ShardingRoundRobinDispatcher(Stateless, IterDataPipe[T_co]):
 
     Raises:
         NotImplementedError: `sharding_group_filter` is anything else.
+
+    Example:
+        >>> from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+        >>> pipe = IterableWrapper(range(4)).shuffle()
+        >>> pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(str)
+        >>> sorted(pipe)
+        ['0', '1', '2', '3']
     """
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
