@@ -176,12 +176,12 @@ class _Body(io.RawIOBase):
 
     def readall(self) -> bytes:
         pieces = []
-        while data := self.some(_PIECE):
+        while data := self.some(_PIECE, whole=True):
             pieces.append(data)
         return b"".join(pieces)
 
-    def some(self, most: int) -> bytes:
-        """At least one and at most `most` bytes; none at the end of the file alone."""
+    def some(self, most: int, whole: bool = False) -> bytes:
+        """At least one and at most `most` bytes, as many where they are wanted `whole`; none at the end alone."""
         if self._failure is not None:  # neither is this the end, nor is the place known any more
             raise _twin(self._failure)
         try:
@@ -191,42 +191,43 @@ class _Body(io.RawIOBase):
                     return b""
                 self.response, self._early = self.recipe.ask(self.position)
             while self._early:
-                dropped = self._arrived(min(self._early, _PIECE))
+                dropped = self._arrived(min(self._early, _PIECE), whole=True)
                 if not dropped:
                     raise RuntimeError(
                         f"{self.recipe.client.pipe} cannot go on with {self.name!r} at byte {self.position}, because "
                         f"the file has changed: it ends {self._early} bytes before; begin the epoch anew"
                     )
                 self._early -= len(dropped)
-            data = self._arrived(most)
+            data = self._arrived(most, whole)
         except Exception as error:
             self._failure = _twin(error)
             raise
         self.position += len(data)
         return data
 
-    def _arrived(self, most: int) -> bytes:
-        """What the connection has, decompressed, waiting where there is nothing yet."""
+    def _arrived(self, most: int, whole: bool) -> bytes:
+        """What the connection has, decompressed, waiting where there is nothing yet or it is wanted `whole`."""
         from urllib3.exceptions import HTTPError, ProtocolError
 
-        raw = self.response.raw
-        read = getattr(raw, "read1", raw.read)  # urllib3 1 waits for all that is asked for
+        raw, headers = self.response.raw, self.response.headers
+        read = raw.read if whole else getattr(raw, "read1", raw.read)  # urllib3 1 knows whole reads alone
+        decode = "Content-Encoding" in headers
         try:
             while True:
                 before = raw.tell()
-                data: bytes = read(most, decode_content=True) or b""
+                data: bytes = read(most, decode_content=decode) or b""
                 if data:
                     return data
                 if raw.tell() == before:
                     break
-            length = self.response.headers.get("Content-Length", "")
-            chunked = "Transfer-Encoding" in self.response.headers
-            if length.isdecimal() and not chunked and before < int(length):  # urllib3 1 takes it for the end
-                raise ProtocolError(f"the connection ended after {before} of {length} bytes")
+            length = headers.get("Content-Length", "")
+            if length.isdecimal() and "Transfer-Encoding" not in headers and before < int(length):
+                raise ProtocolError(
+                    f"it ended after {before} of {length} bytes"
+                )  # which urllib3 1 does not notice
             return b""
         except HTTPError as error:
-            place = self.position
-            self.recipe.client.explain(error, f"was reading {self.name!r} at byte {place}")
+            self.recipe.client.explain(error, f"was reading {self.name!r} from byte {self.position} on")
             raise
 
     def close(self) -> None:
