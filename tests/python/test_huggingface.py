@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
+from hub_server import COMMIT, NAME, hub
 from process_checks import MULTIPROCESSING, loader
 from stream_checks import check_abandoned, check_restore
 from torchdata.datapipes.iter import HuggingFaceHubReader
 
 datasets = pytest.importorskip("datasets")
+
+#: Run in a process of its own, because `datasets` reads the address of the hub when it is imported.
+STREAMED = """
+import json, sys
+from torchdata.datapipes.iter import HuggingFaceHubReader
+from torchdata.datapipes.state import load_state, save_state
+name = sys.argv[1]
+pipe, other = (HuggingFaceHubReader(name, revision="v1") for _ in range(2))
+items = iter(pipe)
+first = [next(items), next(items)]
+load_state(other, json.loads(json.dumps(save_state(pipe))))
+print(json.dumps([first, list(other), list(pipe)]))
+"""
 
 ROWS = [{"number": number, "name": f"row {number}"} for number in range(5)]
 
@@ -98,3 +115,31 @@ def test_a_pipe_that_is_running_pickles_as_one_that_is_not(folder):
     pipe = HuggingFaceHubReader(str(folder))
     next(iter(pipe))
     assert list(pickle.loads(pickle.dumps(pipe))) == ROWS
+
+
+def run_against_hub(name, tmp_path):
+    files = {
+        "train.jsonl": "".join(json.dumps(row) + "\n" for row in ROWS).encode(),
+        "README.md": b"Numbers.\n",
+    }
+    environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+    with hub(files) as (address, asked):
+        environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        command = [sys.executable, "-c", STREAMED, name]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+        return run, asked
+
+
+def test_rows_are_streamed_from_a_hub_and_gone_on_with(tmp_path):
+    run, asked = run_against_hub(NAME, tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == [ROWS[:2], ROWS[2:], ROWS]
+    assert f"/datasets/{NAME}/resolve/v1/README.md" in asked, "the revision is passed on"
+    assert f"/datasets/{NAME}/resolve/{COMMIT}/train.jsonl" in asked
+
+
+def test_a_data_set_that_the_hub_does_not_have_is_named(tmp_path):
+    run, _ = run_against_hub("owner/nothing", tmp_path)
+    assert run.returncode != 0
+    assert "DatasetNotFoundError" in run.stderr
+    assert "HuggingFaceHubReader was loading the data set 'owner/nothing'." in run.stderr
