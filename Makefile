@@ -79,7 +79,7 @@ lint: setup stubtest ## Formatting, clippy, ruff, mypy --strict and stubtest
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check $(PYTHON_DIRS)
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
-	$(BIN)/mypy --strict python/torchdata
+	$(BIN)/mypy --strict python/torchdata tools
 
 .PHONY: stubtest
 stubtest: setup ## Hold _native.pyi against the extension as it was built

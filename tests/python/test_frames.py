@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import tarfile
+import zipfile
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -182,6 +184,7 @@ def test_the_dtype_generator_is_asked_once_per_iteration_and_only_without_dtype(
         ([(1, 2), (3,)], {}, ValueError, r"as its first one, 2, but row 1 is \(3,\)"),
         ([(1, 2)], {"columns": ["a"]}, ValueError, r"name 1 columns \(\['a'\]\), but rows have 2"),
         ([()], {}, ValueError, "rows have 0 values"),
+        ([{}], {}, ValueError, "no row of a frame has a column"),
         ([1, 2], {"columns": ["a", "b"]}, ValueError, "name 2 columns"),
         ([(1,), {"a": 1}], {}, TypeError, r"must be of one kind, but there are \['dict', 'tuple'\]"),
         ([{"a": 1}, {"b": 2}], {"columns": ["a"]}, ValueError, r"row 1 of a frame lacks the columns \['a'\]"),
@@ -291,6 +294,27 @@ def test_every_row_group_is_restored_exactly(folder: str, opened: bool) -> None:
         return (FileOpener(files, "b") if opened else files).load_parquet_as_df(library="pyarrow")
 
     assert [frame.num_rows for frame in check_restore(build) if frame.num_rows] == [2, 2, 1, 3]
+    check_abandoned(build)
+
+
+@pytest.mark.parametrize("kind", ["tar", "tgz", "zip"])
+def test_members_of_archives_are_read_and_restored(folder: str, kind: str) -> None:
+    archive = Path(folder).parent / f"archive.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
+            for path in sorted(Path(folder).glob("*.parquet")):
+                zipped.write(path, path.name)
+    else:
+        with tarfile.open(archive, "w:gz" if kind == "tgz" else "w") as tar:
+            tar.add(folder, "data")
+
+    def build() -> Any:
+        opened = IterableWrapper([str(archive)]).open_files("b")
+        members = opened.load_from_zip() if kind == "zip" else opened.load_from_tar()
+        return members.load_parquet_as_df(columns=["id"], library="pyarrow")
+
+    frames = check_restore(build, keep=rows_of)
+    assert sorted(row for frame in frames for row in frame) == [(i,) for i in range(8)]
     check_abandoned(build)
 
 

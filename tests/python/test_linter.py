@@ -12,7 +12,13 @@ import pytest
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.linter import DataPipeLintWarning, lint
-from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import (
+    SHARDING_PRIORITIES,
+    IterableWrapper,
+    IterDataPipe,
+    Mapper,
+    SampleMultiplexer,
+)
 from torchdata.datapipes.map import SequenceWrapper
 
 
@@ -58,14 +64,19 @@ class MyIterable:
         return iter([1, 2])
 
 
-class Lookup(Mine):
-    """Joins by key, as IterKeyZipper does."""
+class Foreign:
+    """What looks like a pipe of another library, of which the linter knows nothing."""
 
-    def __init__(self, source: Any, reference: Any) -> None:
-        self.source_datapipe, self.ref_datapipe = source, reference
+    IterDataPipe = type("IterDataPipe", (), {"__iter__": lambda self: iter([1])})
+
+    @classmethod
+    def wrapped(cls) -> Any:
+        return Mapper(cls.IterDataPipe(), str)
 
 
-Lookup.__name__ = "IterKeyZipper"
+def key(item: Any) -> Any:
+    return item
+
 
 #: Graphs, and the kinds of what is found in each; those of which the service warns end with "!".
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
@@ -101,6 +112,7 @@ GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a source of one's own": (lambda: Mine().batch(2), ["not-sharded"]),
     "an iterable of one's own": (lambda: IterableWrapper(MyIterable()), ["not-sharded"]),
     "sharding of one's own": (lambda: MySharding(ints().shuffle()), []),
+    "a pipe of another library": (lambda: Foreign.wrapped(), ["not-sharded"]),
     "for ever": (lambda: ints().shuffle().cycle(), ["not-sharded"]),
     "twice": (lambda: ints().shuffle().cycle(2), ["not-sharded!"]),
     "in main": (lambda: InMain(sharded()).batch(2), []),
@@ -125,8 +137,23 @@ GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "joined by a pipe of one's own": (lambda: Mine(sharded(), ints()), ["partly-sharded"]),
     "joined and then sharded": (lambda: ints().shuffle().zip(ints().shuffle()).sharding_filter(), []),
-    "looking up in a whole": (lambda: Lookup(sharded(), ints()), []),
-    "looking up in a share": (lambda: Lookup(ints(), sharded()), ["partly-sharded"]),
+    "looking up in a whole": (lambda: sharded().zip_with_iter(ints(), key), []),
+    "looking up in a share": (lambda: ints().zip_with_iter(sharded(), key), ["partly-sharded"]),
+    "looking up in a map pipe": (lambda: sharded().zip_with_map(SequenceWrapper(range(6)), key), []),
+    "a whole looked up in a map pipe": (
+        lambda: ints().zip_with_map(SequenceWrapper(range(6)), key),
+        ["not-sharded!"],
+    ),
+    "chosen from a share and a whole": (
+        lambda: SampleMultiplexer({sharded(): 0.5, ints(): 0.5}, seed=1),
+        ["partly-sharded!"],
+    ),
+    "a share and the longer whole": (lambda: sharded().zip_longest(ints()), ["partly-sharded!"]),
+    "dealt out among children": (lambda: Mine(*sharded().round_robin_demux(2)), []),
+    "split at random": (
+        lambda: ints().random_split(total_length=6, weights={"a": 1, "b": 1}, seed=0, target="a"),
+        ["not-sharded!"],
+    ),
     "sharded twice": (lambda: sharded().map(str).sharding_filter(), ["sharded-twice"]),
 }
 

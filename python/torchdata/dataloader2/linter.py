@@ -200,6 +200,7 @@ class _Linter:
             looked_up = getattr(pipe, "ref_datapipe", None)
             if divided is not looked_up:
                 return  # every worker looks its own items up in the whole of the other input, as it should be
+            silent = False  # the pipe itself raises where an item has no partner
             harm = (
                 f"each of {self.num_workers} workers looks for all items of its input {other} among its own share of "
                 f"{sharded}, and those whose partner is in another worker's share find none; shard the first input, "
@@ -258,7 +259,10 @@ class _Linter:
     def _known(self, pipes: list[Any]) -> bool:
         """Whether it is certain that none of the pipes divides its items among workers, or has no end."""
         return all(
-            _is_ours(pipe) and not _is_endless(pipe) and _is_plain(getattr(pipe, "iterable", None))
+            _is_ours(pipe)
+            and not _is_endless(pipe)
+            and _is_plain(getattr(pipe, "iterable", None))
+            and not any(map(_is_foreign, vars(pipe).values()))
             for pipe in pipes
         )
 
@@ -335,6 +339,12 @@ def _share_a_group(first: Any, second: Any) -> bool:
 
 def _is_ours(pipe: Any) -> bool:
     return type(pipe).__module__.partition(".")[0] == "torchdata"
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a pipe's attribute is a pipe or a dataset of another library."""
+    names = {cls.__name__ for cls in type(value).__mro__}
+    return not is_pipe(value) and not names.isdisjoint(("IterDataPipe", "MapDataPipe", "IterableDataset"))
 
 
 def _is_endless(pipe: Any) -> bool:

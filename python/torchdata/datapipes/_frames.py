@@ -190,10 +190,11 @@ class FrameFormat:
         return dict(zip(names, zip(*rows, strict=True), strict=True))
 
     def _columns_of_mappings(self, rows: list[Any], names: list[str] | None) -> dict[Any, Sequence[Any]]:
-        if names is None:  # what any of the rows has
-            return {
-                name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))
-            }
+        if names is None:
+            found = dict.fromkeys(chain.from_iterable(rows))  # what any of the rows has
+            if not found:
+                raise ValueError(f"{self.pipe}: no row of a frame has a column: all are {rows[0]!r}")
+            return {name: [row.get(name) for row in rows] for name in found}
         for place, row in enumerate(rows):
             missing = [name for name in names if name not in row]
             if missing:
