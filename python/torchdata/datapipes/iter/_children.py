@@ -140,12 +140,15 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.length(self.instance_id)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the main pipe keeps the place of every child."""
-        return {}
+        """Whether the child has been iterated in this generation. The main pipe keeps the place of every child."""
+        return {"joined": 0 < self.generation == self.main_datapipe._generation}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Counts the child as one that reads in the restored generation."""
-        self.generation = self.main_datapipe._generation
+        """Counts the child as one that reads in the restored generation, or as one that is still to join it."""
+        generation = self.main_datapipe._generation
+        self.generation = generation if state_dict["joined"] else generation - 1
+        if not state_dict["joined"]:
+            token_of(self).disarm()
 
     def _attributes_to_copy(self) -> dict[str, Any]:
         return {**super()._attributes_to_copy(), "generation": 0}

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_callable, check_int, check_source
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes._streams import close_dropped, with_own_streams
+from torchdata.datapipes._streams import close_dropped, with_own_streams, with_parked_streams
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe
 
 __all__ = ["BucketBatcher", "MaxTokenBucketizer"]
@@ -202,22 +202,33 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     def _batches(self, source: Iterator[Any]) -> Iterator[DataChunk[Any]]:
         heap, size, length_of_item = self._heap, self.buffer_size, self.len_fn
         shortest, longest = self.min_len, self.max_len
-        for item in source:
-            length = length_of_item(item)
-            if not shortest <= length <= longest:
-                close_dropped(item)
-                continue
-            measured = _Measured((length,))
-            measured.item = item
-            heappush(heap, measured)
-            if len(heap) >= size and (full := self._move_shortest()) is not None:
-                yield full
-        while heap:
-            if (full := self._move_shortest()) is not None:
-                yield full
-        if self._batch:
-            rest, self._batch = self._batch, []
-            yield DataChunk(rest)
+        try:
+            for item in source:
+                length = length_of_item(item)
+                if not shortest <= length <= longest:
+                    close_dropped(item)
+                    continue
+                measured = _Measured((length,))
+                measured.item = item
+                heappush(heap, measured)
+                if len(heap) >= size and (full := self._move_shortest()) is not None:
+                    yield full
+            while heap:
+                if (full := self._move_shortest()) is not None:
+                    yield full
+            if self._batch:
+                rest, self._batch = self._batch, []
+                yield DataChunk(rest)
+        except BaseException:
+            # Left half-way or broken: what is held is part of the state still, but no file stays open for it.
+            if self._heap is heap:
+                self._park()
+            raise
+
+    def _park(self) -> None:
+        for measured in self._heap:
+            measured.item = with_parked_streams(measured.item)
+        self._batch = list(map(with_parked_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
         """Moves the shortest item of the buffer into the batch; returns the batch before where it was full."""

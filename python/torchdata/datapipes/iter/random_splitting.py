@@ -46,6 +46,7 @@ class _SplitMain(IterDataPipe[Any]):
         self._epoch_seed: Any = None  # of the current pass
         self._seed_once: Any = None  # of the next pass alone
         self._reader: int | None = None  # the child whose pass it is
+        self._begun: set[int] = set()  # children that have been iterated since one was for the second time
         self._begin_pass()
 
     def _begin_pass(self) -> None:
@@ -75,6 +76,7 @@ class _SplitMain(IterDataPipe[Any]):
                 token.invalidate()
         token_of(self).begin()
         self._reader = reader
+        self._begun = {reader} if reader in self._begun else self._begun | {reader}
         self._epoch_seed = self._seed if self._seed_once is None else self._seed_once
         self._seed_once = None
         self._rng.seed(self._epoch_seed)
@@ -82,7 +84,7 @@ class _SplitMain(IterDataPipe[Any]):
 
     def read(self, instance: int) -> Iterator[Any]:
         """The items of one child, which goes on in its pass."""
-        if self._reader != instance:  # a restored child that had ended, or had lost its turn to a sibling
+        if self._reader != instance:  # a restored child that had ended, or had given way to a sibling
             return iter(())
         token = token_of(self)
         if token.armed:
@@ -129,6 +131,7 @@ class _SplitMain(IterDataPipe[Any]):
         """The child that is being read, the generator and weights, and the seeds of this pass and of the next."""
         return {
             "reader": self._reader,
+            "begun": self._begun,
             "rng": self._rng.getstate(),
             "weights": list(self._weights),
             "remaining": self._remaining,
@@ -138,13 +141,13 @@ class _SplitMain(IterDataPipe[Any]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes all of it over; the state can be loaded again."""
-        self._reader = state_dict["reader"]
+        self._reader, self._begun = state_dict["reader"], state_dict["begun"]
         self._rng.setstate(state_dict["rng"])
         self._weights, self._remaining = list(state_dict["weights"]), state_dict["remaining"]
         self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]
 
     def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_reader": None, "_epoch_seed": None}
+        return {**super()._attributes_to_copy(), "_reader": None, "_begun": set(), "_epoch_seed": None}
 
 
 class _Split(IterDataPipe[Any]):
@@ -179,7 +182,9 @@ class _Split(IterDataPipe[Any]):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes nothing."""
+        """Lets a child that was still to be iterated begin anew."""
+        if self.instance_id not in self.main_datapipe._begun:
+            token_of(self).disarm()
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:
