@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from comparison import environment, items, memory
+from comparison import environment, formats, items, memory
 from comparison.report import Report, Runs
 from comparison.workloads import WORKERS, WORKLOADS, Contender, Workload, ours
 
@@ -35,9 +35,12 @@ ALARM_S = 120
 class Harness:
     """Starts the children, each in a process group of its own, and reads what they print."""
 
-    def __init__(self, upstream_python: Path | None, jpegs: Path | None, seconds: float) -> None:
+    def __init__(
+        self, upstream_python: Path | None, jpegs: Path | None, files: Path | None, seconds: float
+    ) -> None:
         self.upstream_python = upstream_python
         self.jpegs = jpegs
+        self.files = files
         self.seconds = seconds
         self.ours_failed = False
 
@@ -66,6 +69,8 @@ class Harness:
             environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(place) for place in places if place)
         if self.jpegs is not None:
             environ[items.JPEG_FOLDER] = str(self.jpegs)
+        if self.files is not None:
+            environ[formats.FOLDER] = str(self.files)
         child = subprocess.Popen(
             [python, "-W", "ignore", "-m", "comparison.child", json.dumps(order)],
             cwd=HERE,
@@ -85,6 +90,8 @@ class Harness:
     def can_run(self, workload: Workload, contender: Contender) -> bool:
         if contender.program in ("upstream", "torch") and self.upstream_python is None:
             return False
+        if workload.kind == "format":
+            return self.files is not None
         return workload.item != "decoded" or self.jpegs is not None
 
     def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:
@@ -172,7 +179,10 @@ def main() -> None:
     jpegs = environment.jpeg_folder(BENCH)
     if jpegs is None:
         print("! no JPEG workload in this run: Pillow is not installed", file=sys.stderr)
-    harness = Harness(python, jpegs, seconds=1.0 if asked.quick else 1.5)
+    files = environment.format_files(BENCH)
+    if files is None:
+        print("! no tar and TFRecord workloads in this run: the test extra is not installed", file=sys.stderr)
+    harness = Harness(python, jpegs, files, seconds=1.0 if asked.quick else 1.5)
     repetitions = asked.repetitions or (1 if asked.quick else 5)
     report = Report()
     cores, load = os.cpu_count(), os.getloadavg()[0]

@@ -1,6 +1,6 @@
 """Types of the extension module (see rust/py/src)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, Self, final
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "BellBoard",
     "Collector",
     "FilterIterator",
+    "GzipReader",
     "IterationToken",
     "IteratorGuard",
     "LeasedBuffer",
@@ -15,8 +16,10 @@ __all__ = [
     "PrefetchQueue",
     "SeedGenerator",
     "Sender",
+    "TFRecordReader",
     "exit_with_parent",
     "guard_iterator",
+    "tar_file_header",
 ]
 
 @final
@@ -170,3 +173,35 @@ class PrefetchQueue:
     @property
     def paused(self) -> bool: ...
     def __len__(self) -> int: ...
+
+@final
+class GzipReader:
+    """What gzip had compressed: one member of a gzip file after another."""
+    def __new__(cls, read: Callable[[int], bytes], unread: bytes | None = None) -> Self: ...
+    def read(self) -> bytes: ...
+
+@final
+class TFRecordReader(Iterator[Any]):
+    """The examples in a stream of TFRecords, as dicts."""
+    def __new__(
+        cls,
+        read: Callable[[int], Any],
+        place: str,
+        *,
+        wanted: Set[str] | None = None,
+        convert: Callable[[Any], Any] | None = None,
+        finish: Callable[[dict[str, Any]], Any] | None = None,
+        verify: bool = True,
+        offset: int = 0,
+        record: int = 0,
+        unread: bytes | None = None,
+    ) -> Self: ...
+    def __next__(self) -> Any: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def record(self) -> int: ...
+    @property
+    def unread(self) -> bytes: ...
+
+def tar_file_header(block: bytes, /) -> tuple[str, int] | None: ...

@@ -94,6 +94,12 @@ def in_process(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
     return {"value": ours, "plain": theirs}, None
 
 
+def format_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import formats
+
+    return formats.rate(order)
+
+
 KINDS = {
     "rate": rate,
     "first_item": first_item,
@@ -101,6 +107,7 @@ KINDS = {
     "decoding": decoding,
     "array_floor": array_floor,
     "in_process": in_process,
+    "format": format_rate,
 }
 
 

@@ -1,4 +1,4 @@
-"""What a run needs on the disk: a virtual environment for torch and upstream, and a folder of JPEG files."""
+"""What a run needs on the disk: a virtual environment for torch and upstream, JPEG files, files of records."""
 
 from __future__ import annotations
 
@@ -50,4 +50,17 @@ def jpeg_folder(bench: Path) -> Path | None:
         noisy = smooth + random.integers(-12, 13, smooth.shape)
         picture = Image.fromarray(noisy.clip(0, 255).astype(numpy.uint8))
         picture.save(folder / f"{number:03}.jpg", quality=90)
+    return folder
+
+
+def format_files(bench: Path) -> Path | None:
+    """A folder of tar archives and TFRecord files; None where the libraries to compare with are not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("tfrecord") is None or find_spec("webdataset") is None:
+        return None
+    from comparison import formats
+
+    folder = bench / "formats"
+    formats.write(folder)
     return folder

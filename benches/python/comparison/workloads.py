@@ -35,7 +35,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """One comparison; `unit` is items/s, GB/s, images/s, ms or ns, and `scale` leads to it from items/s or seconds."""
+    """One comparison; `unit` is what a second brings, or ms or ns; `scale` leads to it from items/s or seconds."""
 
     name: str
     title: str
@@ -88,6 +88,15 @@ def chain(name: str, title: str, case: str) -> Workload:
         scale=1e9,
     )
 
+
+def reading(name: str, title: str, *libraries: str) -> Workload:
+    """One of the files of `formats`, read in one process by this project and by others."""
+    rivals = tuple(Contender(library, "bare", {"library": library}) for library in libraries)
+    goals = tuple(Goal(f"no slower than {library}", library, at_least=1.0) for library in libraries)
+    return Workload(name, title, name, (ours, *rivals), goals, kind="format", unit="files/s")
+
+
+TAR = ("tarfile", "tarfile, streaming", "webdataset")
 
 WORKLOADS = (
     Workload(
@@ -159,4 +168,10 @@ WORKLOADS = (
     ),
     chain("in-process", "chain of five pipes, no workers", "chain of five"),
     chain("in-process-items", "chain of six pipes that unbatches, no workers", "chain of five, per item"),
+    reading("tar", "tar, members of 1 KiB", *TAR),
+    reading("tar-large", "tar, members of 100 KiB", *TAR),
+    reading("tar-gz", "tar.gz, members of 1 KiB", *TAR),
+    reading("tar-gz-large", "tar.gz, members of 100 KiB", *TAR),
+    reading("tfrecord", "TFRecords of small examples", "tfrecord"),
+    reading("tfrecord-large", "TFRecords of examples of 100 KiB", "tfrecord"),
 )

@@ -4,7 +4,7 @@ Role: type checkers and editors alone read this; when the package runs, the form
 users register are found by `__getattr__`, and untyped.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from torchdata.datapipes._registry import FunctionalForms
@@ -141,6 +141,16 @@ class IterForms(FunctionalForms, Generic[T_co]):
         length: int = -1,
     ) -> IterDataPipe[Any]:
         """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file."""
+
+    def load_from_tfrecord(
+        self,
+        spec: Mapping[str, tuple[Any, Any]] | None = None,
+        length: int = -1,
+        verify_checksums: bool = True,
+    ) -> IterDataPipe[Any]:
+        """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per
+        record.
+        """
 
     def load_from_zip(
         self,
@@ -304,6 +314,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
         items `i`, `i + n`, `i + 2n` and so on.
         """
 
+    def routed_decode(
+        self,
+        *handlers: Callable[[str, Any], Any],
+        key_fn: Callable[[str], str] = ...,
+    ) -> IterDataPipe[Any]:
+        """Decodes files: yields pairs of path and what the first handler that knows the file made of its
+        content.
+        """
+
     def set_length(
         self,
         length: int,
@@ -355,6 +374,9 @@ class IterForms(FunctionalForms, Generic[T_co]):
         columns_to_skip: Sequence[int] | None = None,
     ) -> list[IterDataPipe[Any]]:
         """Returns one child per column of the items, which are sequences of equal length."""
+
+    def webdataset(self) -> IterDataPipe[Any]:
+        """Gathers consecutive files with the same name but for the extension into one dict."""
 
     def zip(
         self,

@@ -5,9 +5,13 @@
 pub mod bell;
 pub mod cursor;
 pub mod error;
+pub mod example;
 pub mod primitive;
 pub mod round_robin;
 pub mod seed;
+pub mod tar;
+pub mod tfrecord;
+pub mod wire;
 
 #[cfg(not(loom))]
 pub mod arena;

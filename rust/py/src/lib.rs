@@ -9,8 +9,10 @@ mod codec;
 mod collector;
 mod errors;
 mod guard;
+mod gzip;
 mod iterators;
 mod prefetch;
+mod records;
 mod seed;
 mod sender;
 mod shared;
@@ -38,6 +40,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<collector::Collector>()?;
     module.add_class::<prefetch::PyPrefetchQueue>()?;
     module.add_class::<seed::PySeedGenerator>()?;
+    module.add_class::<gzip::GzipReader>()?;
+    module.add_class::<records::TFRecordReader>()?;
+    module.add_function(wrap_pyfunction!(records::tar_file_header, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     Ok(())
 }

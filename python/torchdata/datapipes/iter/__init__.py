@@ -14,6 +14,7 @@ from torchdata.datapipes.iter.combining import (
     ZipperLongest,
 )
 from torchdata.datapipes.iter.converting import MapToIterConverter
+from torchdata.datapipes.iter.decoding import RoutedDecoder
 from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
 from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoader
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
@@ -31,6 +32,8 @@ from torchdata.datapipes.iter.sharding import (
 )
 from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
 from torchdata.datapipes.iter.text import CSVDictParser, CSVParser, LineReader
+from torchdata.datapipes.iter.tfrecords import TFRecordLoader
+from torchdata.datapipes.iter.webdataset import WebDataset
 from torchdata.datapipes.iter.wrapping import IterableWrapper, LengthSetter
 
 __all__ = [
@@ -73,15 +76,18 @@ __all__ = [
     "RandomSplitter",
     "Repeater",
     "RoundRobinDemultiplexer",
+    "RoutedDecoder",
     "SampleMultiplexer",
     "Sampler",
     "ShardingFilter",
     "ShardingRoundRobinDispatcher",
     "Shuffler",
     "StreamReader",
+    "TFRecordLoader",
     "TarArchiveLoader",
     "UnBatcher",
     "UnZipper",
+    "WebDataset",
     "ZipArchiveLoader",
     "Zipper",
     "ZipperLongest",

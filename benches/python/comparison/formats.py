@@ -1,0 +1,139 @@
+"""Reading files of records in one process: tar archives and TFRecords, by this project and by the best of the others.
+
+The harness writes the files once; every contender is a child that reads one of them over and over, content included.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = "COMPARISON_FORMATS"
+"""Environment variable that names the folder of the files."""
+
+SIZES = {
+    "tar": (1 << 10, 6000),
+    "tar-large": (100 << 10, 600),
+    "tar-gz": (1 << 10, 6000),
+    "tar-gz-large": (100 << 10, 300),
+}
+"""By workload: bytes of a member, and how many there are."""
+
+RECORDS = {"tfrecord": (64, 5000), "tfrecord-large": (100 << 10, 600)}
+"""By workload: bytes of a record's image, and how many records there are."""
+
+
+def write(folder: Path) -> None:
+    """Writes the files that are not there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (size, count) in SIZES.items():
+        if not (folder / name).exists():
+            _write_tar(folder / name, size, count, "w:gz" if "gz" in name else "w")
+    for name, (size, count) in RECORDS.items():
+        if not (folder / name).exists():
+            _write_records(folder / name, size, count)
+
+
+def _content(size: int) -> bytes:
+    """Bytes that compress to half their size, about as text does."""
+    return random.randbytes(size // 2).hex().encode()
+
+
+def _write_tar(path: Path, size: int, count: int, mode: Any) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    with tarfile.open(unfinished, mode) as archive:
+        for number in range(count):
+            info = tarfile.TarInfo(f"images/{number:06}.jpg")
+            info.size = size
+            archive.addfile(info, io.BytesIO(_content(size)))
+    unfinished.rename(path)
+
+
+def _write_records(path: Path, size: int, count: int) -> None:
+    from tfrecord import TFRecordWriter
+
+    unfinished = path.with_suffix(".unfinished")
+    writer = TFRecordWriter(str(unfinished))
+    for number in range(count):
+        box = [number * 0.5, 1.0, 2.0, 3.0]
+        writer.write({"image": (_content(size), "byte"), "label": (number, "int"), "box": (box, "float")})
+    writer.close()
+    unfinished.rename(path)
+
+
+def _ours_tar(path: str) -> Iterator[Any]:
+    from torchdata.datapipes.iter import FileOpener
+
+    for _, stream in FileOpener([path], mode="b").load_from_tar():
+        yield stream.read()
+
+
+def _tarfile(path: str) -> Iterator[Any]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            stream = archive.extractfile(member)
+            if stream is not None:
+                yield stream.read()
+
+
+def _tarfile_streaming(path: str) -> Iterator[Any]:
+    with tarfile.open(path, "r|*") as archive:
+        for member in archive:
+            stream = archive.extractfile(member)
+            if stream is not None:
+                yield stream.read()
+
+
+def _webdataset(path: str) -> Iterator[Any]:
+    from webdataset.tariterators import tar_file_iterator
+
+    with open(path, "rb") as file:
+        for sample in tar_file_iterator(file):
+            yield sample["data"]
+
+
+def _ours_records(path: str) -> Iterator[Any]:
+    from torchdata.datapipes.iter import FileOpener
+
+    yield from FileOpener([path], mode="b").load_from_tfrecord()
+
+
+def _tfrecord(path: str) -> Iterator[Any]:
+    from tfrecord import tfrecord_loader
+
+    yield from tfrecord_loader(path, None)
+
+
+READERS: dict[str, dict[str, Callable[[str], Iterator[Any]]]] = {
+    "tar": {
+        "ours": _ours_tar,
+        "tarfile": _tarfile,
+        "tarfile, streaming": _tarfile_streaming,
+        "webdataset": _webdataset,
+    },
+    "tfrecord": {"ours": _ours_records, "tfrecord": _tfrecord},
+}
+"""By format and contender: yields the content of all members, or all records as dicts of arrays."""
+
+
+def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    """Members or records a second, over whole readings of the file."""
+    name = order["item"]
+    read = READERS[name.partition("-")[0]][order["options"].get("library", "ours")]
+    path = os.path.join(os.environ[FOLDER], name)
+    count = {**SIZES, **RECORDS}[name][1]
+    done, begin = -1, 0.0
+    while done < 1 or time.perf_counter() - begin < order["seconds"]:
+        found = sum(1 for _ in read(path))
+        if found != count:
+            raise RuntimeError(f"{path} has {count} records, but {found} were read")
+        done += 1
+        if done == 0:  # the first one imports modules and warms the page cache
+            begin = time.perf_counter()
+    return {"value": done * count / (time.perf_counter() - begin)}, None

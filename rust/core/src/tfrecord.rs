@@ -1,0 +1,119 @@
+//! The framing of TFRecord files: records between checksums.
+//!
+//! A record is its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the masked CRC-32C
+//! of the data (see TensorFlow's `record_writer.h`). [`Records`] takes the file in pieces of any size and gives the
+//! records out; it holds one piece, or one record where that is larger, and never more than it was fed.
+
+/// Bytes before the data: the length and its checksum.
+const HEAD: usize = 12;
+/// Bytes behind the data: its checksum.
+const TAIL: usize = 4;
+/// Length of the longest record that is believed: no protocol buffer is larger.
+pub const LONGEST: u64 = i32::MAX as u64;
+
+/// The CRC-32C of `data` as it stands in the file: rotated and shifted, so that a checksum of checksums works.
+pub fn masked_crc(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// Why a record cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// The length does not match its checksum.
+    #[error("the checksum of its length is wrong: the file is damaged, or it is no (uncompressed) TFRecord file")]
+    Length,
+    /// The data does not match its checksum.
+    #[error("the checksum of its data is wrong: the file is damaged")]
+    Data,
+    /// The length is none that a record can have.
+    #[error("its length of {0} bytes is more than the 2 GiB that a record may have: the file is damaged")]
+    TooLong(u64),
+    /// The file ends within the record.
+    #[error("the file is truncated: it ends after {found} of the record's {wanted} bytes")]
+    Truncated {
+        /// Bytes that are there, checksums included.
+        found: u64,
+        /// Bytes that there should be, checksums included; where the file ends before the length, those of the head.
+        wanted: u64,
+    },
+}
+
+/// The records of one file.
+#[derive(Debug)]
+pub struct Records {
+    /// What was fed and not given out yet begins at `begin`.
+    buffer: Vec<u8>,
+    begin: usize,
+    offset: u64,
+    record: u64,
+    verify: bool,
+}
+
+impl Records {
+    /// Begins at byte `offset` of a file, with its record number `record`. Checksums are compared if `verify`.
+    pub fn new(offset: u64, record: u64, verify: bool) -> Self {
+        Self { buffer: Vec::new(), begin: 0, offset, record, verify }
+    }
+
+    /// Where the next record begins in its file.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The number of the next record, from 0.
+    pub fn record(&self) -> u64 {
+        self.record
+    }
+
+    /// What was fed and not given out yet.
+    pub fn unread(&self) -> &[u8] {
+        &self.buffer[self.begin..]
+    }
+
+    /// Takes the next bytes of the file.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.buffer.drain(..self.begin);
+        self.begin = 0;
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The data of the next record; None where the file must be read on first.
+    pub fn peek(&self) -> Result<Option<&[u8]>, RecordError> {
+        let unread = self.unread();
+        let Some(length) = self.length()? else { return Ok(None) };
+        let Some((data, tail)) = unread[HEAD..].split_at_checked(length) else { return Ok(None) };
+        let Some(checksum) = tail.first_chunk::<TAIL>() else { return Ok(None) };
+        if self.verify && masked_crc(data) != u32::from_le_bytes(*checksum) {
+            return Err(RecordError::Data);
+        }
+        Ok(Some(data))
+    }
+
+    /// Goes past the record that `peek` shows; does nothing where it shows none.
+    pub fn advance(&mut self) {
+        let whole = self.length().ok().flatten().map(|length| HEAD + length + TAIL);
+        if let Some(whole) = whole.filter(|&whole| whole <= self.unread().len()) {
+            self.begin += whole;
+            self.offset += whole as u64;
+            self.record += 1;
+        }
+    }
+
+    /// Says that the file has ended: an error where that is within a record.
+    pub fn finish(&self) -> Result<(), RecordError> {
+        let found = self.unread().len() as u64;
+        let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;
+        if found == 0 || found >= wanted { Ok(()) } else { Err(RecordError::Truncated { found, wanted }) }
+    }
+
+    /// The next record's length; None where it was not fed yet.
+    fn length(&self) -> Result<Option<usize>, RecordError> {
+        let Some((head, rest)) = self.unread().split_first_chunk::<8>() else { return Ok(None) };
+        let Some(checksum) = rest.first_chunk::<4>() else { return Ok(None) };
+        if self.verify && masked_crc(head) != u32::from_le_bytes(*checksum) {
+            return Err(RecordError::Length);
+        }
+        let length = u64::from_le_bytes(*head);
+        if length > LONGEST { Err(RecordError::TooLong(length)) } else { Ok(Some(length as usize)) }
+    }
+}

@@ -1,0 +1,127 @@
+//! The wire format of protocol buffers, as far as reading examples needs it.
+//!
+//! See <https://protobuf.dev/programming-guides/encoding>. Input is not trusted: whatever it holds, the answer is a
+//! value or an error.
+
+/// Why bytes are no protocol buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// A field reaches beyond the end of its message.
+    #[error("its data is no valid protocol buffer: a field ends too early")]
+    Truncated,
+    /// An integer has more than ten bytes.
+    #[error("its data is no valid protocol buffer: an integer is too long")]
+    Varint,
+    /// A field has a type that does not exist, the number 0, or a group that nothing opened or closed.
+    #[error("its data is no valid protocol buffer: a field has a type that does not exist")]
+    Tag,
+    /// The name of a feature is no UTF-8.
+    #[error("its data is no valid protocol buffer: the name of a feature is no UTF-8")]
+    Name,
+}
+
+/// A field's value, as its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// An integer in 7-bit groups.
+    Varint(&'a [u8]),
+    /// 8 bytes.
+    Fixed64(&'a [u8]),
+    /// A string, a message, or packed numbers.
+    Bytes(&'a [u8]),
+    /// 4 bytes.
+    Fixed32(&'a [u8]),
+}
+
+/// How deep groups, which no example has, may be nested.
+const DEEPEST_GROUP: usize = 100;
+const LONGEST_VARINT: usize = 10;
+
+/// The fields of a message, as pairs of number and value; groups are left out.
+#[derive(Debug, Clone)]
+pub struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of `message`.
+    pub fn new(message: &'a [u8]) -> Self {
+        Self { rest: message }
+    }
+
+    fn field(&mut self) -> Result<Option<(u64, Value<'a>)>, WireError> {
+        let mut groups: Vec<u64> = Vec::new();
+        while !self.rest.is_empty() {
+            let tag = integer(self.varint()?);
+            let number = tag >> 3;
+            if number == 0 || number > 0x1fff_ffff {
+                return Err(WireError::Tag);
+            }
+            let value = match tag & 7 {
+                0 => Value::Varint(self.varint()?),
+                1 => Value::Fixed64(self.take(8)?),
+                2 => {
+                    let length = integer(self.varint()?);
+                    Value::Bytes(self.take(usize::try_from(length).map_err(|_| WireError::Truncated)?)?)
+                }
+                3 if groups.len() < DEEPEST_GROUP => {
+                    groups.push(number);
+                    continue;
+                }
+                4 if groups.pop() == Some(number) => continue,
+                5 => Value::Fixed32(self.take(4)?),
+                _ => return Err(WireError::Tag),
+            };
+            if groups.is_empty() {
+                return Ok(Some((number, value)));
+            }
+        }
+        if groups.is_empty() { Ok(None) } else { Err(WireError::Truncated) }
+    }
+
+    fn take(&mut self, count: usize) -> Result<&'a [u8], WireError> {
+        let (taken, rest) = self.rest.split_at_checked(count).ok_or(WireError::Truncated)?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn varint(&mut self) -> Result<&'a [u8], WireError> {
+        self.take(varint_length(self.rest)?)
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Result<(u64, Value<'a>), WireError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let field = self.field().transpose();
+        if matches!(field, Some(Err(_))) {
+            self.rest = &[];
+        }
+        field
+    }
+}
+
+/// Appends the integers that stand one after another in `bytes`.
+pub fn varints(mut bytes: &[u8], out: &mut Vec<i64>) -> Result<(), WireError> {
+    while let Some(&first) = bytes.first() {
+        let length = if first < 0x80 { 1 } else { varint_length(bytes)? };
+        let (varint, rest) = bytes.split_at(length);
+        out.push(integer(varint).cast_signed());
+        bytes = rest;
+    }
+    Ok(())
+}
+
+fn varint_length(bytes: &[u8]) -> Result<usize, WireError> {
+    match bytes.iter().take(LONGEST_VARINT).position(|&byte| byte < 0x80) {
+        Some(last) => Ok(last + 1),
+        None if bytes.len() < LONGEST_VARINT => Err(WireError::Truncated),
+        None => Err(WireError::Varint),
+    }
+}
+
+/// The value of one varint; bits beyond the 64th are dropped.
+fn integer(varint: &[u8]) -> u64 {
+    varint.iter().rev().fold(0, |value, &byte| (value << 7) | u64::from(byte & 0x7f))
+}

@@ -1,0 +1,114 @@
+//! Inflating gzip streams that Python reads, without the GIL in between.
+//!
+//! A [`GzipReader`] belongs to the archive that reads it, and to the thread that iterates the archive.
+
+use std::io::{Error, ErrorKind, Read};
+
+use flate2::read::MultiGzDecoder;
+use pyo3::exceptions::{PyEOFError, PyOSError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// Bytes that are asked of the stream at a time.
+const PIECE: usize = 64 << 10;
+/// Bytes that are inflated at most at a time.
+const MOST: usize = 256 << 10;
+
+/// What gzip had compressed: one member of a gzip file after another.
+#[pyclass(module = "torchdata._native")]
+pub struct GzipReader {
+    decoder: MultiGzDecoder<Source>,
+    buffer: Vec<u8>,
+    /// An error behind the bytes that were given out.
+    failed: Option<Error>,
+}
+
+#[pymethods]
+impl GzipReader {
+    /// `unread` is what stands before the bytes that `read(size)` gives.
+    #[new]
+    #[pyo3(signature = (read, unread=None))]
+    fn new(read: Py<PyAny>, unread: Option<&[u8]>) -> Self {
+        let source = Source { read, piece: unread.unwrap_or_default().to_vec(), taken: 0 };
+        Self { decoder: MultiGzDecoder::new(source), buffer: vec![0; MOST], failed: None }
+    }
+
+    /// The next bytes, as many as there are at once; none at the end.
+    fn read<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let count = match self.failed.take() {
+            Some(error) => Err(error),
+            None => py.detach(|| self.fill()),
+        };
+        Ok(PyBytes::new(py, &self.buffer[..count.map_err(raised)?]))
+    }
+}
+
+impl GzipReader {
+    /// Inflates until the buffer is full or the stream would have to be asked for more.
+    fn fill(&mut self) -> Result<usize, Error> {
+        let mut count = 0;
+        while count < self.buffer.len() && (count == 0 || !self.decoder.get_ref().is_drained()) {
+            match self.decoder.read(&mut self.buffer[count..]) {
+                Ok(0) => break,
+                Ok(more) => count += more,
+                Err(error) if count == 0 => return Err(error),
+                Err(error) => {
+                    self.failed = Some(error);
+                    break;
+                }
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// A Python stream as one of Rust's.
+struct Source {
+    read: Py<PyAny>,
+    piece: Vec<u8>,
+    /// How many bytes of the piece were taken.
+    taken: usize,
+}
+
+impl Source {
+    fn is_drained(&self) -> bool {
+        self.taken == self.piece.len()
+    }
+
+    fn refill(&mut self) -> PyResult<()> {
+        Python::attach(|py| {
+            let piece = self.read.bind(py).call1((PIECE,))?;
+            let bytes = piece.cast::<PyBytes>().map_err(|_| {
+                let found = piece.get_type();
+                PyTypeError::new_err(format!("a compressed stream must give bytes, but it gave {found}"))
+            })?;
+            self.piece.clear();
+            self.piece.extend_from_slice(bytes.as_bytes());
+            self.taken = 0;
+            Ok(())
+        })
+    }
+}
+
+impl Read for Source {
+    fn read(&mut self, out: &mut [u8]) -> Result<usize, Error> {
+        if self.is_drained() {
+            self.refill().map_err(Error::other)?;
+        }
+        let count = out.len().min(self.piece.len() - self.taken);
+        out[..count].copy_from_slice(&self.piece[self.taken..self.taken + count]);
+        self.taken += count;
+        Ok(count)
+    }
+}
+
+fn raised(error: Error) -> PyErr {
+    let kind = error.kind();
+    match error.downcast::<PyErr>() {
+        Ok(raised) => raised,
+        Err(_) if kind == ErrorKind::UnexpectedEof => {
+            PyEOFError::new_err("the compressed stream ends before its end-of-stream marker")
+        }
+        Err(error) => PyOSError::new_err(format!("no valid gzip stream: {error}")),
+    }
+}

@@ -1,0 +1,228 @@
+//! Formats of records that are read in Rust: TFRecord files of examples, headers of tar archives.
+//!
+//! A [`TFRecordReader`] belongs to the pipe that reads one stream, and to the thread that iterates it. It asks the
+//! Python stream for a piece at a time and owns the piece; the arrays that it makes own their memory.
+
+use numpy::PyArray1;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
+use rustc_hash::FxHashSet;
+use torchdata_core::example::{Example, Feature, Kind};
+use torchdata_core::tar;
+use torchdata_core::tfrecord::Records;
+
+/// Name and size from the header of an ordinary file in a tar archive; None where `tarfile` must look into it.
+#[pyfunction]
+#[pyo3(signature = (block, /))]
+pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
+    tar::file_header(block)
+}
+
+/// Bytes that are asked of the stream at a time: what is read, compared and copied stays in the cache.
+const PIECE: usize = 128 << 10;
+
+/// The examples in a stream of TFRecords, as dicts.
+#[pyclass(module = "torchdata._native")]
+pub struct TFRecordReader {
+    records: Records,
+    read: Py<PyAny>,
+    maker: Maker,
+    /// Who reads what, for messages.
+    place: String,
+}
+
+#[pymethods]
+impl TFRecordReader {
+    /// `read(size)` gives the stream's next bytes. Features of other names than `wanted` are left out (None: no name
+    /// is). `convert(array)` makes what is yielded of an array, `finish(example)` what is yielded of a dict. `offset`
+    /// and `record` say where the stream stands; `unread` is what was read of it before.
+    #[new]
+    #[pyo3(signature = (read, place, *, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        read: Py<PyAny>,
+        place: String,
+        wanted: Option<FxHashSet<String>>,
+        convert: Option<Py<PyAny>>,
+        finish: Option<Py<PyAny>>,
+        verify: bool,
+        offset: u64,
+        record: u64,
+        unread: Option<&[u8]>,
+    ) -> Self {
+        let mut records = Records::new(offset, record, verify);
+        records.feed(unread.unwrap_or_default());
+        let maker = Maker { wanted, convert, finish, floats: Vec::new(), integers: Vec::new() };
+        Self { records, read, maker, place }
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        loop {
+            match self.records.peek() {
+                Ok(Some(data)) => {
+                    let item = self.maker.item(py, data).map_err(|fault| self.explained(py, fault))?;
+                    self.records.advance();
+                    return Ok(Some(item));
+                }
+                Ok(None) => {}
+                Err(error) => return Err(self.explained(py, Fault::of(error))),
+            }
+            if !self.fill(py)? {
+                return self.records.finish().map(|()| None).map_err(|error| self.explained(py, Fault::of(error)));
+            }
+        }
+    }
+
+    /// Where the next record begins, in bytes.
+    #[getter]
+    fn offset(&self) -> u64 {
+        self.records.offset()
+    }
+
+    /// The number of the next record, from 0.
+    #[getter]
+    fn record(&self) -> u64 {
+        self.records.record()
+    }
+
+    /// What was read of the stream behind `offset`.
+    #[getter]
+    fn unread<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.records.unread())
+    }
+}
+
+impl TFRecordReader {
+    /// Reads the next piece of the stream; false at its end.
+    fn fill(&mut self, py: Python<'_>) -> PyResult<bool> {
+        let piece = self.read.bind(py).call1((PIECE,))?;
+        let filled = |length: usize| length > 0;
+        if let Ok(bytes) = piece.cast::<PyBytes>() {
+            self.records.feed(bytes.as_bytes());
+            return Ok(filled(bytes.as_bytes().len()));
+        }
+        if let Ok(bytes) = piece.cast::<PyByteArray>() {
+            let bytes = bytes.to_vec();
+            self.records.feed(&bytes);
+            return Ok(filled(bytes.len()));
+        }
+        let found = piece.get_type().name()?;
+        Err(PyTypeError::new_err(format!(
+            "{}: its stream gives {found} where bytes are needed; open the file in binary mode",
+            self.place
+        )))
+    }
+
+    /// The exception for a fault in the record that is next.
+    fn explained(&self, py: Python<'_>, fault: Fault) -> PyErr {
+        let (offset, record) = (self.records.offset(), self.records.record());
+        let explain =
+            |what: &str| PyRuntimeError::new_err(format!("{}, record {record} at byte {offset}: {what}", self.place));
+        match fault {
+            Fault::Record(what) => explain(&what),
+            Fault::Other(error) if error.get_type(py).is(py.get_type::<PyRuntimeError>()) => {
+                let explained = explain(&error.value(py).to_string());
+                explained.set_cause(py, Some(error));
+                explained
+            }
+            Fault::Other(error) => error,
+        }
+    }
+}
+
+/// What is wrong with a record, or any other exception.
+enum Fault {
+    Record(String),
+    Other(PyErr),
+}
+
+impl Fault {
+    fn of(error: impl std::error::Error) -> Self {
+        Self::Record(error.to_string())
+    }
+}
+
+impl From<PyErr> for Fault {
+    fn from(error: PyErr) -> Self {
+        Self::Other(error)
+    }
+}
+
+/// Makes Python objects of records.
+struct Maker {
+    wanted: Option<FxHashSet<String>>,
+    convert: Option<Py<PyAny>>,
+    finish: Option<Py<PyAny>>,
+    /// Kept for their memory, from one feature to the next.
+    floats: Vec<f32>,
+    integers: Vec<i64>,
+}
+
+impl Maker {
+    fn item<'py>(&mut self, py: Python<'py>, data: &[u8]) -> Result<Bound<'py, PyAny>, Fault> {
+        let wanted = self.wanted.as_ref();
+        let example =
+            Example::parse(data, |name| wanted.is_none_or(|names| names.contains(name))).map_err(Fault::of)?;
+        let dict = self.dict(py, &example)?;
+        match &self.finish {
+            Some(finish) => Ok(finish.bind(py).call1((dict,))?),
+            None => Ok(dict.into_any()),
+        }
+    }
+
+    fn dict<'py>(&mut self, py: Python<'py>, example: &Example<'_>) -> Result<Bound<'py, PyDict>, Fault> {
+        let dict = PyDict::new(py);
+        for (name, feature) in &example.context {
+            dict.set_item(name, self.values(py, name, feature)?)?;
+        }
+        if example.lists.is_empty() {
+            return Ok(dict);
+        }
+        let context: FxHashSet<&str> = example.context.iter().map(|(name, _)| *name).collect();
+        for (name, steps) in &example.lists {
+            if context.contains(name) {
+                if self.wanted.is_some() {
+                    continue; // a name that was asked for is looked for in the context first
+                }
+                return Err(Fault::Record(format!(
+                    "the key {name:?} is contained in both its context and its feature lists; ask for the one in the \
+                     context by a spec"
+                )));
+            }
+            let values = steps.iter().map(|step| self.values(py, name, step)).collect::<Result<Vec<_>, _>>()?;
+            dict.set_item(name, PyList::new(py, values)?)?;
+        }
+        Ok(dict)
+    }
+
+    fn values<'py>(&mut self, py: Python<'py>, name: &str, feature: &Feature<'_>) -> Result<Bound<'py, PyAny>, Fault> {
+        let array = match feature.kind() {
+            Some(Kind::Bytes) => {
+                let values = feature.bytes().iter().map(|bytes| PyBytes::new(py, bytes));
+                return Ok(PyList::new(py, values)?.into_any());
+            }
+            Some(Kind::Float) => {
+                feature.floats(&mut self.floats).map_err(Fault::of)?;
+                PyArray1::from_slice(py, &self.floats).into_any()
+            }
+            Some(Kind::Int64) => {
+                feature.integers(&mut self.integers).map_err(Fault::of)?;
+                PyArray1::from_slice(py, &self.integers).into_any()
+            }
+            None => {
+                return Err(Fault::Record(format!(
+                    "its feature {name:?} holds no list, neither of bytes nor of floats nor of integers"
+                )));
+            }
+        };
+        match &self.convert {
+            Some(convert) => Ok(convert.bind(py).call1((array,))?),
+            None => Ok(array),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+"""Pipes that gather or decode files: WebDataset, RoutedDecoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipes_table.row import BadArgument, Row, ints
+from torchdata.datapipes.iter import RoutedDecoder, WebDataset
+
+
+def as_file(item: int) -> tuple[str, int]:
+    """Three files a sample; each third sample's second file has no extension."""
+    return f"shard/{item // 3}" + (f".{item % 3}" if item % 9 != 1 else ""), item
+
+
+def samples(items: list[int]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for item in items:
+        if item % 9 != 1:
+            key = f"shard/{item // 3}"
+            if not found or found[-1]["__key__"] != key:
+                found.append({"__key__": key})
+            found[-1][f".{item % 3}"] = item
+    return found
+
+
+def as_number_file(item: int) -> tuple[str, bytes]:
+    return f"{item}.cls", str(item).encode()
+
+
+ROWS: list[Row] = [
+    Row(
+        "webdataset",
+        lambda s: WebDataset(s().map(as_file)),
+        samples,
+        length="valid length|has no len",
+    ),
+    Row(
+        "routed_decode",
+        lambda s: RoutedDecoder(s().map(as_number_file)),
+        lambda xs: [(f"{x}.cls", x) for x in xs],
+    ),
+]
+
+BAD_ARGUMENTS: list[BadArgument] = [
+    ("webdataset source", lambda: WebDataset(5), TypeError, "WebDataset: source_datapipe"),
+    ("routed_decode handler", lambda: ints().routed_decode(5), TypeError, "RoutedDecoder: handler 0"),
+]
