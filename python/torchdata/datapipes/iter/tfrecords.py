@@ -14,7 +14,7 @@ from math import prod
 from operator import index
 from typing import Any
 
-from torchdata._native import TFRecordReader
+from torchdata import _native
 from torchdata.datapipes._checks import check_int
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.iter._held import HoldsStream, source_pipe
@@ -60,7 +60,7 @@ class TFRecordLoader(HoldsStream):
 
     datapipe: Any
     #: The stream that is read, and its reader.
-    _open: tuple[Any, TFRecordReader] | None = None
+    _open: tuple[Any, _native.TFRecordReader] | None = None
     #: Whether the stream that is read tells its position.
     _tells: bool = False
 
@@ -93,7 +93,7 @@ class TFRecordLoader(HoldsStream):
         if place is None:
             place = {"offset": offset or 0, "record": 0, "unread": b""}
         torch = sys.modules.get("torch")
-        reader = TFRecordReader(
+        reader = _native.TFRecordReader(
             stream.read,
             f"TFRecordLoader: {path!r}",
             wanted=None if self.spec is None else set(self.spec),
