@@ -6,6 +6,7 @@ adapter may also change how the reading service runs the graph.
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchdata.dataloader2.graph import DataPipe, list_dps, remove_dp, traverse_
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
 from torchdata.dataloader2.graph.utils import has_method
 
-__all__ = ["Adapter", "CacheTimeout", "PrefetchPolicy", "ShardingPolicy", "Shuffle"]
+__all__ = ["Adapter", "CacheTimeout", "InvalidateCache", "PrefetchPolicy", "ShardingPolicy", "Shuffle"]
 
 
 class Adapter:
@@ -68,13 +69,21 @@ class Shuffle(Adapter):
 
 
 class CacheTimeout(Adapter):
-    """Sets how long processes wait for files that another process is writing into the on-disk cache.
+    """Sets how long every `end_caching` of the graph waits for a file that another process is making.
 
     Args:
         timeout: seconds.
 
     Raises:
         ValueError: `timeout` is no positive number.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.dataloader2.adapter import CacheTimeout
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(["big.bin"]).on_disk_cache().map(lambda path: (path, b"...")).end_caching()
+        >>> list(DataLoader2(pipe, CacheTimeout(3600)))
+        ['big.bin']
     """
 
     def __init__(self, timeout: int | None = None) -> None:
@@ -85,6 +94,40 @@ class CacheTimeout(Adapter):
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         """Sets the timeout of every pipe that has one to set."""
         _tell_all(datapipe, "set_timeout", self.timeout)
+        return datapipe
+
+
+class InvalidateCache(Adapter):
+    """Makes the loader read and make everything anew once: what the caches of the graph hold counts for nothing.
+
+    Args:
+        in_memory: whether the items of every `in_memory_cache` are forgotten.
+        on_disk: whether files of every `on_disk_cache` that were written before now count as missing. They are
+            replaced one by one, when it is their turn; what this loader (or another one) writes from now on is kept.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.dataloader2.adapter import InvalidateCache
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> _ = Path("page.txt").write_text("old")
+        >>> pipe = IterableWrapper(["page.txt"]).on_disk_cache().map(lambda path: (path, "new")).end_caching("t")
+        >>> list(DataLoader2(pipe)), Path("page.txt").read_text()
+        (['page.txt'], 'old')
+        >>> list(DataLoader2(pipe, InvalidateCache())), Path("page.txt").read_text()
+        (['page.txt'], 'new')
+    """
+
+    def __init__(self, in_memory: bool = True, on_disk: bool = True) -> None:
+        self.in_memory = in_memory
+        self.on_disk = on_disk
+
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        """Tells every cache."""
+        if self.in_memory:
+            _tell_all(datapipe, "invalidate_cache")
+        if self.on_disk:
+            _tell_all(datapipe, "set_valid_since", time.time_ns())
         return datapipe
 
 
@@ -172,10 +215,10 @@ class PrefetchPolicy(Adapter):
         return reading_service
 
 
-def _tell_all(datapipe: DataPipe, method: str, value: Any) -> None:
+def _tell_all(datapipe: DataPipe, method: str, *values: Any) -> None:
     for pipe in list_dps(traverse_dps(datapipe)):
         if has_method(pipe, method):
-            getattr(pipe, method)(value)
+            getattr(pipe, method)(*values)
 
 
 def _require_count(value: Any, argument: str, least: int) -> None:

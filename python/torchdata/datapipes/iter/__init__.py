@@ -3,6 +3,7 @@
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.archives import TarArchiveLoader, ZipArchiveLoader
 from torchdata.datapipes.iter.bucketing import BucketBatcher, MaxTokenBucketizer
+from torchdata.datapipes.iter.caching import InMemoryCacheHolder
 from torchdata.datapipes.iter.callable import Collator, FlatMapper, Mapper
 from torchdata.datapipes.iter.combinatorics import InBatchShuffler, Sampler, Shuffler
 from torchdata.datapipes.iter.combining import (
@@ -15,6 +16,7 @@ from torchdata.datapipes.iter.combining import (
 )
 from torchdata.datapipes.iter.converting import MapToIterConverter
 from torchdata.datapipes.iter.decoding import RoutedDecoder
+from torchdata.datapipes.iter.disk_caching import EndOnDiskCacheHolder, OnDiskCacheHolder
 from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
 from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoader
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
@@ -47,6 +49,7 @@ __all__ = [
     "Cycler",
     "DataFrameMaker",
     "Demultiplexer",
+    "EndOnDiskCacheHolder",
     "Enumerator",
     "FileLister",
     "FileOpener",
@@ -59,6 +62,7 @@ __all__ = [
     "HttpReader",
     "HuggingFaceHubReader",
     "InBatchShuffler",
+    "InMemoryCacheHolder",
     "IterDataPipe",
     "IterKeyZipper",
     "IterableWrapper",
@@ -70,6 +74,7 @@ __all__ = [
     "MaxTokenBucketizer",
     "Multiplexer",
     "MultiplexerLongest",
+    "OnDiskCacheHolder",
     "OnlineReader",
     "ParquetDataFrameLoader",
     "Prefetcher",

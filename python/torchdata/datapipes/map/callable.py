@@ -72,6 +72,10 @@ class InMemoryCacheHolder(MapDataPipe[T_co]):
     def __init__(self, source_dp: MapDataPipe[T_co]) -> None:
         check_map_pipe("InMemoryCacheHolder", source_dp, "source_dp")
         self.source_dp = source_dp
+        self.invalidate_cache()
+
+    def invalidate_cache(self) -> None:
+        """Forgets the items."""
         self.cache: dict[Any, T_co] = {}
 
     def __getitem__(self, index: Any) -> T_co:

@@ -1,0 +1,122 @@
+"""Writing a file so that nobody ever sees a part of it.
+
+Role: `write_file` writes into a temporary file in the same folder, checks the checksum, syncs and renames. Runs in
+whichever process and thread ends an on-disk cache. A temporary file has a name made of the final one, so that the
+next writer of the same file clears away what a killed one left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+__all__ = ["digest_of_file", "temporary_name", "write_file"]
+
+_CHUNK = 1 << 20
+
+
+def temporary_name(path: str) -> str:
+    """The temporary file of whoever has the claim on `path`."""
+    folder, name = os.path.split(path)
+    digest = hashlib.blake2b(os.fsencode(name), digest_size=10).hexdigest()
+    return os.path.join(folder, f".torchdata-{digest}.part")
+
+
+def digest_of_file(path: str, hash_type: str) -> str:
+    """The checksum of a file's content, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, hash_type).hexdigest()
+
+
+def write_file(
+    path: str, data: Any, mode: str, *, alone: bool, expected: str | None = None, hash_type: str = "sha256"
+) -> None:
+    """Puts `data` at `path`, whole or not at all, in place of what was there.
+
+    Args:
+        path: where to; its folder is made.
+        data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
+        mode: `"wb"` or `"wt"`.
+        alone: whether the caller has the claim on the path; if not, the temporary file has a name of its own.
+        expected: the checksum that the content must have.
+        hash_type: the kind of checksum.
+
+    Raises:
+        OSError: the file cannot be written.
+        RuntimeError: the content has another checksum.
+        TypeError: the data does not fit the mode.
+    """
+    os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
+    temporary = temporary_name(path)
+    if not alone:
+        temporary = f"{temporary}-{uuid.uuid4().hex}"
+    try:
+        with _created(temporary, mode) as file:
+            digest = _fill(file, path, data, mode, hash_type if expected is not None else None)
+            file.flush()
+            os.fsync(file.fileno())
+        if expected is not None and digest != expected.lower():
+            raise RuntimeError(
+                f"The computed hash {digest} of {path} does not match the expected hash {expected}. Nothing was "
+                "saved; look whether the source is intact, or correct hash_dict"
+            )
+        now = time.time_ns()  # not left to the kernel, whose clock for files lags behind by some milliseconds
+        os.utime(temporary, ns=(now, now))
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    finally:
+        if hasattr(data, "close"):
+            data.close()
+
+
+def _created(temporary: str, mode: str) -> Any:
+    exclusive = mode.replace("w", "x")
+    try:
+        return open(temporary, exclusive)
+    except FileExistsError:  # a writer was killed
+        os.unlink(temporary)
+        return open(temporary, exclusive)
+
+
+def _fill(file: Any, path: str, data: Any, mode: str, hash_type: str | None) -> str | None:
+    """Writes all pieces; returns their checksum, if one is asked for."""
+    checksum = hashlib.new(hash_type) if hash_type is not None else None
+    wanted: Any = (bytes, bytearray, memoryview) if "b" in mode else (str,)
+    for piece in _pieces(data):
+        if not isinstance(piece, wanted):
+            raise TypeError(
+                f"mode {mode!r} writes {'bytes' if 'b' in mode else 'text'}, but the data for {path!r} is of type "
+                f"{type(piece).__name__}; pass mode={'wt' if 'b' in mode else 'wb'!r} to end_caching, or convert "
+                "the data before it"
+            )
+        file.write(piece)
+        if checksum is not None:
+            checksum.update(piece.encode(file.encoding) if isinstance(piece, str) else piece)
+    return checksum.hexdigest() if checksum is not None else None
+
+
+def _pieces(data: Any) -> Iterator[Any]:
+    if isinstance(data, (bytes, bytearray, memoryview, str)):
+        return iter((data,))
+    if hasattr(data, "read"):
+        return iter(lambda: data.read(_CHUNK), _Empty())
+    if isinstance(data, Iterable):
+        return iter(data)
+    return iter((data,))  # refused by its type
+
+
+class _Empty:
+    """Equal to what a stream that has ended returns."""
+
+    def __eq__(self, other: object) -> bool:
+        return not other
+
+    __hash__ = None  # type: ignore[assignment]
