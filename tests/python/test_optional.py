@@ -15,13 +15,10 @@ from typing import Any
 import pytest
 
 from torchdata._optional import optional_import
-from torchdata.datapipes.iter import (
-    GDriveReader,
-    HttpReader,
-    HuggingFaceHubReader,
-    IterableWrapper,
-    OnlineReader,
-)
+from torchdata.datapipes import iter as pipes
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.utils import to_graph
+from torchdata.datapipes.utils.decoder import ImageHandler, basichandlers
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -49,10 +46,10 @@ LATE = {
 
 #: (who needs it, by the name in the message; the library; the extra; what reaches for it)
 NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
-    ("HttpReader", "requests", "http", lambda: HttpReader([])),
-    ("GDriveReader", "requests", "http", lambda: GDriveReader([])),
-    ("OnlineReader", "requests", "http", lambda: OnlineReader([])),
-    ("HuggingFaceHubReader", "datasets", "huggingface", lambda: HuggingFaceHubReader("squad")),
+    ("HttpReader", "requests", "http", lambda: pipes.HttpReader([])),
+    ("GDriveReader", "requests", "http", lambda: pipes.GDriveReader([])),
+    ("OnlineReader", "requests", "http", lambda: pipes.OnlineReader([])),
+    ("HuggingFaceHubReader", "datasets", "huggingface", lambda: pipes.HuggingFaceHubReader("squad")),
     ("DataFrameMaker", "pandas", "parquet", lambda: IterableWrapper([]).dataframe()),
     ("DataFrameMaker", "polars", "polars", lambda: IterableWrapper([]).dataframe(library="polars")),
     (
@@ -61,6 +58,9 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
         "parquet",
         lambda: list(IterableWrapper(["a"]).load_parquet_as_df()),
     ),
+    ("routed_decode of images", "PIL", "image", lambda: ImageHandler("rgb")("png", b"")),
+    ("routed_decode of '.pt' files", "torch", "torch", lambda: basichandlers("pt", b"")),
+    ("to_graph", "graphviz", "graph", lambda: to_graph(IterableWrapper([]))),
 ]
 
 
