@@ -125,6 +125,44 @@ def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> li
     return weights
 
 
+def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
+    """Raises TypeError unless each of `columns` can be an index or a key."""
+    for column in columns:
+        try:
+            hash(column)
+        except TypeError as error:
+            raise TypeError(
+                f"{pipe}: {argument} must be an index, a key, or a list of them, but got {column!r} of type "
+                f"{type(column).__name__}"
+            ) from error
+
+
+def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
+    """The one column that a result goes to (None: the first of `input_col`), for `function` of `input_col`.
+
+    Raises:
+        ValueError: there is an `output_col` without an `input_col`, it names several columns, or `input_col` names
+            none or another number of columns than `function` takes.
+    """
+    if input_col is None and output_col is not None:
+        raise ValueError(
+            f"{pipe}: `output_col` must be None when `input_col` is None, but got {output_col!r}"
+        )
+    if isinstance(output_col, (list, tuple)):
+        if len(output_col) != 1:
+            raise ValueError(
+                f"{pipe}: `output_col` must be a single-element list or tuple, a key or an index, but got "
+                f"{output_col!r}"
+            )
+        output_col = output_col[0]
+    if isinstance(input_col, (list, tuple)) and not input_col:
+        raise ValueError(
+            f"{pipe}: `input_col` names no column; pass None to give the function the whole item"
+        )
+    check_input_col(pipe, function, input_col)
+    return output_col
+
+
 def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
     """Raises ValueError where `function` cannot be called with the columns of `input_col`, one argument each.
 

@@ -23,9 +23,21 @@ from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
 from torchdata.datapipes.iter.huggingface import HuggingFaceHubReader
 from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
 from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
+from torchdata.datapipes.iter.batch_mapping import BatchAsyncMapper, BatchMapper
+from torchdata.datapipes.iter.callable import Collator, FlatMapper, Mapper
+from torchdata.datapipes.iter.columns import Dropper, Flattener, Slicer
+from torchdata.datapipes.iter.combinatorics import Sampler, Shuffler
+from torchdata.datapipes.iter.combining import Concater, Multiplexer, Zipper
+from torchdata.datapipes.iter.concurrent import ThreadPoolMapper
+from torchdata.datapipes.iter.converting import MapToIterConverter
+from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
+from torchdata.datapipes.iter.flat_shuffling import ShuffledFlatMapper
+from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
+from torchdata.datapipes.iter.paragraphs import ParagraphAggregator
 from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.random_splitting import RandomSplitter
 from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
+from torchdata.datapipes.iter.rows import IndexAdder, Rows2Columnar
 from torchdata.datapipes.iter.selecting import Filter, Header
 from torchdata.datapipes.iter.sharding import (
     SHARDING_PRIORITIES,
@@ -33,6 +45,8 @@ from torchdata.datapipes.iter.sharding import (
     ShardingRoundRobinDispatcher,
 )
 from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
+from torchdata.datapipes.iter.shards import ShardExpander
+from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, UnZipper
 from torchdata.datapipes.iter.text import CSVDictParser, CSVParser, LineReader
 from torchdata.datapipes.iter.tfrecords import TFRecordLoader
 from torchdata.datapipes.iter.webdataset import WebDataset
@@ -40,6 +54,8 @@ from torchdata.datapipes.iter.wrapping import IterableWrapper, LengthSetter
 
 __all__ = [
     "SHARDING_PRIORITIES",
+    "BatchAsyncMapper",
+    "BatchMapper",
     "Batcher",
     "BucketBatcher",
     "CSVDictParser",
@@ -50,11 +66,13 @@ __all__ = [
     "DataFrameMaker",
     "Demultiplexer",
     "EndOnDiskCacheHolder",
+    "Dropper",
     "Enumerator",
     "FileLister",
     "FileOpener",
     "Filter",
     "FlatMapper",
+    "Flattener",
     "Forker",
     "GDriveReader",
     "Grouper",
@@ -63,6 +81,7 @@ __all__ = [
     "HuggingFaceHubReader",
     "InBatchShuffler",
     "InMemoryCacheHolder",
+    "IndexAdder",
     "IterDataPipe",
     "IterKeyZipper",
     "IterableWrapper",
@@ -77,19 +96,25 @@ __all__ = [
     "OnDiskCacheHolder",
     "OnlineReader",
     "ParquetDataFrameLoader",
+    "ParagraphAggregator",
     "Prefetcher",
     "RandomSplitter",
     "Repeater",
     "RoundRobinDemultiplexer",
     "RoutedDecoder",
     "SampleMultiplexer",
+    "Rows2Columnar",
     "Sampler",
+    "ShardExpander",
     "ShardingFilter",
     "ShardingRoundRobinDispatcher",
+    "ShuffledFlatMapper",
     "Shuffler",
+    "Slicer",
     "StreamReader",
     "TFRecordLoader",
     "TarArchiveLoader",
+    "ThreadPoolMapper",
     "UnBatcher",
     "UnZipper",
     "WebDataset",

@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from torchdata.datapipes._checks import check_callable, check_input_col, check_source, length_of
+from torchdata.datapipes._checks import (
+    check_callable,
+    check_input_col,
+    check_output_col,
+    check_source,
+    length_of,
+)
 from torchdata.datapipes._columns import on_columns, replacing_columns
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -52,24 +58,10 @@ class Mapper(Stateless, IterDataPipe[T_co]):
         name = type(self).__name__
         datapipe = check_source(name, datapipe)
         check_callable(name, "fn", fn)
-        if input_col is None and output_col is not None:
-            raise ValueError(
-                f"{name}: `output_col` must be None when `input_col` is None, but got {output_col!r}"
-            )
-        if isinstance(output_col, (list, tuple)):
-            if len(output_col) != 1:
-                raise ValueError(
-                    f"{name}: `output_col` must be a single-element list or tuple, a key or an index, but "
-                    f"got {output_col!r}"
-                )
-            output_col = output_col[0]
-        if isinstance(input_col, (list, tuple)) and not input_col:
-            raise ValueError(f"{name}: `input_col` names no column; pass None to give `fn` the whole item")
-        check_input_col(name, fn, input_col)
         self.datapipe = datapipe
         self.fn = fn
         self.input_col = input_col
-        self.output_col = output_col
+        self.output_col = check_output_col(name, fn, input_col, output_col)
 
     def __iter__(self) -> Iterator[T_co]:
         fn = (
