@@ -4,7 +4,7 @@ Role: type checkers and editors alone read this; when the package runs, the form
 users register are found by `__getattr__`, and untyped.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from torchdata.datapipes._registry import FunctionalForms
@@ -13,6 +13,25 @@ from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
 T_co = TypeVar("T_co", covariant=True)
 
 class IterForms(FunctionalForms, Generic[T_co]):
+    def add_index(
+        self,
+        index_name: Hashable = "index",
+    ) -> IterDataPipe[Any]:
+        """Numbers the items, which are dicts: puts the number of each, from 0, into it."""
+
+    def async_map_batches(
+        self,
+        async_fn: Callable[..., Awaitable[Any]],
+        batch_size: int,
+        input_col: Any = None,
+        output_col: Any = None,
+        max_concurrency: int = 32,
+        flatten: bool = True,
+    ) -> IterDataPipe[Any]:
+        """Applies a coroutine function to the items of a batch at once, and yields the results in the
+        items' order.
+        """
+
     def batch(
         self,
         batch_size: int,
@@ -75,6 +94,12 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> list[IterDataPipe[T_co]]:
         """Splits a pipe by a function: returns a list of children that each yield the items of one class."""
 
+    def drop(
+        self,
+        indices: Hashable | list[Hashable],
+    ) -> IterDataPipe[Any]:
+        """Takes columns out of every item."""
+
     def enumerate(
         self,
         starting_index: int = 0,
@@ -94,6 +119,12 @@ class IterForms(FunctionalForms, Generic[T_co]):
         input_col: Any = None,
     ) -> IterDataPipe[Any]:
         """Applies a function to every item and yields the members of its results one after another."""
+
+    def flatten(
+        self,
+        indices: Hashable | list[Hashable] | None = None,
+    ) -> IterDataPipe[Any]:
+        """Puts the members of columns that hold several into the item itself, one level deep."""
 
     def fork(
         self,
@@ -123,6 +154,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     def in_batch_shuffle(self) -> IterDataPipe[Any]:
         """Shuffles the members of each batch; the order of the batches stays."""
+
+    def lines_to_paragraphs(
+        self,
+        joiner: Callable[[list[Any]], Any] = ...,
+    ) -> IterDataPipe[Any]:
+        """Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file,
+        ends one.
+        """
 
     def list_files(
         self,
@@ -175,6 +214,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
         output_col: Any = None,
     ) -> IterDataPipe[Any]:
         """Applies a function to every item, or to columns of it."""
+
+    def map_batches(
+        self,
+        fn: Callable[[list[Any]], Any],
+        batch_size: int,
+        input_col: Any = None,
+    ) -> IterDataPipe[Any]:
+        """Applies a function to batches of items and yields the members of its results one after another."""
 
     def max_token_bucketize(
         self,
@@ -323,11 +370,20 @@ class IterForms(FunctionalForms, Generic[T_co]):
         content.
         """
 
+    def rows2columnar(
+        self,
+        column_names: Sequence[Hashable] | None = None,
+    ) -> IterDataPipe[Any]:
+        """Turns batches of rows into dicts of columns."""
+
     def set_length(
         self,
         length: int,
     ) -> IterDataPipe[T_co]:
         """Gives a pipeline a length without changing its items."""
+
+    def shard_expand(self) -> IterDataPipe[Any]:
+        """Expands names like `imagenet-{000..123}.tar` to the names of the single files."""
 
     def sharding_filter(
         self,
@@ -351,6 +407,37 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[T_co]:
         """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
         which is yielded.
+        """
+
+    def shuffled_flatmap(
+        self,
+        fn: Callable[..., Any] | None = None,
+        input_col: Any = None,
+        buffer_size: int = 100,
+    ) -> IterDataPipe[Any]:
+        """Applies a function to every item and mixes the members of its results: each one yielded is the
+        next of a result chosen at random from a buffer.
+        """
+
+    def slice(
+        self,
+        index: Any,
+        stop: int | None = None,
+        step: int | None = None,
+    ) -> IterDataPipe[Any]:
+        """Keeps some columns of every item."""
+
+    def threadpool_map(
+        self,
+        fn: Callable[..., Any],
+        input_col: Any = None,
+        output_col: Any = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        **threadpool_kwargs: Any,
+    ) -> IterDataPipe[Any]:
+        """Applies a function to every item, or to columns of it, in several threads. Results come in the
+        source's order.
         """
 
     def to_map_datapipe(

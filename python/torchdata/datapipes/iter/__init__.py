@@ -2,9 +2,11 @@
 
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.archives import TarArchiveLoader, ZipArchiveLoader
+from torchdata.datapipes.iter.batch_mapping import BatchAsyncMapper, BatchMapper
 from torchdata.datapipes.iter.bucketing import BucketBatcher, MaxTokenBucketizer
 from torchdata.datapipes.iter.caching import InMemoryCacheHolder
 from torchdata.datapipes.iter.callable import Collator, FlatMapper, Mapper
+from torchdata.datapipes.iter.columns import Dropper, Flattener, Slicer
 from torchdata.datapipes.iter.combinatorics import InBatchShuffler, Sampler, Shuffler
 from torchdata.datapipes.iter.combining import (
     Concater,
@@ -14,25 +16,17 @@ from torchdata.datapipes.iter.combining import (
     Zipper,
     ZipperLongest,
 )
+from torchdata.datapipes.iter.concurrent import ThreadPoolMapper
 from torchdata.datapipes.iter.converting import MapToIterConverter
 from torchdata.datapipes.iter.decoding import RoutedDecoder
 from torchdata.datapipes.iter.disk_caching import EndOnDiskCacheHolder, OnDiskCacheHolder
 from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
+from torchdata.datapipes.iter.flat_shuffling import ShuffledFlatMapper
 from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoader
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
 from torchdata.datapipes.iter.huggingface import HuggingFaceHubReader
 from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
 from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
-from torchdata.datapipes.iter.batch_mapping import BatchAsyncMapper, BatchMapper
-from torchdata.datapipes.iter.callable import Collator, FlatMapper, Mapper
-from torchdata.datapipes.iter.columns import Dropper, Flattener, Slicer
-from torchdata.datapipes.iter.combinatorics import Sampler, Shuffler
-from torchdata.datapipes.iter.combining import Concater, Multiplexer, Zipper
-from torchdata.datapipes.iter.concurrent import ThreadPoolMapper
-from torchdata.datapipes.iter.converting import MapToIterConverter
-from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
-from torchdata.datapipes.iter.flat_shuffling import ShuffledFlatMapper
-from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
 from torchdata.datapipes.iter.paragraphs import ParagraphAggregator
 from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.random_splitting import RandomSplitter
@@ -44,9 +38,8 @@ from torchdata.datapipes.iter.sharding import (
     ShardingFilter,
     ShardingRoundRobinDispatcher,
 )
-from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
 from torchdata.datapipes.iter.shards import ShardExpander
-from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, UnZipper
+from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
 from torchdata.datapipes.iter.text import CSVDictParser, CSVParser, LineReader
 from torchdata.datapipes.iter.tfrecords import TFRecordLoader
 from torchdata.datapipes.iter.webdataset import WebDataset
@@ -95,15 +88,15 @@ __all__ = [
     "MultiplexerLongest",
     "OnDiskCacheHolder",
     "OnlineReader",
-    "ParquetDataFrameLoader",
     "ParagraphAggregator",
+    "ParquetDataFrameLoader",
     "Prefetcher",
     "RandomSplitter",
     "Repeater",
     "RoundRobinDemultiplexer",
     "RoutedDecoder",
-    "SampleMultiplexer",
     "Rows2Columnar",
+    "SampleMultiplexer",
     "Sampler",
     "ShardExpander",
     "ShardingFilter",

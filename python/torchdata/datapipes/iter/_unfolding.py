@@ -1,8 +1,7 @@
-"""Unfolding: what pipes share that turn one item into several (flatmap, unbatch, mux).
+"""Unfolding: what pipes share that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
-Role: chains the parts of one item after another without a Python frame per part, and knows at any time which
-item is being unfolded and how many of its parts are left. Runs in the process that iterates the pipe; the
-pipe owns a reference to the item being unfolded and to the iterator over its parts.
+Role: chains the parts of one item after another without a Python frame per part, and knows at any time which parts
+are left. Runs in the process that iterates the pipe; the pipe owns the parts of the item that is being unfolded.
 """
 
 from __future__ import annotations
@@ -11,28 +10,28 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, ClassVar
 
+from torchdata.datapipes._streams import with_own_streams
 from torchdata.datapipes.datapipe import token_of
-
-#: Iterators that know how many items they have left; the parts of others are counted as they are yielded.
-_COUNTED = frozenset({type(iter([])), type(iter(())), type(iter(range(0)))})
+from torchdata.datapipes.iter._parts import SLICED, listed, restored, state_of_members
 
 
 class Unfolding:
     """State and iteration of a pipe that yields the parts of its source's items.
 
-    The state holds the item that is being unfolded and its parts left (or yielded); restoring unfolds it
-    again and skips the others.
+    The state holds the parts that are left, where all lie in memory. Where they are made as they are asked for (by a
+    generator), it holds the item and how many of its parts were yielded; restoring unfolds the item again.
     """
 
-    item_attributes: ClassVar[frozenset[str]] = frozenset({"_item", "_parts"})
+    item_attributes: ClassVar[frozenset[str]] = frozenset({"_item", "_in_memory", "_left", "_resume"})
 
-    _item: Any  # the item that is being unfolded
-    _parts: Iterator[Any] | None  # what is left of it; None where no item is being unfolded
-    _yielded_before: int  # items yielded before its parts, where these are not _COUNTED
+    _left: Iterator[Any] | None  # over the parts; None where no item is being unfolded
+    _in_memory: Any  # the parts, where they lie in memory
+    _item: Any  # the item that is being unfolded, where they do not
+    _yielded_before: int  # and the items yielded before its parts
     _resume: dict[str, Any] | None  # state that was loaded and not continued yet
 
     def _forget_unfolding(self) -> None:
-        self._item = self._parts = self._resume = None
+        self._item = self._in_memory = self._left = self._resume = None
         self._yielded_before = 0
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
@@ -42,41 +41,42 @@ class Unfolding:
     def _each_parts(
         self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]
     ) -> Iterator[Iterator[Any]]:
-        token, counted = token_of(self), _COUNTED
+        token, sliced = token_of(self), SLICED
         if self._resume is not None:
             yield self._resumed_parts(parts_of)
         for item in items:
-            self._parts = parts = iter(parts_of(item))
-            self._item = item
-            if type(parts) not in counted:
-                self._yielded_before = token.yielded
-            yield parts
+            parts = parts_of(item)
+            members: Any = parts if type(parts) in sliced else listed(parts)
+            if members is None:
+                self._item, self._yielded_before = item, token.yielded
+                left = iter(parts)
+            else:
+                left = iter(members)
+            self._in_memory, self._left = members, left
+            yield left
 
     def _resumed_parts(self, parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
         state, self._resume = self._resume or {}, None
-        self._item = state["item"]
-        self._parts = parts = iter(parts_of(self._item))
-        if type(parts) in _COUNTED:
-            done = parts.__length_hint__() - state["left"]  # type: ignore[attr-defined]
-        else:
-            done = state["done"]
-            self._yielded_before = token_of(self).yielded - done
-        next(islice(parts, done, done), None)  # moves on by `done` parts
-        return parts
+        if "members" in state:
+            self._in_memory = restored(state)
+            self._left = left = iter(self._in_memory)
+            return left  # type: ignore[no-any-return]
+        self._item, done = with_own_streams(state["item"]), state["done"]
+        self._yielded_before = token_of(self).yielded - done
+        self._left = left = iter(parts_of(self._item))
+        next(islice(left, done, done), None)  # moves on by `done` parts
+        return left
 
     def reset(self) -> None:
         """Forgets the item that was being unfolded."""
         self._forget_unfolding()
 
     def state_dict(self) -> dict[str, Any]:
-        """The item that is being unfolded, if any, and how many of its parts are left or were yielded."""
-        if self._resume is not None:
+        """The parts that are left of the item that is being unfolded, if any, or the item."""
+        if self._resume is not None or self._left is None:
             return {"unfolding": self._resume}
-        if self._parts is None:
-            return {"unfolding": None}
-        if type(self._parts) in _COUNTED:
-            left: int = self._parts.__length_hint__()  # type: ignore[attr-defined]
-            return {"unfolding": {"item": self._item, "left": left} if left else None}
+        if self._in_memory is not None:
+            return {"unfolding": state_of_members(self._in_memory, self._left)}
         return {"unfolding": {"item": self._item, "done": token_of(self).yielded - self._yielded_before}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -86,4 +86,4 @@ class Unfolding:
 
     def _attributes_to_copy(self) -> dict[str, Any]:
         attributes: dict[str, Any] = super()._attributes_to_copy()  # type: ignore[misc]
-        return {**attributes, "_item": None, "_parts": None, "_resume": None}
+        return {**attributes, "_item": None, "_in_memory": None, "_left": None, "_resume": None}

@@ -21,7 +21,7 @@ from torchdata.datapipes._checks import (
 from torchdata.datapipes._columns import on_columns, replacing_columns
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter._parts import UnfoldsResults
+from torchdata.datapipes.iter._unfolding import Unfolding
 
 __all__ = ["BatchAsyncMapper", "BatchMapper"]
 
@@ -36,7 +36,7 @@ def _batches(source: Iterator[Any], size: int) -> Iterator[list[Any]]:
 
 
 @functional_datapipe("map_batches")
-class BatchMapper(UnfoldsResults, IterDataPipe[T_co]):
+class BatchMapper(Unfolding, IterDataPipe[T_co]):
     """Applies a function to batches of items and yields the members of its results one after another.
 
     Args:
@@ -67,6 +67,7 @@ class BatchMapper(UnfoldsResults, IterDataPipe[T_co]):
         self.fn = fn
         self.batch_size = check_int("BatchMapper", "batch_size", batch_size, least=1, error=AssertionError)
         self.input_col = input_col
+        self._forget_unfolding()
 
     def __iter__(self) -> Iterator[T_co]:
         return self._unfold(_batches(iter(self.datapipe), self.batch_size), self._result)
@@ -96,7 +97,7 @@ def _is_coroutine_function(function: Any) -> bool:
 
 
 @functional_datapipe("async_map_batches")
-class BatchAsyncMapper(UnfoldsResults, IterDataPipe[Any]):
+class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     """Applies a coroutine function to the items of a batch at once, and yields the results in the items' order.
 
     Each iteration has an event loop of its own, which runs while a batch is worked on and is closed at the end. It
@@ -151,11 +152,12 @@ class BatchAsyncMapper(UnfoldsResults, IterDataPipe[Any]):
         self.input_col = input_col
         self.output_col = check_output_col(name, async_fn, input_col, output_col)
         self.max_concurrency = check_int(name, "max_concurrency", max_concurrency, least=1)
-        self.flatten = flatten
+        self._flatten = flatten
+        self._forget_unfolding()
 
     def __iter__(self) -> Iterator[Any]:
         results = self._results(_batches(iter(self.source_datapipe), self.batch_size))
-        return self._unfold(results, _itself) if self.flatten else results
+        return self._unfold(results, _itself) if self._flatten else results
 
     def _results(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         from torchdata.datapipes.iter._event_loop import EventLoop
@@ -177,7 +179,7 @@ class BatchAsyncMapper(UnfoldsResults, IterDataPipe[Any]):
 
     def __len__(self) -> int:
         items = length_of(self, self.source_datapipe)
-        return items if self.flatten else -(-items // self.batch_size)
+        return items if self._flatten else -(-items // self.batch_size)
 
 
 def _itself(item: Any) -> Any:

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source
 from torchdata.datapipes._columns import on_columns
-from torchdata.datapipes._random import draw_seed
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import with_own_streams
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._parts import Parts
+from torchdata.datapipes.iter._shuffling import Shuffling
 
 __all__ = ["ShuffledFlatMapper"]
 
@@ -30,7 +30,7 @@ def _itself(item: Any) -> Any:
 
 
 @functional_datapipe("shuffled_flatmap")
-class ShuffledFlatMapper(IterDataPipe[T_co]):
+class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     """Applies a function to every item and mixes the members of its results: each one yielded is the next of a result
     chosen at random from a buffer.
 
@@ -72,11 +72,7 @@ class ShuffledFlatMapper(IterDataPipe[T_co]):
         self.fn: Callable[..., Any] = function
         self.input_col = input_col
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, error=AssertionError)
-        self._enabled = True
-        self._seed: int | None = None
-        self._epoch_seed: int | None = None
         self._rng = random.Random()
-        self._shuffling = True
         self._forget()
 
     def _forget(self) -> None:
@@ -89,28 +85,10 @@ class ShuffledFlatMapper(IterDataPipe[T_co]):
         #: State of results that were loaded, of which the next iteration makes the buffer.
         self._restored: list[dict[str, Any]] | None = None
 
-    def set_shuffle(self, shuffle: bool = True) -> ShuffledFlatMapper[T_co]:
-        """Turns shuffling on or off from the next iteration on. Returns the pipe itself."""
-        self._enabled = shuffle
-        return self
-
-    def set_seed(self, seed: int) -> ShuffledFlatMapper[T_co]:
-        """Sets the seed of the next iteration (only that one). Returns the pipe itself."""
-        self._seed = seed
-        return self
-
-    def epoch_seed(self) -> int | None:
-        """The seed of the current iteration; before the first one, the seed that was set for it, if any."""
-        return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
-
     def reset(self) -> None:
         """Empties the buffer and seeds the generator, by `set_seed`'s seed or by a fresh one."""
+        super().reset()
         self._forget()
-        self._shuffling = self._enabled
-        if self._shuffling:
-            self._epoch_seed = draw_seed() if self._seed is None else self._seed
-            self._rng.seed(self._epoch_seed)
-            self._seed = None
 
     def __iter__(self) -> Iterator[T_co]:
         function = on_columns(self.fn, self.input_col)
@@ -175,27 +153,16 @@ class ShuffledFlatMapper(IterDataPipe[T_co]):
         left = self._restored
         if left is None:
             # Results without members left keep their places, of which random numbers are drawn.
-            left = [parts.state_dict() or {"members": ()} for parts in self._buffer]
-        return {
-            "shuffling": self._shuffling,
-            "parts": left,
-            "next": self._next,
-            "waiting": list(self._waiting),
-            "rng": self._rng.getstate() if self._shuffling else None,
-            "seed": self._epoch_seed,
-            "next_seed": self._seed,
-        }
+            left = [parts.state_dict() for parts in self._buffer]
+        return {"parts": left, "next": self._next, "waiting": list(self._waiting), **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the state over; it can be loaded again."""
+        super().load_state_dict(state_dict)
         self._forget()
-        self._shuffling = state_dict["shuffling"]
         self._restored = state_dict["parts"]
         self._next = state_dict["next"]
         self._waiting = [with_own_streams(item) for item in state_dict["waiting"]]
-        if state_dict["rng"] is not None:
-            self._rng.setstate(state_dict["rng"])
-        self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]
 
     def _attributes_to_copy(self) -> dict[str, Any]:
         return {
