@@ -224,7 +224,7 @@ def test_the_length_is_known_where_the_sources_is() -> None:
 
 def run(program: str) -> tuple[str, str, int]:
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, timeout=60
     )
     return done.stdout, done.stderr, done.returncode
 

@@ -36,20 +36,22 @@ def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any
         return function()
     results: list[T] = []
     errors: list[BaseException] = []
+    done = threading.Event()  # an interrupted join would take the thread for ended
 
     def call() -> None:
         try:
             results.append(function())
         except BaseException as error:
             errors.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=call, name="torchdata-event-loop", daemon=True)
-    thread.start()
+    threading.Thread(target=call, name="torchdata-event-loop", daemon=True).start()
     try:
-        thread.join()
+        done.wait()
     except BaseException:
         interrupt()
-        thread.join()
+        done.wait()
         raise
     try:
         if errors:
@@ -76,6 +78,7 @@ class EventLoop:
         # With a factory, the runner leaves the thread's current event loop alone.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
         self._process = os.getpid()
         # Also at interpreter exit, while asyncio is still there.
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
@@ -97,6 +100,8 @@ class EventLoop:
 
     async def _gathered(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
         self._task = asyncio.current_task()
+        if self._cancelled:  # before there was a task
+            raise asyncio.CancelledError
         places = asyncio.Semaphore(self._max_concurrency)
 
         async def call(item: Any) -> Any:
@@ -116,6 +121,7 @@ class EventLoop:
 
     def _cancel(self) -> None:
         """Cancels the batch that another thread runs."""
+        self._cancelled = True
         task = self._task
         if task is not None:
             self._runner.get_loop().call_soon_threadsafe(task.cancel)

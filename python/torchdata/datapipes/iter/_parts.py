@@ -23,7 +23,15 @@ SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
 #: Types whose members lie in memory, too, but must be listed to be sliced.
 #: The views of dicts are named by their own types: abstract classes are slow to ask.
-_LISTED: tuple[type, ...] = (list, tuple, dict, set, frozenset, deque, *map(type, ({}.keys(), {}.values(), {}.items())))
+_LISTED: tuple[type, ...] = (
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    deque,
+    *map(type, ({}.keys(), {}.values(), {}.items())),
+)
 
 
 def listed(result: Any) -> list[Any] | None:

@@ -68,6 +68,8 @@ class Task:
 
     def wait(self, seconds: float) -> bool:
         """Waits until the task is done, for `seconds` at most. Returns whether it is."""
+        if self.phase == "done":  # also where an earlier wait was interrupted between the next two lines
+            return True
         if not self.finished.acquire(timeout=max(0.0, seconds)):
             return False
         self.finished.release()

@@ -52,7 +52,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(["abc", "123"]).shuffled_flatmap(buffer_size=2).set_seed(1))
-        ['a', 'b', '1', '2', 'c', '3']
+        ['a', '1', 'b', '2', '3', 'c']
     """
 
     item_attributes = frozenset({"_buffer", "_waiting", "_restored"})
