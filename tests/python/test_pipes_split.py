@@ -129,19 +129,24 @@ def test_streams_that_wait_for_a_child_are_closed_when_the_children_start_anew(s
     assert [number for number, stream in enumerate(streams) if stream.closed] == [1, 3]
 
 
-@pytest.mark.parametrize("split", ["demux", "round_robin_demux"])
-def test_files_that_wait_for_a_child_are_part_of_the_state(split: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("split", "order"),
+    [
+        (lambda pipe: pipe.demux(2, lambda item: int(Path(item[0]).stem) % 2), [0, 2, 4, 1, 3]),
+        (lambda pipe: pipe.round_robin_demux(2), [0, 2, 4, 1, 3]),
+        (lambda pipe: pipe.fork(2, copy="deep"), [0, 1, 2, 3, 4] * 2),
+    ],
+    ids=["demux", "round_robin_demux", "fork"],
+)
+def test_files_that_wait_for_a_child_are_part_of_the_state(
+    split: Any, order: list[int], tmp_path: Path
+) -> None:
     paths = [tmp_path / f"{number}.txt" for number in range(5)]
     for path in paths:
-        path.write_text(path.name)
+        path.write_text(path.stem)
 
     def build() -> Any:
-        files = FileOpener(IterableWrapper(list(map(str, paths))), mode="rb")
-        left, right = (
-            files.demux(2, lambda item: int(Path(item[0]).stem) % 2)
-            if split == "demux"
-            else files.round_robin_demux(2)
-        )
+        left, right = split(FileOpener(IterableWrapper(list(map(str, paths))), mode="rb"))
         return left.concat(right)
 
     pipe = build()
@@ -151,8 +156,7 @@ def test_files_that_wait_for_a_child_are_part_of_the_state(split: str, tmp_path:
     for _ in range(2):  # a state can be loaded again
         restored = build()
         load_state(restored, state)
-        contents = [content for _, content in [*head, *map(read, restored)]]
-        assert contents == [b"0.txt", b"2.txt", b"4.txt", b"1.txt", b"3.txt"]
+        assert [int(content) for _, content in [*head, *map(read, restored)]] == order
 
 
 @pytest.mark.parametrize("result", [2, -1, None])

@@ -11,13 +11,27 @@ that is iterated afterwards joins the generation.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from torchdata._native import IterationToken
 from torchdata.datapipes._checks import check_int, check_source, length_of
+from torchdata.datapipes._streams import with_own_streams
 from torchdata.datapipes.datapipe import IterDataPipe, share_token, token_of
 from torchdata.datapipes.state import forget_state
+
+
+def restored_queues(queues: Iterable[Iterable[Any]]) -> list[deque[Any]]:
+    """The queues of a loaded state, with streams of their own. An item that waits in several of them stays one item."""
+    own: dict[int, Any] = {}
+    restored = []
+    for queue in queues:
+        for item in queue:
+            if id(item) not in own:
+                own[id(item)] = with_own_streams(item)
+        restored.append(deque(own[id(item)] for item in queue))
+    return restored
 
 
 class Main(IterDataPipe[Any]):

@@ -8,7 +8,9 @@ iterators of the others. All run in whichever process iterates them, in one thre
 from __future__ import annotations
 
 import random
+from bisect import bisect
 from collections.abc import Hashable, Iterator
+from itertools import accumulate
 from typing import Any, ClassVar
 
 from torchdata._native import IterationToken
@@ -106,7 +108,9 @@ class _SplitMain(IterDataPipe[Any]):
                 f"random_split: the source has more items than total_length={self.total_length}, so nothing says which "
                 "group they belong to; pass the number of items of the source as total_length"
             )
-        chosen = self._rng.choices(range(len(weights)), weights)[0]
+        # What `random.choices` draws for weights, without its checks at every item.
+        bounds = list(accumulate(weights))
+        chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)
         weights[chosen] -= 1
         self._remaining -= 1
         if weights[chosen] < 0:

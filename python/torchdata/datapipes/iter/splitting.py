@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeVar
 
 from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes._streams import close_dropped, with_own_streams
+from torchdata.datapipes._streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter._children import Main
+from torchdata.datapipes.iter._children import Main, restored_queues
 
 __all__ = ["Demultiplexer", "Forker", "RoundRobinDemultiplexer", "UnZipper"]
 
@@ -99,7 +99,7 @@ class _ForkMain(Main):
         """Takes the waiting items over; the children go on in a generation of their own."""
         self.reset()
         self._generation += 1
-        self._waiting = [deque(queue) for queue in state_dict["waiting"]]
+        self._waiting = restored_queues(state_dict["waiting"])
         self._exhausted, self._done = state_dict["exhausted"], set(state_dict["done"])
 
 
@@ -255,7 +255,7 @@ class _DealMain(Main):
         """Takes the waiting items over; the children go on in a generation of their own."""
         self.reset()
         self._generation += 1
-        self._buffers = [deque(map(with_own_streams, buffer)) for buffer in state_dict["buffers"]]
+        self._buffers = restored_queues(state_dict["buffers"])
         self._buffered = sum(map(len, self._buffers))
         self._exhausted, self._done = state_dict["exhausted"], set(state_dict["done"])
 
