@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
 
-from stream_checks import read
+from stream_checks import check_abandoned, check_restore, read
 from torchdata.datapipes.iter import FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
@@ -157,6 +158,25 @@ def test_files_that_wait_for_a_child_are_part_of_the_state(
         restored = build()
         load_state(restored, state)
         assert [int(content) for _, content in [*head, *map(read, restored)]] == order
+
+
+@pytest.mark.parametrize("split", ["demux", "round_robin_demux"])
+def test_no_file_stays_open_for_children_that_are_abandoned(split: str, tmp_path: Path) -> None:
+    for number in range(7):
+        (tmp_path / f"{number}.txt").write_text(str(number))
+
+    def build() -> Any:
+        files = FileOpener(IterableWrapper(sorted(map(str, tmp_path.iterdir()))), mode="rb")
+        children = {
+            "demux": lambda: files.demux(2, lambda item: int(int(Path(item[0]).stem) % 3 == 0)),
+            "round_robin_demux": lambda: files.round_robin_demux(2),
+        }[split]()
+        return children[1].concat(children[0])
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some child DataPipes are not exhausted")  # that is what is tested
+        check_abandoned(build)
+        assert sorted(int(content) for _, content in check_restore(build)) == list(range(7))
 
 
 @pytest.mark.parametrize("result", [2, -1, None])

@@ -1,7 +1,7 @@
 """The two halves of a pipe that was split: the main pipe, which reads the source, and its children.
 
-Role: what `fork`, `demux` and `unzip` share. The children share one *main* pipe, which reads the source once and owns
-the items that wait for children. All run in whichever process iterates them, in one thread.
+Role: what `fork`, `unzip`, `demux` and `round_robin_demux` share. The children share one *main* pipe, which reads the
+source once and owns the items that wait for children. All run in whichever process iterates them, in one thread.
 
 The children of one main are iterated in *generations*: a generation begins when a child is iterated that has been
 iterated in the current one already. It restarts the source and invalidates the iterators of all siblings; a sibling
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from torchdata._native import IterationToken
 from torchdata.datapipes._checks import check_int, check_source, length_of
-from torchdata.datapipes._streams import with_own_streams
+from torchdata.datapipes._streams import close_dropped, with_own_streams, with_parked_streams
 from torchdata.datapipes.datapipe import IterDataPipe, share_token, token_of
 from torchdata.datapipes.state import forget_state
 
@@ -127,6 +127,87 @@ class Main(IterDataPipe[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.reset()
+
+
+class DealMain(Main):
+    """Main pipe of `demux` and `round_robin_demux`: a buffer per child, of its items that another child met."""
+
+    def reset(self) -> None:
+        """Empties the buffers."""
+        super().reset()
+        self._buffers: list[deque[Any]] = [deque() for _ in range(self.num_instances)]
+        self._buffered = 0
+
+    def abandon(self) -> None:
+        """Closes the streams in the items that wait: each belongs to one child, which will not get it."""
+        for buffer in self._buffers:
+            for item in buffer:
+                close_dropped(item)
+
+    def read(self, instance: int) -> Iterator[Any]:
+        """The items of one child."""
+        own, source, done = self._buffers[instance], self._source(), self._done
+        try:
+            while True:
+                while own:
+                    self._buffered -= 1
+                    yield own.popleft()
+                for item in source:
+                    destination = self._destination(item)
+                    if destination == instance:
+                        yield item
+                        if own:  # a sibling was read meanwhile and met items of this child
+                            break
+                    elif destination is not None:
+                        self._keep(item, destination)
+                else:
+                    self._exhausted = True
+                    return
+        except BaseException:
+            # Left half-way or broken: what waits is part of the state still, but no file stays open for it.
+            if self._buffers[instance] is own:
+                self._park()
+            raise
+        finally:  # also where the iterator is dropped half-way
+            done.add(instance)
+
+    def _park(self) -> None:
+        for buffer in self._buffers:
+            items = list(map(with_parked_streams, buffer))
+            buffer.clear()
+            buffer.extend(items)
+
+    def _destination(self, item: Any) -> int | None:
+        """The child that an item belongs to, or None where it is dropped."""
+        raise NotImplementedError
+
+    def _keep(self, item: Any, destination: int) -> None:
+        self._buffers[destination].append(item)
+        self._buffered += 1
+        if self._buffered > self.buffer_size >= 0:
+            raise BufferError(
+                f"{self.name}: buffer overflow, buffer size {self.buffer_size} is insufficient: the children have "
+                f"{list(map(len, self._buffers))} items waiting; enlarge buffer_size, or read the children together"
+            )
+
+    def _running(self) -> tuple[str, ...]:
+        return (*super()._running(), "_buffers", "_buffered")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The items that wait for each child."""
+        return {
+            "buffers": [list(buffer) for buffer in self._buffers],
+            "exhausted": self._exhausted,
+            "done": set(self._done),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the waiting items over; the children go on in a generation of their own."""
+        self.reset()
+        self._generation += 1
+        self._buffers = restored_queues(state_dict["buffers"])
+        self._buffered = sum(map(len, self._buffers))
+        self._exhausted, self._done = state_dict["exhausted"], set(state_dict["done"])
 
 
 class Child(IterDataPipe[Any]):

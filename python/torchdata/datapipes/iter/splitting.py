@@ -17,7 +17,7 @@ from torchdata.datapipes._checks import check_callable, check_int, check_source,
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter._children import Main, restored_queues
+from torchdata.datapipes.iter._children import DealMain, Main, restored_queues
 
 __all__ = ["Demultiplexer", "Forker", "RoundRobinDemultiplexer", "UnZipper"]
 
@@ -190,77 +190,7 @@ class UnZipper(IterDataPipe[Any]):
         return _UnzipMain(source_datapipe, columns, buffer_size).children()
 
 
-class _DealMain(Main):
-    """Main pipe of `demux` and `round_robin_demux`: a buffer per child, of its items that another child met."""
-
-    def reset(self) -> None:
-        """Empties the buffers."""
-        super().reset()
-        self._buffers: list[deque[Any]] = [deque() for _ in range(self.num_instances)]
-        self._buffered = 0
-
-    def abandon(self) -> None:
-        """Closes the streams in the items that wait: each belongs to one child, which will not get it."""
-        for buffer in self._buffers:
-            for item in buffer:
-                close_dropped(item)
-
-    def read(self, instance: int) -> Iterator[Any]:
-        """The items of one child."""
-        own, source, done = self._buffers[instance], self._source(), self._done
-        try:
-            while True:
-                while own:
-                    self._buffered -= 1
-                    yield own.popleft()
-                for item in source:
-                    destination = self._destination(item)
-                    if destination == instance:
-                        yield item
-                        if own:  # a sibling was read meanwhile and met items of this child
-                            break
-                    elif destination is not None:
-                        self._keep(item, destination)
-                else:
-                    self._exhausted = True
-                    return
-        finally:  # also where the iterator is dropped half-way
-            done.add(instance)
-
-    def _destination(self, item: Any) -> int | None:
-        """The child that an item belongs to, or None where it is dropped."""
-        raise NotImplementedError
-
-    def _keep(self, item: Any, destination: int) -> None:
-        self._buffers[destination].append(item)
-        self._buffered += 1
-        if self._buffered > self.buffer_size >= 0:
-            raise BufferError(
-                f"{self.name}: buffer overflow, buffer size {self.buffer_size} is insufficient: the children have "
-                f"{list(map(len, self._buffers))} items waiting; enlarge buffer_size, or read the children together"
-            )
-
-    def _running(self) -> tuple[str, ...]:
-        return (*super()._running(), "_buffers", "_buffered")
-
-    def state_dict(self) -> dict[str, Any]:
-        """The items that wait for each child."""
-        return {
-            "buffers": [list(buffer) for buffer in self._buffers],
-            "exhausted": self._exhausted,
-            "done": set(self._done),
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the waiting items over; the children go on in a generation of their own."""
-        self.reset()
-        self._generation += 1
-        self._buffers = restored_queues(state_dict["buffers"])
-        self._buffered = sum(map(len, self._buffers))
-        self._exhausted, self._done = state_dict["exhausted"], set(state_dict["done"])
-
-
-class _DemuxMain(_DealMain):
+class _DemuxMain(DealMain):
     """Main pipe of `demux`: the classifier says whose an item is."""
 
     name = "demux"
@@ -331,7 +261,7 @@ class Demultiplexer(IterDataPipe[Any]):
         return _DemuxMain(datapipe, num_instances, classifier_fn, drop_none, buffer_size).children()
 
 
-class _RoundRobinMain(_DealMain):
+class _RoundRobinMain(DealMain):
     """Main pipe of `round_robin_demux`: the children have their turns."""
 
     name = "round_robin_demux"
