@@ -167,6 +167,20 @@ def build_joined(source: Source, buffer_size: int | None) -> Any:
     )
 
 
+def build_joined_children(source: Source) -> Any:
+    """Two children of one pipe, of which one is shuffled, are joined again."""
+    left, right = source().repeat(2).enumerate().round_robin_demux(2)
+    return left.zip_with_iter(right.shuffle(buffer_size=3), halved_number, merge_fn=added_up)
+
+
+def halved_number(pair: tuple[int, int]) -> int:
+    return pair[0] // 2
+
+
+def added_up(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+    return left[0] + right[0], left[1] + right[1]
+
+
 class Swapped(MultiplexerLongest):
     """The items of a pipe with each two swapped, in a pipe that is restored: made of pipes of the library."""
 
@@ -304,6 +318,11 @@ ROWS: list[Row] = [
             s().enumerate(), s().enumerate(1), first, lambda pair: pair[0] - 1, merge_fn=lambda a, b: a + b
         ),
         lambda xs: [(n, x, n + 1, x) for n, x in enumerate(xs)],
+    ),
+    Row(
+        "zip_with_iter_of_children",
+        build_joined_children,
+        lambda xs: [(4 * n + 1, 2 * x) for n, x in enumerate(xs)],
     ),
     Row(
         "zip_with_map",
