@@ -100,6 +100,17 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """Takes columns out of every item."""
 
+    def end_caching(
+        self,
+        mode: str = "wb",
+        filepath_fn: Callable[..., Any] | None = None,
+        *,
+        same_filepath_fn: bool = False,
+        skip_read: bool = False,
+        timeout: float = 300,
+    ) -> IterDataPipe[Any]:
+        """Ends the section that `on_disk_cache` began: writes files and yields the paths of all."""
+
     def enumerate(
         self,
         starting_index: int = 0,
@@ -154,6 +165,12 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     def in_batch_shuffle(self) -> IterDataPipe[Any]:
         """Shuffles the members of each batch; the order of the batches stays."""
+
+    def in_memory_cache(
+        self,
+        size: float | None = None,
+    ) -> IterDataPipe[T_co]:
+        """Remembers its items, so that from the second epoch on what comes before does not run again."""
 
     def lines_to_paragraphs(
         self,
@@ -247,6 +264,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *datapipes: Any,
     ) -> IterDataPipe[Any]:
         """Yields one item of each input in turn, passing over inputs that have ended, until all have."""
+
+    def on_disk_cache(
+        self,
+        filepath_fn: Callable[..., Any] | None = None,
+        hash_dict: dict[str, str] | None = None,
+        hash_type: str = "sha256",
+        extra_check_fn: Callable[[str], bool] | None = None,
+    ) -> IterDataPipe[Any]:
+        """Begins a section of the pipeline whose results are kept in files; `end_caching` ends it."""
 
     def open_files(
         self,
