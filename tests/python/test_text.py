@@ -94,6 +94,10 @@ def test_lines_of_streams_in_memory_are_restored():
     check_restore(lambda: blobs(b"1\n2\n3\n", b"", b"4\n").readlines())
 
 
+def test_lines_that_a_header_cut_short_are_restored(folder):
+    check_restore(lambda: FileLister(folder).open_files(mode="b").readlines().header(5))
+
+
 def test_rows_are_lists_or_tuples_with_or_without_path():
     assert list(texts("a,1\nb,2").parse_csv()) == [["a", "1"], ["b", "2"]]
     assert list(texts("a,1").parse_csv(as_tuple=True)) == [("a", "1")]

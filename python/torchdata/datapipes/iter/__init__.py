@@ -17,6 +17,7 @@ from torchdata.datapipes.iter.combining import (
     ZipperLongest,
 )
 from torchdata.datapipes.iter.concurrent import ThreadPoolMapper
+from torchdata.datapipes.iter.compression import Bz2FileLoader, Decompressor, Extractor, XzFileLoader
 from torchdata.datapipes.iter.converting import MapToIterConverter
 from torchdata.datapipes.iter.decoding import RoutedDecoder
 from torchdata.datapipes.iter.disk_caching import EndOnDiskCacheHolder, OnDiskCacheHolder
@@ -25,13 +26,16 @@ from torchdata.datapipes.iter.flat_shuffling import ShuffledFlatMapper
 from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoader
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
 from torchdata.datapipes.iter.huggingface import HuggingFaceHubReader
+from torchdata.datapipes.iter.json import JsonParser
 from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
 from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
 from torchdata.datapipes.iter.paragraphs import ParagraphAggregator
 from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.random_splitting import RandomSplitter
+from torchdata.datapipes.iter.rar import RarArchiveLoader
 from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.rows import IndexAdder, Rows2Columnar
+from torchdata.datapipes.iter.saving import HashChecker, Saver
 from torchdata.datapipes.iter.selecting import Filter, Header
 from torchdata.datapipes.iter.sharding import (
     SHARDING_PRIORITIES,
@@ -51,16 +55,19 @@ __all__ = [
     "BatchMapper",
     "Batcher",
     "BucketBatcher",
+    "Bz2FileLoader",
     "CSVDictParser",
     "CSVParser",
     "Collator",
     "Concater",
     "Cycler",
     "DataFrameMaker",
+    "Decompressor",
     "Demultiplexer",
     "EndOnDiskCacheHolder",
     "Dropper",
     "Enumerator",
+    "Extractor",
     "FileLister",
     "FileOpener",
     "Filter",
@@ -69,6 +76,7 @@ __all__ = [
     "Forker",
     "GDriveReader",
     "Grouper",
+    "HashChecker",
     "Header",
     "HttpReader",
     "HuggingFaceHubReader",
@@ -78,6 +86,7 @@ __all__ = [
     "IterDataPipe",
     "IterKeyZipper",
     "IterableWrapper",
+    "JsonParser",
     "LengthSetter",
     "LineReader",
     "MapKeyZipper",
@@ -92,6 +101,7 @@ __all__ = [
     "ParquetDataFrameLoader",
     "Prefetcher",
     "RandomSplitter",
+    "RarArchiveLoader",
     "Repeater",
     "RoundRobinDemultiplexer",
     "RoutedDecoder",
@@ -99,6 +109,7 @@ __all__ = [
     "SampleMultiplexer",
     "Sampler",
     "ShardExpander",
+    "Saver",
     "ShardingFilter",
     "ShardingRoundRobinDispatcher",
     "ShuffledFlatMapper",
@@ -111,6 +122,7 @@ __all__ = [
     "UnBatcher",
     "UnZipper",
     "WebDataset",
+    "XzFileLoader",
     "ZipArchiveLoader",
     "Zipper",
     "ZipperLongest",

@@ -16,7 +16,7 @@ from torchdata.datapipes._checks import check_source
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.utils._streams import parked
 
-__all__ = ["HoldsStream", "path_and_stream", "source_pipe"]
+__all__ = ["HoldsStream", "pair_of", "path_and_stream", "source_pipe"]
 
 
 def source_pipe(datapipe: Any, pipe: object) -> Any:
@@ -33,19 +33,29 @@ def source_pipe(datapipe: Any, pipe: object) -> Any:
     return check_source(name, datapipe)
 
 
+def pair_of(
+    item: Any, pipe: object, members: str = "path and stream, as open_files yields them"
+) -> tuple[Any, Any]:
+    """`item`, checked to be a pair (of what `members` says).
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise TypeError(f"{type(pipe).__name__} expects pairs of {members}, but got {item!r}")
+    return item[0], item[1]
+
+
 def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
     """`item`, checked to be a pair of a path and a stream.
 
     Raises:
         TypeError: it is something else.
     """
-    if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise TypeError(
-            f"{type(pipe).__name__} expects pairs of path and stream, as open_files yields them, but got {item!r}"
-        )
-    if not isinstance(item[0], str):
-        raise TypeError(f"{type(pipe).__name__} expects a str as path, but got {item[0]!r}")
-    return item[0], item[1]
+    path, stream = pair_of(item, pipe)
+    if not isinstance(path, str):
+        raise TypeError(f"{type(pipe).__name__} expects a str as path, but got {path!r}")
+    return path, stream
 
 
 class HoldsStream(IterDataPipe[Any]):
@@ -113,9 +123,12 @@ class HoldsStream(IterDataPipe[Any]):
                 explained = self._explained(error, path)
                 if not hasattr(explained, "__notes__"):
                     explained.add_note(f"{type(self).__name__} was reading {path!r}.")
-                if explained is error:
-                    raise
-                raise explained from error
+                try:
+                    if explained is error:
+                        raise
+                    raise explained from error
+                finally:
+                    del explained  # the frame would be part of a cycle, and keep open what it holds
             finally:
                 self._release(stream)
             self._held = self._place = place = None

@@ -11,67 +11,61 @@ from __future__ import annotations
 import io
 import os
 import re
-import struct
+import stat
 import tarfile
 import weakref
 import zipfile
-import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from torchdata.datapipes._checks import check_int
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes.iter._held import HoldsStream, source_pipe
-from torchdata.datapipes.utils._streams import StreamWrapper, parked
+from torchdata.datapipes.iter._archive import (
+    MAX_RATIO,
+    SMALLEST_BOMB,
+    Archive,
+    ArchiveLoader,
+    Counted,
+    Entry,
+    bare,
+    bzip2_reader,
+    check_max_ratio,
+    explained,
+    folder_of,
+    gzip_reader,
+    lzma_reader,
+    path_in,
+    refuse_bomb,
+    seekable,
+    seeks_cheaply,
+)
+from torchdata.datapipes.iter._held import source_pipe
+from torchdata.datapipes.utils._streams import StreamWrapper
 
-try:
-    from lzma import LZMAError
-except ImportError:  # Python was built without it, so there is none to meet
-    LZMAError = EOFError  # type: ignore[misc, assignment]
-
-__all__ = ["TarArchiveLoader", "ZipArchiveLoader"]
+__all__ = ["TarArchiveLoader", "ZipArchiveLoader", "open_tar"]
 
 #: Largest member of a compressed or streamed archive that is kept in memory when the archive goes on without it.
 LARGEST_KEPT_MEMBER = 64 << 20
 
-
-def _seekable(stream: Any) -> bool:
-    return bool(hasattr(stream, "seekable") and stream.seekable())
-
-
-def _bare(stream: Any) -> Any:
-    """The file object in a wrapper: asking it directly spares a detour by `__getattr__` for every call."""
-    if getattr(stream, "closed", False):
-        raise ValueError(f"the stream {stream!r} of the archive is closed")
-    return stream.file_obj if isinstance(stream, StreamWrapper) else stream
+#: Bytes of a large member that are decompressed between two looks at how far they are out of proportion.
+PIECE = 16 << 20
 
 
-class _Archive:
-    """An open archive: owns the stream that it reads, and opens it again where it was pickled."""
+def _zstd_reader(file_obj: Any) -> Any:
+    try:
+        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise tarfile.CompressionError("zstd archives need Python 3.14") from error
+    return zstd.ZstdFile(file_obj)
 
-    def __init__(self, path: str, source: Any, start: int | None = None) -> None:
-        self.path = path
-        self.source = source
-        #: Where the archive begins in its stream; None where the stream cannot tell.
-        self.start = source.tell() if start is None and _seekable(source) else start
 
-        #: Stands in for the source when the archive is pickled, which may be after the source was closed. A file
-        #: in memory has none, because it would be copied.
-        file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
-        stand_in = source if isinstance(file_obj, io.BytesIO) else parked(source, self.start)
-        self._stand_in = stand_in if stand_in is not source else None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        source = self._stand_in or parked(self.source, self.start)
-        return type(self), (self.path, source, self.start, *self._settings())
-
-    def _settings(self) -> tuple[Any, ...]:
-        return ()
-
-    @property
-    def parent(self) -> StreamWrapper | None:
-        """The wrapper that is told of every member that is opened and closed."""
-        return self.source if isinstance(self.source, StreamWrapper) else None
+#: By the name that a mode has for a compression: the first bytes of its files, and what reads them.
+_COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Any]]] = {
+    "gz": ((b"\x1f\x8b",), gzip_reader),
+    "bz2": ((b"BZh",), bzip2_reader),
+    "xz": ((b"\xfd7zXZ\0", b"]\0\0"), lzma_reader),
+    "zst": ((b"\x28\xb5\x2f\xfd",), _zstd_reader),
+}
 
 
 class _Header(tarfile.TarInfo):
@@ -87,38 +81,120 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError(f"{error} at byte {tarfile_.offset}") from error
 
 
-class _TarArchive(_Archive):
+class OpenTar(tarfile.TarFile):
+    """A `TarFile` that knows how far its compressed stream was read, and may own that stream."""
+
+    #: The compressed stream; None where the archive is not compressed.
+    counted: Counted | None = None
+    #: A stream that is closed with the archive.
+    owned: Any = None
+
+    def close(self) -> None:
+        super().close()
+        if self.owned is not None:
+            self.owned.close()
+
+
+def open_tar(file_obj: Any, mode: str = "r:*") -> OpenTar:
+    """Opens a tar archive, plain or compressed, on a seekable stream or on one that only reads ahead.
+
+    A compressed stream is read by the module of its format: `tarfile` checks no checksum while it reads ahead.
+    """
+    ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
+    counted, source = None, file_obj
+    if compression:
+        counted = source = Counted(file_obj)
+        if compression == "*":
+            first = counted.look(6)
+            kinds = (kind for kind, (magic, _) in _COMPRESSIONS.items() if first.startswith(magic))
+            compression = next(kinds, "")
+        if compression:
+            source = _COMPRESSIONS[compression][1](counted)
+        elif counted.seekable():
+            counted.seek(0)
+            counted, source = None, file_obj
+    tar: OpenTar = OpenTar.open(fileobj=source, mode="r|" if ahead else "r:", tarinfo=_Header)
+    tar.counted = counted
+    return tar
+
+
+class _TarArchive(Archive):
     """A tar archive, plain or compressed, on a seekable stream or on one that only reads ahead."""
 
-    def __init__(self, path: str, source: Any, start: int | None = None, mode: str = "r:*") -> None:
+    def __init__(
+        self,
+        path: str,
+        source: Any,
+        start: int | None = None,
+        mode: str = "r:*",
+        max_ratio: float | None = None,
+    ) -> None:
         super().__init__(path, source, start)
         self.mode = mode
+        self.max_ratio = max_ratio
         self._tar: tarfile.TarFile | None = None
 
     def _settings(self) -> tuple[Any, ...]:
-        return (self.mode,)
+        return self.mode, self.max_ratio
 
     @property
     def tar(self) -> tarfile.TarFile:
         """The `TarFile`, opened on first use."""
         if self._tar is None:
-            file_obj = _bare(self.source)
-            if isinstance(file_obj, tarfile.TarFile):
-                self._tar = file_obj
-            else:
-                mode = self.mode if _seekable(file_obj) else _streaming(self.mode)
-                self._tar = tarfile.open(fileobj=file_obj, mode=mode, tarinfo=_Header)  # type: ignore[call-overload]  # noqa: SIM115
+            file_obj = bare(self.source)
+            self._tar = file_obj if isinstance(file_obj, tarfile.TarFile) else open_tar(file_obj, self.mode)
         return self._tar
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the archive's bytes are those of its stream."""
+        return self.tar.fileobj is bare(self.source)
 
     @property
     def seeks_cheaply(self) -> bool:
         """Whether going back costs next to nothing: it does in a plain archive, not in a compressed one."""
-        return self.tar.fileobj is _bare(self.source)
+        return self.is_plain and seeks_cheaply(self.tar.fileobj)
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes of the archive, in pieces where a compressed archive could have made them up."""
+        tar: Any = self.tar
+        counted = getattr(tar, "counted", None)
+        if size <= SMALLEST_BOMB or counted is None:
+            data: bytes = tar.fileobj.read(size)
+            return data
+        pieces = []
+        while size and (piece := tar.fileobj.read(min(size, PIECE))):
+            refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _read_to_the_end(self) -> None:
+        """Reads what lies behind the last member of a compressed archive, up to the checksum."""
+        tar: Any = self.tar
+        counted = getattr(tar, "counted", None)
+        while counted is not None and tar.fileobj.read(PIECE):
+            refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
+
+    def explained(self, name: str, error: Exception) -> Exception:
+        """The error to raise for one that reading the member `name` met."""
+        return explained(tarfile.ReadError, f"{name!r} of {self.path!r} in TarArchiveLoader", error)
+
+    def open_entry(self, offset: int) -> Any:
+        """Opens the sparse member whose header stands at `offset`."""
+        tar: Any = self.tar
+        place = tar.offset, tar.firstmember
+        try:
+            tar.offset, tar.firstmember = offset, None
+            return io.BufferedReader(_SparseMember(self, tar.next()))
+        finally:
+            tar.offset, tar.firstmember = place
+            tar.members = []
 
     def next_file(self) -> tuple[str, Any] | None:
         """The name of the next regular file and its file object, or None at the end."""
         tar: Any = self.tar
-        fileobj, plain = tar.fileobj, self.seeks_cheaply
+        fileobj, plain = tar.fileobj, self.is_plain
         while True:
             if plain and tar.firstmember is None and not tar.pax_headers:
                 fileobj.seek(tar.offset)
@@ -127,12 +203,15 @@ class _TarArchive(_Archive):
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
                     tar.offset = data + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
                     return name, io.BufferedReader(_TarMember(self, fileobj, name, data, size))
+                if tar.offset:  # lets `tarfile` see for itself whether the archive reaches so far
+                    fileobj.seek(tar.offset - 1)
             info = tar.next()
             tar.members = []  # tarfile remembers every header otherwise
             if info is None:
+                self._read_to_the_end()
                 return None
             if info.issparse():
-                return info.name, tar.extractfile(info)
+                return info.name, io.BufferedReader(_SparseMember(self, info))
             if info.isreg():
                 member = _TarMember(self, fileobj, info.name, info.offset_data, info.size)
                 return info.name, io.BufferedReader(member)
@@ -196,7 +275,12 @@ class _TarMember(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        return _seekable(self._fileobj)
+        return seekable(self._fileobj)
+
+    @property
+    def seeks_cheaply(self) -> bool:
+        """Whether a reader may go back and forth, as an archive in the archive does."""
+        return self._archive.seeks_cheaply
 
     def tell(self) -> int:
         return self._position
@@ -210,11 +294,11 @@ class _TarMember(io.RawIOBase):
         """`size` bytes from `position` on."""
         try:
             self._fileobj.seek(self._offset + position)
-            data: bytes = self._fileobj.read(size)
+            data = self._archive.read(size)
             if len(data) != size:
                 raise tarfile.ReadError("unexpected end of data")
         except Exception as error:
-            _raise_damage(tarfile.ReadError, f"{self._name!r} of {self._archive.path!r}", error)
+            raise self._archive.explained(self._name, error)
         return data
 
     def readall(self) -> bytes:
@@ -229,91 +313,60 @@ class _TarMember(io.RawIOBase):
         return len(data)
 
 
-def _raise_damage(kind: type[Exception], what: str, error: Exception) -> NoReturn:
-    """Raises `error` as one that names the archive. What does not come from damaged data keeps its type."""
-    if isinstance(error, tarfile.StreamError):
-        raise kind(f"cannot read {what}: {error} ({_NO_WAY_BACK})") from error
-    of_the_system = isinstance(error, OSError) and (
-        error.errno is not None or isinstance(error, io.UnsupportedOperation)
-    )
-    if isinstance(error, (*_DAMAGE, OSError)) and not of_the_system:
-        raise kind(f"cannot read {what}: {error or type(error).__name__} ({_ADVICE})") from error
-    error.add_note(f"This happened while reading {what}.")
-    raise error
+class _SparseMember(Entry):
+    """A member with stored. What it takes in the archive says nothing about how much a reader gets."""
 
+    def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
+        super().__init__(
+            archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply
+        )
+        stored: Any = info.sparse
+        self._size, self._stored = info.size, sum(size for _, size in stored)
 
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, struct.error, LZMAError)
-_ADVICE = "the archive is truncated, damaged or of another kind"
-_NO_WAY_BACK = "a streamed archive cannot go back: read members before going on, or use a seekable file"
-
-
-def _streaming(mode: str) -> str:
-    return "r|*" if mode == "r" else mode.replace(":", "|")
-
-
-class _ArchiveLoader(HoldsStream):
-    """What the loaders share: an archive that is open while its pair is held."""
-
-    datapipe: Any
-    length: int
-    _archive: Any = None
-
-    def _source(self) -> Any:
-        return self.datapipe
-
-    def _open(self, path: str, stream: Any) -> Any:
-        """The archive that `stream` holds."""
-        raise NotImplementedError
-
-    def _place_of(self, archive: Any) -> Any:
-        """The place in the archive behind the last member that was yielded."""
-        raise NotImplementedError
-
-    def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        archive = self._archive
-        if archive is None or archive.source is not stream:  # it failed to open
-            return parked(stream), self._place
-        return parked(stream, archive.start), self._place_of(archive)
-
-    def _release(self, stream: Any) -> None:
-        if self._archive is not None and self._archive.source is stream:
-            self._archive = None
-        if isinstance(
-            stream, StreamWrapper
-        ):  # whoever made a bare stream closes it: members may still read it
-            stream.autoclose()
-
-    def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_archive": None}
-
-    def __len__(self) -> int:
-        if self.length == -1:
-            raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
-        return self.length
+    def readall(self) -> bytes:
+        try:
+            # In pieces a large file does no harm, and sparse files are large.
+            refuse_bomb(self._size, self._stored, self._archive.max_ratio)
+        except Exception as error:
+            raise self._archive.explained(self._name, error)
+        return super().readall()
 
 
 @functional_datapipe("load_from_tar")
-class TarArchiveLoader(_ArchiveLoader):
+class TarArchiveLoader(ArchiveLoader):
     """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file.
 
-    A member's path is that of the archive joined with its own. Streams that cannot seek are read ahead only; a
-    member of such an archive, or of a compressed one, is kept in memory when the archive goes on before it is read.
+    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
+    slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
+
+    Streams that cannot seek are read ahead only; a member of such an archive, or of a compressed one, is kept in
+    memory when the archive goes on before it is read.
 
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: how `tarfile.open` reads: `"r:*"`, `"r:gz"`, …, or `"r|*"`, … for reading ahead only.
         length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        max_ratio: how many times larger than its compressed form an archive may become, up to the end of a member of
+            more than 1 GiB that is read; likewise a sparse member that is read at once. None: no limit.
 
     Raises:
-        ValueError: the mode is another one.
-        tarfile.ReadError: while iterating or reading a member, the archive is truncated or damaged.
+        ValueError: the mode is another one, or `max_ratio` is less than 1.
+        tarfile.ReadError: while iterating or reading a member, the archive is truncated or damaged, a name leads out
+            of the archive's folder, or a member is out of proportion to the archive (a decompression bomb).
 
     Example:
         >>> from torchdata.datapipes.iter import FileLister
         >>> pairs = FileLister("shards", "*.tar").open_files(mode="b").load_from_tar()
     """
 
-    def __init__(self, datapipe: Iterable[tuple[str, Any]], mode: str = "r:*", length: int = -1) -> None:
+    def __init__(
+        self,
+        datapipe: Iterable[tuple[str, Any]],
+        mode: str = "r:*",
+        length: int = -1,
+        *,
+        max_ratio: float | None = MAX_RATIO,
+    ) -> None:
         if not isinstance(mode, str) or not re.fullmatch(r"r([:|](\*|gz|bz2|xz|zst)?)?", mode):
             raise ValueError(
                 f"TarArchiveLoader: mode must be one that reads, such as 'r:*' or 'r|gz', but got {mode!r}"
@@ -321,21 +374,22 @@ class TarArchiveLoader(_ArchiveLoader):
         self.datapipe = source_pipe(datapipe, self)
         self.mode = mode
         self.length = check_int("TarArchiveLoader", "length", length, least=-1)
+        self.max_ratio = check_max_ratio("TarArchiveLoader", max_ratio)
 
     def _place_of(self, archive: _TarArchive) -> tuple[int, dict[str, str]]:
         return archive.tar.offset, dict(archive.tar.pax_headers)
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
         try:
-            archive = _TarArchive(path, stream, mode=self.mode)
+            archive = _TarArchive(path, stream, mode=self.mode, max_ratio=self.max_ratio)
             tar: Any = archive.tar
             if place is not None:
                 tar.firstmember = None
                 tar.offset, tar.pax_headers = place
             self._archive = archive  # now that it is open and in its place
-            parent, keep = archive.parent, not archive.seeks_cheaply
+            folder, parent, keep = folder_of(path), archive.parent, not archive.seeks_cheaply
             while (found := archive.next_file()) is not None:
-                name = os.path.normpath(os.path.join(path, found[0]))
+                name = path_in(folder, found[0])
                 member = StreamWrapper(found[1], parent, name)
                 reference = weakref.ref(member) if keep else None
                 del found
@@ -344,7 +398,7 @@ class TarArchiveLoader(_ArchiveLoader):
                 if reference is not None:
                     _keep_in_memory(reference())
         except Exception as error:
-            _raise_damage(tarfile.ReadError, f"the tar archive {path!r} in TarArchiveLoader", error)
+            raise explained(tarfile.ReadError, f"the tar archive {path!r} in TarArchiveLoader", error)
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
@@ -356,7 +410,7 @@ def _keep_in_memory(stream: StreamWrapper | None) -> None:
             stream.detach_from_parent(io.BytesIO(raw.content(0, raw.size)))
 
 
-class _ZipArchive(_Archive):
+class _ZipArchive(Archive):
     """A zip archive."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
@@ -369,45 +423,64 @@ class _ZipArchive(_Archive):
     def zip(self) -> zipfile.ZipFile:
         """The `ZipFile`, opened on first use."""
         if self._zip is None:
-            file_obj = _bare(self.source)
-            if not _seekable(file_obj):
-                raise io.UnsupportedOperation(
-                    f"the zip archive {self.path!r} lies in a stream that cannot seek, but the directory of a zip "
-                    "archive stands at its end; read it from a file, or into io.BytesIO first"
-                )
-            self._zip = zipfile.ZipFile(file_obj)
+            file_obj = bare(self.source)
+            self._zip = file_obj if isinstance(file_obj, zipfile.ZipFile) else open_zip(file_obj, self.path)
         return self._zip
 
+    def explained(self, name: str, error: Exception) -> Exception:
+        """The error to raise for one that reading the member `name` met."""
+        return explained(zipfile.BadZipFile, f"{name!r} of {self.path!r} in ZipArchiveLoader", error)
 
-class _ZipMemberRecipe:
-    """Which entry of its archive a member is."""
+    def open_entry(self, index: int) -> Any:
+        """Opens the entry `index` of the archive's directory."""
+        info = self.zip.infolist()[index]
+        stored = info.compress_type == zipfile.ZIP_STORED
+        return io.BufferedReader(Entry(self, index, info.filename, self.zip.open(info), stored))
 
-    __slots__ = ("archive", "index")
 
-    def __init__(self, archive: _ZipArchive, index: int) -> None:
-        self.archive, self.index = archive, index
+def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.ZipFile) -> zipfile.ZipFile:
+    """Opens a zip archive.
 
-    def open(self) -> Any:
-        """Opens the archive, where it is not yet, and the member."""
-        archive = self.archive.zip
-        return archive.open(archive.infolist()[self.index])
-
-    def __repr__(self) -> str:
-        return f"entry {self.index} of {self.archive.path!r}"
+    Raises:
+        io.UnsupportedOperation: the stream cannot seek.
+    """
+    if not seekable(file_obj):
+        raise io.UnsupportedOperation(
+            f"the zip archive {path!r} lies in a stream that cannot seek, but the directory of a zip archive stands at "
+            "its end; read it from a file, or into io.BytesIO first"
+        )
+    try:
+        archive = kind(file_obj)
+    except UnicodeDecodeError as error:
+        raise zipfile.BadZipFile(f"a name in its directory does not decode ({error})") from error
+    except zipfile.BadZipFile as error:
+        cause = error.__context__
+        if (
+            isinstance(cause, OSError) and cause.errno is not None
+        ):  # the archive may be fine, but cannot be read
+            raise cause
+        raise
+    if any(info.header_offset < 0 for info in archive.infolist()):
+        raise zipfile.BadZipFile("its directory points to before its start")
+    return archive
 
 
 @functional_datapipe("load_from_zip")
-class ZipArchiveLoader(_ArchiveLoader):
+class ZipArchiveLoader(ArchiveLoader):
     """Reads zip archives: yields pairs of path and stream, one per file.
 
-    A member's path is that of the archive joined with its own.
+    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
+    slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
 
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        max_ratio: how many times larger than its compressed form a member of more than 1 GiB may be; None: no limit.
 
     Raises:
-        zipfile.BadZipFile: while iterating or reading a member, the archive is truncated or damaged.
+        ValueError: `max_ratio` is less than 1.
+        zipfile.BadZipFile: while iterating or reading a member, the archive is truncated or damaged, a checksum is
+            wrong, a name leads out of the archive's folder, or a member is out of proportion (a decompression bomb).
         RuntimeError: while iterating, a member is encrypted.
 
     Example:
@@ -415,9 +488,16 @@ class ZipArchiveLoader(_ArchiveLoader):
         >>> pairs = FileLister("shards", "*.zip").open_files(mode="b").load_from_zip()
     """
 
-    def __init__(self, datapipe: Iterable[tuple[str, Any]], length: int = -1) -> None:
+    def __init__(
+        self,
+        datapipe: Iterable[tuple[str, Any]],
+        length: int = -1,
+        *,
+        max_ratio: float | None = MAX_RATIO,
+    ) -> None:
         self.datapipe = source_pipe(datapipe, self)
         self.length = check_int("ZipArchiveLoader", "length", length, least=-1)
+        self.max_ratio = check_max_ratio("ZipArchiveLoader", max_ratio)
 
     def _place_of(self, archive: _ZipArchive) -> int:
         return archive.next
@@ -425,15 +505,16 @@ class ZipArchiveLoader(_ArchiveLoader):
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
         try:
             archive = _ZipArchive(path, stream)
-            entries, open_member, parent = archive.zip.infolist(), archive.zip.open, archive.parent
+            entries, parent, folder = archive.zip.infolist(), archive.parent, folder_of(path)
             archive.next = place or 0
             self._archive = archive  # now that it is open and in its place
             for index in range(archive.next, len(entries)):
                 info = entries[index]
                 archive.next = index + 1
-                if not info.is_dir():
-                    name = os.path.normpath(os.path.join(path, info.filename))
-                    recipe = _ZipMemberRecipe(archive, index)
-                    yield name, StreamWrapper(open_member(info), parent, name, recipe=recipe)
+                if not info.is_dir() and not stat.S_ISLNK(info.external_attr >> 16):
+                    name = path_in(folder, info.filename)
+                    if info.file_size > SMALLEST_BOMB:
+                        refuse_bomb(info.file_size, info.compress_size, self.max_ratio)
+                    yield name, StreamWrapper(archive.open_entry(index), parent, name)
         except Exception as error:
-            _raise_damage(zipfile.BadZipFile, f"the zip archive {path!r} in ZipArchiveLoader", error)
+            raise explained(zipfile.BadZipFile, f"the zip archive {path!r} in ZipArchiveLoader", error)

@@ -199,7 +199,12 @@ class FileOpener(Stateless, IterDataPipe[tuple[str, StreamWrapper]]):
             raise TypeError(f"Expected string type for pathname, but FileOpener got {path!r}")
         path = os.fspath(path)
         recipe = FileRecipe(path, _MODES[self.mode], self.encoding)
-        return path, StreamWrapper(recipe.open(), recipe=recipe)
+        try:
+            file_obj = recipe.open()
+        except OSError as error:
+            error.add_note(f"FileOpener cannot open {path!r}.")
+            raise
+        return path, StreamWrapper(file_obj, recipe=recipe)
 
     def __len__(self) -> int:
         if self.length == -1:

@@ -312,6 +312,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # Asking for the names before the first row was read would read it.
-        known = reader.fieldnames if reader.line_num else self.fmtparams.get("fieldnames")
+        # Asking for the names before the first row was read would read it. There is no reader where no line decoded.
+        given = self.fmtparams if self._place is None else self._place
+        known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

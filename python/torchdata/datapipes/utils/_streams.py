@@ -265,7 +265,9 @@ class StreamWrapper:
             )
         return StreamWrapper, (self.file_obj, None, self.name)
 
-    def _offset(self) -> int:
+    def _offset(self) -> int | None:
+        if not hasattr(self.file_obj, "tell"):  # an opened archive, say
+            return None
         try:
             offset: int = self.file_obj.tell()
         except (OSError, ValueError) as error:
@@ -308,7 +310,7 @@ def parked(stream: Any, offset: int | None = None) -> Any:
     if recipe is None:
         return stream
     try:
-        where = file_obj.tell() if offset is None else offset
+        where = file_obj.tell() if offset is None and hasattr(file_obj, "tell") else offset
     except (OSError, ValueError):
         return stream
     return StreamWrapper.reopening(recipe, where, wrapper.name if wrapper is not None else None)
