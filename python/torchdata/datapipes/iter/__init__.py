@@ -16,8 +16,8 @@ from torchdata.datapipes.iter.combining import (
     Zipper,
     ZipperLongest,
 )
-from torchdata.datapipes.iter.concurrent import ThreadPoolMapper
 from torchdata.datapipes.iter.compression import Bz2FileLoader, Decompressor, Extractor, XzFileLoader
+from torchdata.datapipes.iter.concurrent import ThreadPoolMapper
 from torchdata.datapipes.iter.converting import MapToIterConverter
 from torchdata.datapipes.iter.decoding import RoutedDecoder
 from torchdata.datapipes.iter.disk_caching import EndOnDiskCacheHolder, OnDiskCacheHolder
@@ -64,8 +64,8 @@ __all__ = [
     "DataFrameMaker",
     "Decompressor",
     "Demultiplexer",
-    "EndOnDiskCacheHolder",
     "Dropper",
+    "EndOnDiskCacheHolder",
     "Enumerator",
     "Extractor",
     "FileLister",
@@ -108,8 +108,8 @@ __all__ = [
     "Rows2Columnar",
     "SampleMultiplexer",
     "Sampler",
-    "ShardExpander",
     "Saver",
+    "ShardExpander",
     "ShardingFilter",
     "ShardingRoundRobinDispatcher",
     "ShuffledFlatMapper",
