@@ -71,7 +71,7 @@ class Stub:
         for wanted in (False, True):
             plain = sorted(line for line in self.imports if ours(line.split()[1]) is wanted)
             froms = [
-                f"from {module} import {', '.join(sorted(names))}"
+                _import(module, sorted(names))
                 for module, names in sorted(self.froms.items())
                 if ours(module) is wanted
             ]
@@ -189,6 +189,11 @@ class Form:
         elif name in vars(module):
             self.stub.from_import(module.__name__, name)  # an alias that the module defines
         return name
+
+
+def _import(module: str, names: list[str]) -> str:
+    line = f"from {module} import {', '.join(names)}"
+    return line if len(line) <= 110 else f"from {module} import (\n    " + ",\n    ".join(names) + ",\n)"
 
 
 def _constructor(cls: type) -> Any:

@@ -183,6 +183,17 @@ def test_shuffling_after_a_dispatch_is_fine_with_a_seed() -> None:
     assert lint(dispatched(ints()).shuffle(), seeded=True) == []
 
 
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(
+        TypeError, match=r"datapipe must be the last pipe of a graph, but got \[1\] of type list"
+    ):
+        lint([1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="num_workers must be an integer"):
+        lint(ints(), 2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_workers must be at least 0"):
+        lint(ints(), -1)
+
+
 def test_a_finding_is_a_sentence_with_the_pipe_s_place_and_the_remedy() -> None:
     [finding] = lint(ints().map(str).sharding_filter().batch(2).map(len))
     assert str(finding).startswith(

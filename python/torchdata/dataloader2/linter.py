@@ -17,6 +17,7 @@ from torchdata.dataloader2.graph import DataPipe, DataPipeGraph, traverse_dps
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.dataloader2.utils.dispatch import find_lca_round_robin_sharding_dp
+from torchdata.datapipes._checks import check_int
 from torchdata.datapipes._traversal import is_pipe, sources_of, walk
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
@@ -69,6 +70,10 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     Returns:
         The findings, from the sources of the graph to its end; empty where nothing was found.
 
+    Raises:
+        TypeError: `datapipe` is no pipe, or `num_workers` is no integer.
+        ValueError: `num_workers` is negative.
+
     Example:
         >>> from torchdata.dataloader2.linter import lint
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -77,6 +82,11 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
         >>> [finding.kind for finding in lint(IterableWrapper(range(9)).shuffle().batch(2))]
         ['not-sharded']
     """
+    if not is_pipe(datapipe):
+        raise TypeError(
+            f"lint: datapipe must be the last pipe of a graph, but got {datapipe!r} of type {type(datapipe).__name__}"
+        )
+    num_workers = check_int("lint", "num_workers", num_workers, least=0)
     return [*_Linter(datapipe, num_workers, seeded).findings()]
 
 

@@ -216,13 +216,12 @@ class FrameFormat:
                 for name, values in columns.items()
             ]
             return self._converted(arrow.table(arrays, names=list(map(str, columns))))
+        lists = {name: list(values) for name, values in columns.items()}
         if self.library == "polars":
-            return module.DataFrame(
-                {name: list(values) for name, values in columns.items()}, schema_overrides=types
-            )
-        return module.DataFrame(
-            {name: module.Series(list(values), dtype=types.get(name)) for name, values in columns.items()}
-        )
+            return module.DataFrame(lists, schema_overrides=types)
+        for name, dtype in types.items():
+            lists[name] = module.Series(lists[name], dtype=dtype)
+        return module.DataFrame(lists)
 
     # -- frames of Arrow tables --------------------------------------------------------------------
 
