@@ -158,6 +158,9 @@ def test_a_wrong_checksum_of_a_compressed_tar_archive_is_an_error_at_its_end(tmp
     assert read(next(items))[1] == b"alpha"
     with pytest.raises(tarfile.ReadError, match=r"sum\.tar\.gz' in TarArchiveLoader: CRC check failed"):
         next(items)
+    write(path, {"a": b"alpha"}, "tar.gz")
+    path.write_bytes(path.read_bytes() + b"something else")
+    assert len(list(FileOpener([str(path)], mode="b").load_from_tar(mode=mode))) == 1
 
 
 @each_kind

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from torchdata.datapipes._registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
+from torchdata.datapipes.iter.compression import CompressionType, Decompressor
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -53,6 +54,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
         batches in random order.
         """
 
+    def check_hash(
+        self,
+        hash_dict: Mapping[str, str],
+        hash_type: str = "sha256",
+        rewind: bool = True,
+    ) -> IterDataPipe[Any]:
+        """Passes on the files whose hash is the expected one; any other is an error."""
+
     def collate(
         self,
         conversion: Any = ...,
@@ -85,6 +94,16 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """Makes data frames of consecutive rows."""
 
+    def decompress(
+        self,
+        file_type: str | CompressionType | None = None,
+        *,
+        max_ratio: float | None = 100.0,
+    ) -> IterDataPipe[Any]:
+        """Decompresses streams: yields pairs of path and stream of what was compressed. Paths stay as they
+        are.
+        """
+
     def demux(
         self,
         num_instances: int,
@@ -116,6 +135,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
         starting_index: int = 0,
     ) -> IterDataPipe[Any]:
         """Numbers the items: yields `(number, item)`."""
+
+    def extract(
+        self,
+        file_type: str | CompressionType | None = None,
+        *,
+        max_ratio: float | None = 100.0,
+    ) -> Decompressor:
+        """An older name of `Decompressor`, which is what this makes."""
 
     def filter(
         self,
@@ -191,10 +218,28 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """Yields the paths of the files in one or several directories."""
 
+    def load_from_bz2(
+        self,
+        length: int = -1,
+        *,
+        max_ratio: float | None = 100.0,
+    ) -> IterDataPipe[Any]:
+        """Decompresses bzip2 streams: yields pairs of path, without the suffix `.bz2`, and stream."""
+
+    def load_from_rar(
+        self,
+        *,
+        length: int = -1,
+        max_ratio: float | None = 100.0,
+    ) -> IterDataPipe[Any]:
+        """Reads RAR archives: yields pairs of path and stream, one per file. Needs the extra `rar`."""
+
     def load_from_tar(
         self,
         mode: str = "r:*",
         length: int = -1,
+        *,
+        max_ratio: float | None = 100.0,
     ) -> IterDataPipe[Any]:
         """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file."""
 
@@ -208,9 +253,19 @@ class IterForms(FunctionalForms, Generic[T_co]):
         record.
         """
 
+    def load_from_xz(
+        self,
+        length: int = -1,
+        *,
+        max_ratio: float | None = 100.0,
+    ) -> IterDataPipe[Any]:
+        """Decompresses xz (and lzma) streams: yields pairs of path, without the suffix `.xz`, and stream."""
+
     def load_from_zip(
         self,
         length: int = -1,
+        *,
+        max_ratio: float | None = 100.0,
     ) -> IterDataPipe[Any]:
         """Reads zip archives: yields pairs of path and stream, one per file."""
 
@@ -307,6 +362,12 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """Yields the rows of CSV files, as dicts with the fields of each file's first row as keys."""
 
+    def parse_json_files(
+        self,
+        **kwargs: Any,
+    ) -> IterDataPipe[Any]:
+        """Parses JSON files, each as a whole: yields pairs of path and value."""
+
     def prefetch(
         self,
         buffer_size: int = 10,
@@ -401,6 +462,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
         column_names: Sequence[Hashable] | None = None,
     ) -> IterDataPipe[Any]:
         """Turns batches of rows into dicts of columns."""
+
+    def save_to_disk(
+        self,
+        mode: str = "w",
+        filepath_fn: Callable[[Any], Any] | None = None,
+    ) -> IterDataPipe[Any]:
+        """Writes files: yields the path of each when it is complete."""
 
     def set_length(
         self,

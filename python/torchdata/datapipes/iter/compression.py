@@ -319,13 +319,13 @@ class Extractor(Decompressor):
         Decompressor
     """
 
-    def __new__(
+    def __new__(  # type: ignore[misc]  # as in torchdata 0.9, what it makes is a Decompressor
         cls,
         source_datapipe: Iterable[tuple[str, Any]],
         file_type: str | CompressionType | None = None,
         *,
         max_ratio: float | None = MAX_RATIO,
-    ) -> Any:
+    ) -> Decompressor:
         return Decompressor(source_datapipe, file_type, max_ratio=max_ratio)
 
 
