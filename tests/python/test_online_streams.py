@@ -6,6 +6,7 @@ import copy
 import io
 import os
 import pickle
+import subprocess
 import tracemalloc
 
 import pytest
@@ -222,6 +223,33 @@ def test_a_state_that_holds_streams_loads_in_another_pipe_with_other_settings(we
     other = HttpReader(urls).shuffle(buffer_size=3)
     load_state(other, state)
     assert [stream.read() for _, stream in other] == rest
+
+
+@pytest.fixture
+def shard(web, tmp_path):
+    """The URL of a tar archive."""
+    names = [f"{number}.txt" for number in range(4)]
+    for number, name in enumerate(names):
+        (tmp_path / name).write_bytes(b"%d" % number * 1000)
+    subprocess.run(["tar", "-cf", "shard.tar", *names], cwd=tmp_path, check=True, timeout=60)
+    return web.url("shard.tar", (tmp_path / "shard.tar").read_bytes())
+
+
+def test_an_archive_is_read_as_it_arrives_and_restored_at_every_position(shard):
+    items = check_restore(lambda: HttpReader([shard]).load_from_tar())
+    assert [content for _, content in items] == [b"%d" % number * 1000 for number in range(4)]
+    check_abandoned(lambda: HttpReader([shard]).load_from_tar())
+
+
+def test_an_archive_that_is_gone_when_it_is_opened_again_is_not_called_damaged(web, shard):
+    pipe, other = (HttpReader([shard]).load_from_tar() for _ in range(2))
+    items = iter(pipe)
+    next(items)
+    load_state(other, save_state(pipe))
+    (web.folder / "shard.tar").unlink()
+    with pytest.raises(requests.HTTPError, match=r"HttpReader cannot open '.*shard.tar'.*404") as failure:
+        list(other)
+    assert any("TarArchiveLoader" in note for note in failure.value.__notes__)
 
 
 @pytest.mark.parametrize("id_", ["plain", "form", "cookie"])

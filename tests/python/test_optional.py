@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
         "parquet",
         lambda: list(IterableWrapper(["a"]).load_parquet_as_df()),
     ),
+    ("RarArchiveLoader", "rarfile", "rar", lambda: list(IterableWrapper([("a", BytesIO())]).load_from_rar())),
     ("routed_decode of images", "PIL", "image", lambda: ImageHandler("rgb")("png", b"")),
     ("routed_decode of '.pt' files", "torch", "torch", lambda: basichandlers("pt", b"")),
     ("to_graph", "graphviz", "graph", lambda: to_graph(IterableWrapper([]))),

@@ -117,7 +117,7 @@ def bare(stream: Any) -> Any:
 def is_damage(error: Exception) -> bool:
     """Whether the error comes from the data, and not from the operating system or the code."""
     if isinstance(error, OSError):  # damage to gzip and bzip2 files is one without a number
-        return error.errno is None and not isinstance(error, io.UnsupportedOperation)
+        return error.errno is None and type(error).__module__ in ("builtins", "gzip")
     return isinstance(error, DAMAGE)
 
 
@@ -212,7 +212,7 @@ class Archive:
         self.path = path
         self.source = source
         #: Where the archive begins in its stream; None where the stream cannot tell.
-        self.start = source.tell() if start is None and seekable(source) else start
+        self.start = position(source) if start is None else start
 
         #: Stands in for the source when the archive is pickled, which may be after the source was closed. A file
         #: in memory has none, because it would be copied.
