@@ -7,9 +7,10 @@ builds or iterates the pipe; owns nothing.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
-__all__ = ["DISTRIBUTION", "optional_import"]
+__all__ = ["DISTRIBUTION", "optional_import", "require"]
 
 #: The name under which this package is installed.
 DISTRIBUTION = "torchdata-rs"
@@ -38,3 +39,12 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
             f"`pip install '{DISTRIBUTION}[{extra}]'`",
             name=error.name,
         ) from error
+
+
+def require(module: str, *, extra: str, needed_by: str) -> None:
+    """Raises what `optional_import` would where the library is not installed, without importing it.
+
+    For constructors: a pipe is often built in one process and iterated in others, which alone need the library.
+    """
+    if importlib.util.find_spec(module) is None:
+        optional_import(module, extra=extra, needed_by=needed_by)

@@ -36,6 +36,7 @@ from torchdata.datapipes.iter.rar import RarArchiveLoader
 from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.rows import IndexAdder, Rows2Columnar
 from torchdata.datapipes.iter.saving import HashChecker, Saver
+from torchdata.datapipes.iter.s3 import S3FileLister, S3FileLoader
 from torchdata.datapipes.iter.selecting import Filter, Header
 from torchdata.datapipes.iter.sharding import (
     SHARDING_PRIORITIES,
@@ -107,6 +108,8 @@ __all__ = [
     "RoutedDecoder",
     "Rows2Columnar",
     "SampleMultiplexer",
+    "S3FileLister",
+    "S3FileLoader",
     "Sampler",
     "Saver",
     "ShardExpander",
