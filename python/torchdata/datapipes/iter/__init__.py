@@ -24,6 +24,7 @@ from torchdata.datapipes.iter.disk_caching import EndOnDiskCacheHolder, OnDiskCa
 from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
 from torchdata.datapipes.iter.flat_shuffling import ShuffledFlatMapper
 from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoader
+from torchdata.datapipes.iter.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
 from torchdata.datapipes.iter.huggingface import HuggingFaceHubReader
 from torchdata.datapipes.iter.json import JsonParser
@@ -69,6 +70,9 @@ __all__ = [
     "EndOnDiskCacheHolder",
     "Enumerator",
     "Extractor",
+    "FSSpecFileLister",
+    "FSSpecFileOpener",
+    "FSSpecSaver",
     "FileLister",
     "FileOpener",
     "Filter",

@@ -14,7 +14,16 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import IterDataPipe
 
-__all__ = ["ListsRoots", "after_last", "check_masks", "check_name", "check_options", "explaining", "matches"]
+__all__ = [
+    "ListsRoots",
+    "after_last",
+    "check_masks",
+    "check_mode",
+    "check_name",
+    "check_options",
+    "explaining",
+    "matches",
+]
 
 
 def check_masks(pipe: str, masks: Any) -> str | list[str]:
@@ -48,6 +57,21 @@ def check_name(pipe: str, argument: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{pipe}: {argument} must be a str, but got {value!r} of type {type(value).__name__}")
     return value
+
+
+def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
+    """`mode`, which must be one of `open`'s; if the pipe writes, one that creates or appends.
+
+    Raises:
+        TypeError: it is no str.
+        ValueError: it is no such mode.
+    """
+    check_name(pipe, "mode", mode)
+    kinds = sum(mode.count(kind) for kind in "rwax")
+    if kinds != 1 or set(mode) - set("rwaxbt+") or (writes and "r" in mode):
+        examples = "'w' or 'wb'" if writes else "'r' or 'rb'"
+        raise ValueError(f"{pipe}: mode must be one of open's, such as {examples}, but got {mode!r}")
+    return str(mode)
 
 
 def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""The base of pipes that save items to files of a file system, and the writing of local files in one step.
+
+Role: such a pipe takes pairs of metadata and data, writes the data, and yields where it wrote it. It runs in the
+process that iterates it. A local file is written under another name first, so that a reader, or whoever comes after a
+crash, sees all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from torchdata.datapipes._checks import check_callable, length_of
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter._held import source_pipe
+from torchdata.datapipes.iter._remote import check_mode, explaining
+from torchdata.datapipes.state import Stateless
+
+__all__ = ["SavesItems", "appearing"]
+
+
+class SavesItems(Stateless, IterDataPipe[str]):
+    """A pipe that saves the data of pairs of metadata and data, and yields the paths.
+
+    Subclasses define `_save`.
+    """
+
+    def __init__(
+        self, source_datapipe: Iterable[tuple[Any, Any]], mode: str, filepath_fn: Callable[[Any], str] | None
+    ) -> None:
+        name = type(self).__name__
+        self.source_datapipe = source_pipe(source_datapipe, self)
+        self.mode = check_mode(name, mode, writes=True)
+        if filepath_fn is not None:
+            check_callable(name, "filepath_fn", filepath_fn)
+        self.filepath_fn = filepath_fn
+
+    def _save(self, path: str, data: Any) -> None:
+        """Writes the data, which fit the mode."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._saved, self.source_datapipe)
+
+    def _saved(self, item: Any) -> str:
+        name = type(self).__name__
+        try:
+            meta, data = item
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name} expects pairs of metadata and data, but got {item!r}") from error
+        path = meta if self.filepath_fn is None else self.filepath_fn(meta)
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"{name} expects a str as path, but got {path!r} for the metadata {meta!r}")
+        path = os.fspath(path)
+        self._check_data(name, path, data)
+        with explaining(self, "save", path):
+            self._save(path, data)
+        return path
+
+    def _check_data(self, name: str, path: str, data: Any) -> None:
+        """Raises TypeError for data that do not fit the mode, before anything of them is written."""
+        if "b" not in self.mode:
+            fits = isinstance(data, str)
+        else:
+            try:
+                memoryview(data).release()
+                fits = True
+            except TypeError:
+                fits = False
+        if not fits:
+            kind, other = ("bytes", "w") if "b" in self.mode else ("str", "wb")
+            raise TypeError(
+                f"{name} cannot save {path!r}: mode {self.mode!r} takes {kind}, but the data are of type "
+                f"{type(data).__name__}; convert them, or use mode={other!r}"
+            )
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+
+@contextmanager
+def appearing(path: str, *, replace: bool) -> Iterator[str]:
+    """Yields the name under which to write a local file that then appears at `path` at once.
+
+    On an error nothing is left. What is no regular file, such as a pipe, is written directly.
+
+    Args:
+        path: where the file is to appear; a link is followed.
+        replace: whether it takes the place of a file that is there; where not, that one stays as it is.
+    """
+    path = os.path.realpath(path)
+    try:
+        existing: os.stat_result | None = os.stat(path)
+    except OSError:
+        existing = None
+    if existing is not None and not stat.S_ISREG(existing.st_mode):
+        yield path
+        return
+    folder, name = os.path.split(path)
+    # The end of the name stays, because a compression may be told by it.
+    temporary = os.path.join(folder, f".{os.urandom(8).hex()}-{name[-100:]}")
+    try:
+        yield temporary
+        if replace:
+            if existing is not None:
+                os.chmod(temporary, stat.S_IMODE(existing.st_mode))
+            os.replace(temporary, path)
+        else:
+            _move_unless_there(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _move_unless_there(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        if not os.path.exists(target):
+            os.replace(source, target)
