@@ -1,6 +1,7 @@
 """Pipes that are read by iterating."""
 
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.aistore import AISFileLister, AISFileLoader
 from torchdata.datapipes.iter.archives import TarArchiveLoader, ZipArchiveLoader
 from torchdata.datapipes.iter.batch_mapping import BatchAsyncMapper, BatchMapper
 from torchdata.datapipes.iter.bucketing import BucketBatcher, MaxTokenBucketizer
@@ -31,6 +32,7 @@ from torchdata.datapipes.iter.json import JsonParser
 from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
 from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
 from torchdata.datapipes.iter.paragraphs import ParagraphAggregator
+from torchdata.datapipes.iter.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
 from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.random_splitting import RandomSplitter
 from torchdata.datapipes.iter.rar import RarArchiveLoader
@@ -55,6 +57,8 @@ __all__ = [
     "SHARDING_PRIORITIES",
     "BatchAsyncMapper",
     "BatchMapper",
+    "AISFileLister",
+    "AISFileLoader",
     "Batcher",
     "BucketBatcher",
     "Bz2FileLoader",
@@ -88,6 +92,9 @@ __all__ = [
     "InBatchShuffler",
     "InMemoryCacheHolder",
     "IndexAdder",
+    "IoPathFileLister",
+    "IoPathFileOpener",
+    "IoPathSaver",
     "IterDataPipe",
     "IterKeyZipper",
     "IterableWrapper",

@@ -1,17 +1,18 @@
 """An S3 object as a file: read in pieces, by requests that each ask for a range of it.
 
 Role: the file object in the streams that `S3FileLoader` yields, and the recipe by which it is opened again. They live
-in the process that reads. Between two requests a file owns no connection, apart from one case: the answer to the
-request that opened it is kept until it is read, or until the loader opens the next object.
+in the process that reads. Between two requests a file owns no connection, apart from the unread answer to the one that
+opened it (see `_remote_file.py`).
 """
 
 from __future__ import annotations
 
 import io
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torchdata.datapipes.iter._remote_file import RemoteFile, buffered
 from torchdata.datapipes.iter._s3_client import (
     S3Error,
     S3Settings,
@@ -28,8 +29,6 @@ DEFAULT_BUFFER_SIZE = 16 << 20
 PART_SIZE = 4 << 20
 #: Bytes that the first request after a seek asks for. Each further one asks for twice as many as the one before.
 AFTER_SEEK = 256 << 10
-#: Bytes between the reader and this file, so that small reads and lines cost little.
-_SMALL_READS = 64 << 10
 #: Requests at once for one piece.
 MOST_PARALLEL = 8
 
@@ -56,7 +55,7 @@ class S3Recipe:
 
     def open(self) -> io.BufferedReader:
         """The object as a file that stands at its start. Sends a request only where the object was never opened."""
-        return io.BufferedReader(S3Object(self), _SMALL_READS)
+        return buffered(S3Object(self))
 
     def get(self, start: int, size: int) -> Any:
         """obstore's answer to the request for `size` bytes from `start` on; None where the object is empty."""
@@ -84,7 +83,7 @@ class S3Recipe:
         return f"S3Recipe({self.url!r})"
 
 
-class S3Object(io.RawIOBase):
+class S3Object(RemoteFile):
     """The file. Asks for a piece where what it was asked for lies outside the last one.
 
     Args:
@@ -92,26 +91,22 @@ class S3Object(io.RawIOBase):
     """
 
     def __init__(self, recipe: S3Recipe) -> None:
-        super().__init__()
-        self._position = 0
-        #: The piece at hand, and where it begins.
+        super().__init__(recipe.url)
+        #: The piece at hand, and where it begins and ends.
         self._piece, self._start, self._end = _NOTHING, 0, 0
         #: How much the next request asks for.
         self._ahead = min(recipe.buffer_size, PART_SIZE)
         #: The unread answer to the request that opened the object, and the process that sent it.
         self._answer: Any = None
         self._pid = os.getpid()
-        self._recipe = recipe
-        if recipe.version is None:
-            self._recipe = self._opened(recipe)
-        self.name = recipe.url
+        self._recipe = recipe if recipe.version is not None else self._opened(recipe)
 
     def _opened(self, recipe: S3Recipe) -> S3Recipe:
         self._answer = recipe.get(0, self._ahead)
         version: tuple[str | None, int] = (None, 0)
         if self._answer is not None:
             version = (self._answer.meta["e_tag"], self._answer.meta["size"])
-        return S3Recipe(recipe.url, recipe.settings, recipe.buffer_size, recipe.parallel, version)
+        return replace(recipe, version=version)
 
     def recipe(self) -> S3Recipe:
         """How the object is opened again, in the same version."""
@@ -124,41 +119,15 @@ class S3Object(io.RawIOBase):
         return self._recipe.version[1]
 
     def drop_answer(self) -> None:
-        """Gives back the connection of the request that opened the object. What was not read is asked for again."""
+        """Gives back the connection of the request that opened the object."""
         answer, self._answer = self._answer, None
         if answer is not None and self._pid != os.getpid():
             keep_inherited(answer)
 
     def close(self) -> None:
-        """Forgets the piece at hand, and the connection."""
-        if not self.closed:
-            self.drop_answer()
-            self._piece = _NOTHING
+        """Forgets the piece at hand, too."""
         super().close()
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is: a seek costs nothing, and the next read asks for what lies there."""
-        return True
-
-    def tell(self) -> int:
-        """The position in bytes."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to a position, counted from the start, from here, or from the end."""
-        if self.closed:
-            raise ValueError("I/O operation on closed file")
-        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
-            raise ValueError(f"whence must be 0, 1 or 2, but got {whence}")
-        position = offset + (0, self._position, self.size)[whence]
-        if position < 0:
-            raise ValueError(f"cannot seek to {position}, before the start of {self._recipe.url!r}")
-        self._position = position
-        return position
+        self._piece = _NOTHING
 
     def readinto(self, buffer: Any) -> int:
         """Reads into `buffer`, and returns how many bytes it read."""
@@ -179,8 +148,7 @@ class S3Object(io.RawIOBase):
 
     def _here(self, wanted: int) -> memoryview:
         """What is at hand from the position on, fetched where nothing is; empty at the end."""
-        if self.closed:
-            raise ValueError("I/O operation on closed file")
+        self._check_open()
         if self._position >= self.size:
             return _NOTHING
         if not self._start <= self._position < self._end:

@@ -6,20 +6,17 @@ no connection in between (see `_s3_object.py`); the stores belong to the process
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torchdata._optional import require
-from torchdata.datapipes._checks import check_int, length_of
+from torchdata.datapipes._checks import check_int
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._held import source_pipe
 from torchdata.datapipes.iter._remote import ListsRoots, check_masks, check_name, check_options, matches
+from torchdata.datapipes.iter._remote_file import LoadsObjects
 from torchdata.datapipes.iter._s3_client import S3Settings, explaining_s3, split_url
-from torchdata.datapipes.iter._s3_object import DEFAULT_BUFFER_SIZE, S3Object, S3Recipe
-from torchdata.datapipes.state import Stateless
-from torchdata.datapipes.utils._streams import StreamWrapper
+from torchdata.datapipes.iter._s3_object import DEFAULT_BUFFER_SIZE, S3Recipe
 
 __all__ = ["S3FileLister", "S3FileLoader"]
 
@@ -159,7 +156,7 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
 
 
 @functional_datapipe("load_files_by_s3")
-class S3FileLoader(Stateless, IterDataPipe[tuple[str, StreamWrapper]]):
+class S3FileLoader(LoadsObjects):
     """Opens S3 objects: yields pairs of URL and stream.
 
     An object is fetched while it is read, in pieces of at most `buffer_size` bytes of which one is in memory. The
@@ -206,30 +203,13 @@ class S3FileLoader(Stateless, IterDataPipe[tuple[str, StreamWrapper]]):
         endpoint_url: str = "",
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        self.source_datapipe = source_pipe(source_datapipe, self)
+        super().__init__(source_datapipe)
         if buffer_size is not None:
             buffer_size = check_int(type(self).__name__, "buffer_size", buffer_size, least=1)
         self.buffer_size = DEFAULT_BUFFER_SIZE if buffer_size is None else buffer_size
         self.multi_part_download = multi_part_download is None or bool(multi_part_download)
         self._settings = _settings(self, request_timeout_ms, region, endpoint_url, config)
-        #: The object that was opened last: where nobody reads it before the next one, it gives its connection back.
-        self._latest: Any = None
 
-    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        return map(self._open, self.source_datapipe)
-
-    def _open(self, url: Any) -> tuple[str, StreamWrapper]:
+    def _recipe(self, url: Any) -> S3Recipe:
         split_url(type(self).__name__, url, needs_key=True)
-        latest: S3Object | None = self._latest() if self._latest is not None else None
-        if latest is not None:
-            latest.drop_answer()
-        file_obj = S3Recipe(url, self._settings, self.buffer_size, self.multi_part_download).open()
-        raw: Any = file_obj.raw
-        self._latest = weakref.ref(raw)
-        return url, StreamWrapper(file_obj, name=url, recipe=raw.recipe())
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
-
-    def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_latest": None}
+        return S3Recipe(url, self._settings, self.buffer_size, self.multi_part_download)
