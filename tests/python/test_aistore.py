@@ -83,8 +83,8 @@ def test_a_listing_is_restored_at_every_position_by_a_place_in_it(cluster):
         return AISFileLister(["ais://first/train/", "ais://second", "ais://first/o"], cluster)
 
     list(build())  # the connection stays open from here on
-    assert len(check_restore(build)) == len(SMALL) + 4
-    check_abandoned(build)
+    assert len(check_restore(build, sockets=False)) == len(SMALL) + 4
+    check_abandoned(build, sockets=False)
     pipe = build()
     items = iter(pipe)
     head = [next(items) for _ in range(NAMES_PER_PAGE + 1)]
@@ -100,9 +100,9 @@ def test_loaded_objects_are_restored_at_every_position(cluster):
         return AISFileLister(["ais://first/train/"], cluster).load_files_by_ais(url=cluster)
 
     list(map(read, build()))
-    items = check_restore(build)
+    items = check_restore(build, sockets=False)
     assert items == [(f"ais://first/{name}", content) for name, content in sorted(SMALL.items())]
-    check_restore(lambda: build().shuffle(buffer_size=4).set_seed(3), seeded=True)
+    check_restore(lambda: build().shuffle(buffer_size=4).set_seed(3), seeded=True, sockets=False)
 
 
 def test_objects_that_are_left_unread_own_no_connections(cluster):

@@ -33,6 +33,9 @@ from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
 from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
 from torchdata.datapipes.iter.paragraphs import ParagraphAggregator
 from torchdata.datapipes.iter.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
+from torchdata.datapipes.iter.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
+from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
+from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
 from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.random_splitting import RandomSplitter
 from torchdata.datapipes.iter.rar import RarArchiveLoader
@@ -121,6 +124,7 @@ __all__ = [
     "SampleMultiplexer",
     "S3FileLister",
     "S3FileLoader",
+    "SampleMultiplexer",
     "Sampler",
     "Saver",
     "ShardExpander",

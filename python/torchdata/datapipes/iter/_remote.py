@@ -121,9 +121,13 @@ class ListsRoots(IterDataPipe[str]):
         self._root = self._last = None
 
     def __iter__(self) -> Iterator[str]:
+        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        return self._names_of_all(iter(self._source()))
+
+    def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
         if self._root is not None:
             yield from self._names(self._root)
-        for root in self._source():
+        for root in roots:
             self._root, self._last = check_name(type(self).__name__, "every item of the source", root), None
             yield from self._names(root)
 
