@@ -28,21 +28,18 @@ from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoad
 from torchdata.datapipes.iter.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
 from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
 from torchdata.datapipes.iter.huggingface import HuggingFaceHubReader
+from torchdata.datapipes.iter.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
 from torchdata.datapipes.iter.json import JsonParser
 from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
 from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
 from torchdata.datapipes.iter.paragraphs import ParagraphAggregator
-from torchdata.datapipes.iter.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
-from torchdata.datapipes.iter.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
-from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
-from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
 from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.random_splitting import RandomSplitter
 from torchdata.datapipes.iter.rar import RarArchiveLoader
 from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
 from torchdata.datapipes.iter.rows import IndexAdder, Rows2Columnar
-from torchdata.datapipes.iter.saving import HashChecker, Saver
 from torchdata.datapipes.iter.s3 import S3FileLister, S3FileLoader
+from torchdata.datapipes.iter.saving import HashChecker, Saver
 from torchdata.datapipes.iter.selecting import Filter, Header
 from torchdata.datapipes.iter.sharding import (
     SHARDING_PRIORITIES,
@@ -58,10 +55,10 @@ from torchdata.datapipes.iter.wrapping import IterableWrapper, LengthSetter
 
 __all__ = [
     "SHARDING_PRIORITIES",
-    "BatchAsyncMapper",
-    "BatchMapper",
     "AISFileLister",
     "AISFileLoader",
+    "BatchAsyncMapper",
+    "BatchMapper",
     "Batcher",
     "BucketBatcher",
     "Bz2FileLoader",
@@ -121,7 +118,6 @@ __all__ = [
     "RoundRobinDemultiplexer",
     "RoutedDecoder",
     "Rows2Columnar",
-    "SampleMultiplexer",
     "S3FileLister",
     "S3FileLoader",
     "SampleMultiplexer",
