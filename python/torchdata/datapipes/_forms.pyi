@@ -218,6 +218,64 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """Yields the paths of the files in one or several directories."""
 
+    def list_files_by_ais(
+        self,
+        url: str,
+        length: int = -1,
+        *,
+        timeout: float = 20.0,
+    ) -> IterDataPipe[Any]:
+        """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes."""
+
+    def list_files_by_fsspec(
+        self,
+        masks: str | list[str] = "",
+        **kwargs: Any,
+    ) -> IterDataPipe[Any]:
+        """Yields the URLs of what lies in one or several directories of a file system that fsspec knows."""
+
+    def list_files_by_iopath(
+        self,
+        masks: str | list[str] = "",
+        *,
+        pathmgr: Any = None,
+        handler: Any = None,
+    ) -> IterDataPipe[Any]:
+        """Yields the paths of what lies in one or several directories that iopath knows."""
+
+    def list_files_by_s3(
+        self,
+        length: int = -1,
+        request_timeout_ms: int = -1,
+        region: str = "",
+        masks: str | list[str] = "",
+        *,
+        endpoint_url: str = "",
+        config: Mapping[str, Any] | None = None,
+    ) -> IterDataPipe[Any]:
+        """Yields the URLs of the objects in S3 buckets whose keys begin with given prefixes."""
+
+    def load_files_by_ais(
+        self,
+        url: str,
+        length: int = -1,
+        *,
+        timeout: float = 20.0,
+    ) -> IterDataPipe[Any]:
+        """Opens objects of an AIStore cluster: yields pairs of URL and stream."""
+
+    def load_files_by_s3(
+        self,
+        request_timeout_ms: int = -1,
+        region: str = "",
+        buffer_size: int | None = None,
+        multi_part_download: bool | None = None,
+        *,
+        endpoint_url: str = "",
+        config: Mapping[str, Any] | None = None,
+    ) -> IterDataPipe[Any]:
+        """Opens S3 objects: yields pairs of URL and stream."""
+
     def load_from_bz2(
         self,
         length: int = -1,
@@ -336,6 +394,23 @@ class IterForms(FunctionalForms, Generic[T_co]):
         length: int = -1,
     ) -> IterDataPipe[Any]:
         """Opens files: yields pairs of path and stream."""
+
+    def open_files_by_fsspec(
+        self,
+        mode: str = "r",
+        *,
+        kwargs_for_open: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> IterDataPipe[Any]:
+        """Opens files by fsspec: yields pairs of URL and stream."""
+
+    def open_files_by_iopath(
+        self,
+        mode: str = "r",
+        pathmgr: Any = None,
+        handler: Any = None,
+    ) -> IterDataPipe[Any]:
+        """Opens files by iopath: yields pairs of path and stream."""
 
     def parse_csv(
         self,
@@ -462,6 +537,30 @@ class IterForms(FunctionalForms, Generic[T_co]):
         column_names: Sequence[Hashable] | None = None,
     ) -> IterDataPipe[Any]:
         """Turns batches of rows into dicts of columns."""
+
+    def save_by_fsspec(
+        self,
+        mode: str = "w",
+        filepath_fn: Callable[[Any], str] | None = None,
+        *,
+        kwargs_for_open: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> IterDataPipe[Any]:
+        """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is
+        written.
+        """
+
+    def save_by_iopath(
+        self,
+        mode: str = "w",
+        filepath_fn: Callable[[Any], str] | None = None,
+        *,
+        pathmgr: Any = None,
+        handler: Any = None,
+    ) -> IterDataPipe[Any]:
+        """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is
+        written.
+        """
 
     def save_to_disk(
         self,
