@@ -13,6 +13,8 @@ from collections.abc import Callable
 from operator import is_not
 from typing import Any
 
+from torchdata.datapipes.datapipe import DataChunk
+
 #: Types of items that hold no streams; callers that are in a hurry ask before they call.
 PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
@@ -67,7 +69,7 @@ def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
         values = [_exchanged(value, exchange) for value in item.values()]
         changed = any(map(is_not, values, item.values()))
         return dict(zip(item, values, strict=True)) if changed else item
-    if kind is tuple or kind is list:
+    if kind is tuple or kind is list or kind is DataChunk:
         members = [_exchanged(member, exchange) for member in item]
         return kind(members) if any(map(is_not, members, item)) else item
     return item

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from torchdata.datapipes._streams import with_own_streams
+from torchdata.datapipes._streams import with_own_streams, with_parked_streams
 from torchdata.datapipes.datapipe import DataChunk
 
-__all__ = ["SLICED", "Parts", "listed", "restored", "state_of_members"]
+__all__ = ["SLICED", "Parts", "listed", "parked", "restored", "state_of_members"]
 
 #: Types that can be sliced, and whose iterators know how many items they have left.
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
@@ -44,6 +44,12 @@ def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None
     """The state of a result in memory of which an iterator has some `left`; None where it has none."""
     count = left.__length_hint__()  # type: ignore[attr-defined]
     return {"members": members[len(members) - count :]} if count else None
+
+
+def parked(members: Any, left: Iterator[Any]) -> Any:
+    """The members of which an iterator has some `left`, as they are kept after an iteration: without open files."""
+    rest = members[len(members) - left.__length_hint__() :]  # type: ignore[attr-defined]
+    return list(map(with_parked_streams, rest)) if type(rest) in (list, tuple) else rest
 
 
 def restored(state: dict[str, Any]) -> Any:
@@ -85,7 +91,8 @@ class Parts:
             self._item, self._members = None, members[done:] if done else members
             self.left: Iterator[Any] = iter(self._members)
         else:
-            self._item, self._members = item, None
+            # As the item is before the first member is asked for, which may read from a stream in it.
+            self._item, self._members = with_parked_streams(item), None
             source = iter(result)
             next(islice(source, done, done), None)  # moves on by `done` members
             self.left = _Counted(source, done)
@@ -95,6 +102,14 @@ class Parts:
         if isinstance(self.left, _Counted):
             return {"item": self._item, "done": self.left.done}
         return state_of_members(self._members, self.left) or {"members": ()}
+
+    def park(self) -> None:
+        """Keeps only what the state needs, after the iteration: no file stays open, and no generator half-way."""
+        if isinstance(self.left, _Counted):
+            self.left = _Counted(iter(()), self.left.done)
+        else:
+            self._members = parked(self._members, self.left)
+            self.left = iter(self._members)
 
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:

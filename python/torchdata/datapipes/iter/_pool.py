@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, Literal
 
-from torchdata.datapipes._streams import PLAIN_TYPES, with_own_streams
+from torchdata.datapipes._streams import PLAIN_TYPES, with_own_streams, with_parked_streams
 
 __all__ = ["Pool", "Task", "own_error"]
 
@@ -74,6 +74,13 @@ class Task:
             return False
         self.finished.release()
         return True
+
+    def park(self) -> None:
+        """Keeps no file open for what the task holds, unless a call is under way. For tasks that nobody takes."""
+        if self.phase == "done":
+            self.result = with_parked_streams(self.result)
+        elif self.phase != "running":
+            self.item = with_parked_streams(self.item)
 
     def entry(self) -> tuple[str, Any]:
         """The task as a state holds it. An error need not pickle, so the call is rather made again."""
@@ -195,11 +202,13 @@ class Pool:
         return False
 
     def close(self) -> None:
-        """Lets each thread end after the call that it is in. Tasks that were not begun stay as they are.
+        """Lets each thread end after the call that it is in. Tasks that were not begun stay for a state to be saved.
 
         May be called more than once, from any thread, and by the garbage collector.
         """
         self._work.close()
+        for task in self.tasks:
+            task.park()
 
     def resume(self) -> None:
         """Lets the threads go on."""
@@ -268,7 +277,7 @@ def _call(work: _Work, task: Task) -> None:
     except BaseException as error:
         task.finish(None, _not_the_end(error))
     else:
-        task.finish(result, None)
+        task.finish(with_parked_streams(result) if work.closed else result, None)
     finally:
         del work, task  # or the error's traceback would keep both alive, through this frame
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, ClassVar
 
-from torchdata.datapipes._streams import with_own_streams
+from torchdata.datapipes._streams import with_own_streams, with_parked_streams
 from torchdata.datapipes.datapipe import token_of
-from torchdata.datapipes.iter._parts import SLICED, listed, restored, state_of_members
+from torchdata.datapipes.iter._parts import SLICED, listed, parked, restored, state_of_members
 
 
 class Unfolding:
@@ -42,18 +42,34 @@ class Unfolding:
         self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]
     ) -> Iterator[Iterator[Any]]:
         token, sliced = token_of(self), SLICED
-        if self._resume is not None:
-            yield self._resumed_parts(parts_of)
-        for item in items:
-            parts = parts_of(item)
-            members: Any = parts if type(parts) in sliced else listed(parts)
-            if members is None:
-                self._item, self._yielded_before = item, token.yielded
-                left = iter(parts)
-            else:
-                left = iter(members)
-            self._in_memory, self._left = members, left
-            yield left
+        left: Iterator[Any] | None = None
+        try:
+            if self._resume is not None:
+                left = self._resumed_parts(parts_of)
+                yield left
+            for item in items:
+                parts = parts_of(item)
+                members: Any = parts if type(parts) in sliced else listed(parts)
+                if members is None:
+                    # As the item is before the first part is asked for, which may read from a stream in it.
+                    self._item, self._yielded_before = with_parked_streams(item), token.yielded
+                    left = iter(parts)
+                else:
+                    left = iter(members)
+                self._in_memory, self._left = members, left
+                yield left
+        except GeneratorExit:
+            if self._left is left is not None:  # and not those of a newer iteration
+                self._park()
+            raise
+
+    def _park(self) -> None:
+        """Keeps only what the state needs, after an iteration that was left: no file open, no generator half-way."""
+        if self._in_memory is None:
+            self._left = iter(())
+        elif self._left is not None:
+            self._in_memory = parked(self._in_memory, self._left)
+            self._left = iter(self._in_memory)
 
     def _resumed_parts(self, parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
         state, self._resume = self._resume or {}, None

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source
 from torchdata.datapipes._columns import on_columns
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes._streams import with_own_streams
+from torchdata.datapipes._streams import with_own_streams, with_parked_streams
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._parts import Parts
 from torchdata.datapipes.iter._shuffling import Shuffling
@@ -101,36 +102,51 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return chain.from_iterable(self._in_turn(source, function))
 
     def _in_turn(self, source: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
-        for parts in self._buffer:
-            yield parts.left
-        for item in source:
-            self._buffer = []
-            self._buffer = [Parts(function, item)]
-            yield self._buffer[0].left
+        buffer = self._buffer
+        with self._parking(buffer):
+            for parts in buffer:
+                yield parts.left
+            for item in source:
+                buffer.clear()
+                buffer.append(Parts(function, item))
+                yield buffer[0].left
 
     def _mixed(self, source: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
         buffer, waiting, size, below = self._buffer, self._waiting, self.buffer_size, self._below
         if self._next is None:
             self._next = below(size)
-        for item in chain(waiting.copy(), source):
-            waiting[:] = (item,)
-            while len(buffer) == size:
-                index = self._next
+        with self._parking(buffer):
+            for item in chain(waiting.copy(), source):
+                waiting[:] = (item,)
+                while len(buffer) == size:
+                    index = self._next
+                    for member in buffer[index].left:
+                        self._next = below(size)
+                        yield member
+                        break
+                    else:
+                        del buffer[index]
+                waiting.clear()
+                buffer.append(Parts(function, item))
+            while buffer:
+                index = below(len(buffer))
                 for member in buffer[index].left:
-                    self._next = below(size)
                     yield member
                     break
                 else:
                     del buffer[index]
-            waiting.clear()
-            buffer.append(Parts(function, item))
-        while buffer:
-            index = below(len(buffer))
-            for member in buffer[index].left:
-                yield member
-                break
-            else:
-                del buffer[index]
+
+    @contextmanager
+    def _parking(self, buffer: list[Parts]) -> Iterator[None]:
+        """Where an iteration is left or breaks, keeps only what the state needs: no open file, no running generator."""
+        try:
+            yield
+        except BaseException:
+            if self._buffer is buffer:  # and not that of a newer iteration
+                for parts in buffer:
+                    parts.park()
+                self._waiting[:] = map(with_parked_streams, self._waiting)
+            raise
 
     def _below(self, limit: int) -> int:
         """A random place below `limit`. Draws as random.Random.randint does, in fewer Python frames."""
