@@ -142,9 +142,13 @@ class Form:
         return f"{parameter.name}: {annotation} = {_shown(parameter.default)}"
 
     def _returned(self) -> str:
-        if not isinstance(self.maker, type) or self.function.__name__ == "__new__":
-            return self._annotation(inspect.signature(self.function).return_annotation)
-        base, items = _base_of(self.maker)
+        maker = self.maker
+        if not isinstance(maker, type) or self.function.__name__ == "__new__":
+            returned = inspect.signature(self.function).return_annotation
+            maker = vars(sys.modules[self.function.__module__]).get(str(returned))
+            if not _is_pipe_class(maker):
+                return self._annotation(returned)
+        base, items = _base_of(maker)
         name = items.__name__ if isinstance(items, typing.TypeVar) else ""
         passed_on = self.variables.get(name) == ITEM
         return f"{self._class(base)}[{ITEM if passed_on else self._any()}]"
@@ -201,6 +205,14 @@ def _constructor(cls: type) -> Any:
     own = next(vars(base) for base in cls.__mro__ if {"__new__", "__init__"} & vars(base).keys())
     function = inspect.unwrap(own.get("__new__") or own["__init__"])
     return function.__func__ if isinstance(function, staticmethod) else function
+
+
+def _is_pipe_class(value: Any) -> bool:
+    """Whether `value` is the class of some pipes, not that of all."""
+    from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+    bases = (IterDataPipe, MapDataPipe)
+    return isinstance(value, type) and issubclass(value, bases) and value not in bases
 
 
 def _base_of(cls: Any) -> tuple[Any, Any]:

@@ -60,7 +60,7 @@ def test_the_docstring_of_a_pipe_says_what_it_does_and_shows_an_example(module: 
         p for p in list(inspect.signature(constructor).parameters)[1:] if p not in ("args", "kwargs")
     ]
     section = rest.partition("Args:\n")[2]
-    missing = [p for p in parameters if not re.search(rf"^    (\*\*|\*)?{p}\b.*:", section, re.M)]
+    missing = [p for p in parameters if not re.search(rf"^    (?! )[^:]*\b{p}\b[^:]*:", section, re.M)]
     assert not missing, f"the docstring of {name} does not explain {missing}"
 
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from torchdata.datapipes._registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
-from torchdata.datapipes.iter.compression import CompressionType, Decompressor
+from torchdata.datapipes.iter.compression import CompressionType
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -141,7 +141,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         file_type: str | CompressionType | None = None,
         *,
         max_ratio: float | None = 100.0,
-    ) -> Decompressor:
+    ) -> IterDataPipe[Any]:
         """An older name of `Decompressor`, which is what this makes."""
 
     def filter(

@@ -71,7 +71,7 @@ class FrameFormat:
     def __init__(
         self, pipe: str, library: str, dtype: Any, dtype_generator: Callable[[], Any] | None = None
     ) -> None:
-        if library not in LIBRARIES:
+        if not isinstance(library, str) or library not in LIBRARIES:
             raise ValueError(f"{pipe}: library must be one of {[*LIBRARIES]}, but got {library!r}")
         self.pipe = pipe
         self.library = library

@@ -312,6 +312,7 @@ class Extractor(Decompressor):
     Args:
         source_datapipe: yields pairs of path and binary stream.
         file_type: the type of the files; None: what the path's suffix says.
+        max_ratio: as that of `Decompressor`.
 
     Example:
         >>> from torchdata.datapipes.iter import Extractor
