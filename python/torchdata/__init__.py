@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchdata import _old_places
+
 #: The API that this package keeps (torchdata 0.9) and, after the plus sign, its own version.
 __version__ = "0.9.0+rs.0.1.0"
 
@@ -58,3 +60,4 @@ def _warn_of_upstream() -> None:
 
 
 _warn_of_upstream()
+_old_places.install()

@@ -34,7 +34,9 @@ if __name__ == "__main__":
 
 IN_ONE_PROCESS = """
 import importlib.util, sys
+from torchdata._importing import call_when_imported
 from torchdata.dataloader2.utils.late_seeding import seed_when_imported
+call_when_imported("pipes", {})  # they wait for torch, too
 before = list(sys.meta_path)
 seed_when_imported({"torch": lambda torch: torch.manual_seed(1), "numpy.random": lambda found: found.seed(1)})
 seed_when_imported({"torch": lambda torch: torch.manual_seed(7), "numpy.random": lambda found: found.seed(7)})
@@ -96,7 +98,9 @@ def test_the_finder_leaves_when_all_that_was_awaited_is_imported_or_stays_after_
     program = f"""
 import os, sys
 sys.path.insert(0, {str(tmp_path)!r})
+from torchdata._importing import call_when_imported
 from torchdata.dataloader2.utils.late_seeding import seed_when_imported
+call_when_imported("pipes", {{}})
 before = list(sys.meta_path)
 seed_when_imported({{"late": lambda late: print("seeded", late.__name__)}})
 os.environ["FAILS"] = "1"

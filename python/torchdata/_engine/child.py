@@ -17,6 +17,7 @@ from typing import Any
 from torchdata import _engine
 from torchdata._engine.crossing import Handle, SharedPickle
 from torchdata._engine.failures import describe, reraise
+from torchdata._engine.torch_worker import tell_torch
 from torchdata._native import BellBoard, Collector, Link, Sender, exit_with_parent
 
 __all__ = ["ChildSetup", "Job", "run_child"]
@@ -142,6 +143,7 @@ class _Child:
         for source in find_dps(traverse_dps(job.datapipe), DispatchedSource):
             assert isinstance(source, DispatchedSource)
             source.open_stream = self._open_dispatched
+        tell_torch(setup.worker_id, setup.num_workers, job.datapipe)
         # Looked up in the module at call time: users replace it there.
         self.datapipe = reading_service.process_init_fn(job.datapipe, self.worker_info, job.init_fn)
 
@@ -168,6 +170,8 @@ class _Child:
                 iter_reset_fn=iter_reset_fn,
                 custom_reset_fn=self.job.reset_fn,
             )
+            if not self.setup.dispatches:
+                tell_torch(self.setup.worker_id, self.setup.num_workers, self.datapipe)
             iterator = iter(self.datapipe)
             self.sender.pump(iterator)
         except Interrupted:

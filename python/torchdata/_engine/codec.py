@@ -5,20 +5,25 @@ Role: called by the extension (rust/py/src/codec) for the slow cases. Runs in wh
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-__all__ = ["DataChunk", "dumps", "loads", "tensor_over", "tensor_parts"]
+__all__ = ["DataChunk", "dumps", "has_own_reducer", "loads", "tensor_over", "tensor_parts"]
 
 
-def dumps(obj: Any) -> tuple[bytes, list[memoryview]]:
-    """Pickles `obj` with its large buffers out of band; what pickle cannot, cloudpickle does by value."""
+def dumps(obj: Any) -> tuple[bytes, list[memoryview], list[int]]:
+    """Pickles `obj` with its large buffers out of band; what pickle cannot, cloudpickle does by value.
+
+    Returns the pickle, the buffers, and the addresses of the memory of the tensors in `obj`.
+    """
     torch_is_loaded = "torch" in sys.modules
     try:
         return _dumps_by(_tensor_pickler(pickle.Pickler) if torch_is_loaded else pickle.Pickler, obj)
@@ -30,13 +35,36 @@ def dumps(obj: Any) -> tuple[bytes, list[memoryview]]:
         )
 
 
-def _dumps_by(pickler: Any, obj: Any) -> tuple[bytes, list[memoryview]]:
+def _users_reducers() -> dict[type, Callable[[Any], Any]]:
+    """The reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing uses, too.
+
+    Those that the two registered themselves are left out: they send descriptors and handles by other ways.
+    """
+    reduction = sys.modules.get("multiprocessing.reduction")
+    if reduction is None:
+        return {}
+    found: dict[type, Callable[[Any], Any]] = reduction.ForkingPickler._extra_reducers
+    libraries = ("multiprocessing", "torch")
+    return {
+        cls: reduce
+        for cls, reduce in found.items()
+        if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in libraries
+    }
+
+
+def has_own_reducer(cls: type) -> bool:
+    """Whether users said how objects of exactly this type are to be pickled."""
+    return cls in copyreg.dispatch_table or cls in _users_reducers()
+
+
+def _dumps_by(pickler: Any, obj: Any) -> tuple[bytes, list[memoryview], list[int]]:
     buffers: list[pickle.PickleBuffer] = []
     try:
-        pickled = _pickled_by(pickler, obj, buffers.append)
-        return pickled, [buffer.raw() for buffer in buffers]
+        pickled, storages = _pickled_by(pickler, obj, buffers.append)
+        return pickled, [buffer.raw() for buffer in buffers], storages
     except BufferError:  # a buffer that is not contiguous cannot travel as it is
-        return _pickled_by(pickler, obj, None), []
+        pickled, storages = _pickled_by(pickler, obj, None)
+        return pickled, [], storages
 
 
 @functools.cache
@@ -46,14 +74,16 @@ def _tensor_pickler(base: Any) -> Any:
     class TensorPickler(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._storages: dict[int, _Storage] = {}
+            if not hasattr(self, "dispatch_table"):
+                self.dispatch_table = copyreg.dispatch_table
+            self.storages: dict[int, _Storage] = {}
 
         def reducer_override(self, obj: Any) -> Any:
             torch = sys.modules["torch"]
-            if type(obj) is not torch.Tensor or not _is_plain(obj):
+            if type(obj) is not torch.Tensor or not _is_plain(obj) or torch.Tensor in self.dispatch_table:
                 return super().reducer_override(obj) if hasattr(base, "reducer_override") else NotImplemented
             storage = obj.untyped_storage()
-            shared = self._storages.setdefault(storage.data_ptr(), _Storage(storage))
+            shared = self.storages.setdefault(storage.data_ptr(), _Storage(storage))
             dtype, place = str(obj.dtype)[6:], (obj.storage_offset(), tuple(obj.shape), obj.stride())
             return _tensor_from_storage, (shared, dtype, place, obj.requires_grad)
 
@@ -98,10 +128,16 @@ def _tensor_from_storage(storage: Any, dtype: str, place: tuple[Any, ...], requi
 
 def _pickled_by(
     pickler: Any, obj: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None
-) -> bytes:
+) -> tuple[bytes, list[int]]:
     file = io.BytesIO()
-    pickler(file, protocol=5, buffer_callback=buffer_callback).dump(obj)
-    return file.getvalue()
+    pickling = pickler(file, protocol=5, buffer_callback=buffer_callback)
+    reducers = _users_reducers()
+    if reducers:
+        pickling.dispatch_table = ChainMap(
+            reducers, getattr(pickling, "dispatch_table", copyreg.dispatch_table)
+        )
+    pickling.dump(obj)
+    return file.getvalue(), list(getattr(pickling, "storages", ()))
 
 
 def loads(pickled: bytes, buffers: list[Any]) -> Any:

@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+from torchdata.datapipes._torch import Counterpart
+
 C = TypeVar("C")
 
 
@@ -17,10 +19,16 @@ class FunctionalForms:
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
 
+    #: Torch's base class of the same kind of pipe.
+    counterpart: ClassVar[Counterpart]
+
     def __getattr__(self, name: str) -> Any:
-        function = type(self).functions.get(name)
+        function = type(self).functions.get(name) or type(self).counterpart.form(name)
         if function is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            try:
+                return type(self).counterpart.attribute(self, name)
+            except AttributeError:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
         bound = functools.partial(function, self)
         functools.update_wrapper(bound, function, assigned=("__doc__",))
         return bound
@@ -41,6 +49,7 @@ class FunctionalForms:
                 "choose another name"
             )
         cls.functions[function_name] = function
+        cls.counterpart.offer(function_name, function)
 
     @classmethod
     def register_datapipe_as_function(
@@ -89,9 +98,12 @@ class functional_datapipe:
         self.enable_df_api_tracing = enable_df_api_tracing
 
     def __call__(self, cls: C) -> C:
-        if not (isinstance(cls, type) and issubclass(cls, FunctionalForms)):
+        kinds = FunctionalForms.__subclasses__() if isinstance(cls, type) else []
+        # Pipes of torch's are of a kind, too.
+        base = next((kind for kind in kinds if issubclass(cls, kind)), None)  # type: ignore[arg-type]
+        if base is None:
             raise TypeError(
                 f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}"
             )
-        cls.register_datapipe_as_function(self.name, cls, enable_df_api_tracing=self.enable_df_api_tracing)
+        base.register_datapipe_as_function(self.name, cls, enable_df_api_tracing=self.enable_df_api_tracing)
         return cls

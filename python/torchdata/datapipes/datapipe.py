@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torchdata._native import IterationToken, guard_iterator
 from torchdata.datapipes._registry import FunctionalForms
+from torchdata.datapipes._torch import Counterpart, meet_torch
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
 
@@ -78,15 +79,19 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 
 
 class _PicklingHooks:
-    """Hooks through which graph tools look into pipes while these are pickled, as torch's pipes have them."""
+    """Hooks through which graph tools look into pipes while these are pickled, as torch's pipes have them.
 
+    Torch's own graph tools set the hooks of torch's classes; they hold for our pipes as well.
+    """
+
+    counterpart: ClassVar[Counterpart]
     getstate_hook: ClassVar[Callable[[Any], Any] | None] = None
     reduce_ex_hook: ClassVar[Callable[[Any], Any] | None] = None
     str_hook: ClassVar[Callable[[Any], str] | None] = None
     repr_hook: ClassVar[Callable[[Any], str] | None] = None
 
     def __getstate__(self) -> Any:
-        hook = type(self).getstate_hook
+        hook = type(self).getstate_hook or self.counterpart.hook("getstate_hook")
         state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
 
@@ -98,7 +103,7 @@ class _PicklingHooks:
         return self.__dict__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        hook = type(self).reduce_ex_hook
+        hook = type(self).reduce_ex_hook or self.counterpart.hook("reduce_ex_hook")
         if hook is not None:
             try:
                 return hook(self)
@@ -129,7 +134,18 @@ class _PicklingHooks:
         return hook(self) if hook is not None else type(self).__qualname__
 
 
-class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
+class _PipeMeta(ABCMeta):
+    """The class of pipe classes: what users put on one of the two bases is found on torch's pipes, too."""
+
+    counterpart: Counterpart
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if "counterpart" in vars(cls):
+            cls.counterpart.offer(name, value)
+
+
+class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_PipeMeta):
     """A step of a pipeline that is read by iterating.
 
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)`
@@ -152,6 +168,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABC
     """
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+    counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
     #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
@@ -161,6 +178,10 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABC
         own = cls.__dict__.get("__iter__")
         if own is not None:
             cls.__iter__ = _hook_iter(own)  # type: ignore[method-assign]
+
+    @classmethod
+    def __subclasshook__(cls, subclass: type) -> Any:
+        return True if "counterpart" in vars(cls) and cls.counterpart.counts(subclass) else NotImplemented
 
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
@@ -175,7 +196,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABC
         """Brings the pipe to the start of an iteration. Called whenever an iterator is made."""
 
 
-class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABCMeta):
+class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_PipeMeta):
     """A step of a pipeline that is read by index: subclasses define `__getitem__` and often `__len__`.
 
     Example:
@@ -190,12 +211,20 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=ABCMe
     """
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+    counterpart: ClassVar[Counterpart] = Counterpart("MapDataPipe")
+
+    @classmethod
+    def __subclasshook__(cls, subclass: type) -> Any:
+        return True if "counterpart" in vars(cls) and cls.counterpart.counts(subclass) else NotImplemented
 
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
 
     def __add__(self, other: Any) -> Any:
         return self.concat(other)
+
+
+meet_torch(IterDataPipe, MapDataPipe)
 
 
 class DataChunk(list[T]):

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torchdata.datapipes._torch import replay_later, yielded_so_far
 from torchdata.datapipes._traversal import sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -45,6 +46,16 @@ class Stateless:
         """Takes nothing: the sources hold all there is."""
 
 
+def _is_torchs(datapipe: Any) -> bool:
+    """Whether this is a pipe of torch's that is read by iterating. It knows no token."""
+    return isinstance(datapipe, IterDataPipe) and IterDataPipe not in type(datapipe).__mro__
+
+
+def _iteration_of(datapipe: Any) -> int:
+    """The number of the pipe's running iteration."""
+    return (datapipe._valid_iterator_id or 0) if _is_torchs(datapipe) else token_of(datapipe).current
+
+
 def is_restorable(datapipe: Any) -> bool:
     """Whether `state_dict`/`load_state_dict` of the pipe cover the `__iter__` that it runs.
 
@@ -53,6 +64,8 @@ def is_restorable(datapipe: Any) -> bool:
     if not isinstance(datapipe, IterDataPipe):
         return hasattr(datapipe, "state_dict") and hasattr(datapipe, "load_state_dict")
     classes = type(datapipe).__mro__
+    if _is_torchs(datapipe):  # their iterations always start with a reset
+        return False
 
     def depth(name: str) -> int:
         return next((i for i, cls in enumerate(classes) if name in cls.__dict__), len(classes))
@@ -104,7 +117,7 @@ def save_state(datapipe: Any) -> dict[str, Any]:
     """The state of the graph that ends in `datapipe`, as of the last item that it yielded."""
     loaded = _loaded.get(datapipe)
     if loaded is not None:
-        if loaded[0] == token_of(datapipe).current:
+        if loaded[0] == _iteration_of(datapipe):
             return loaded[1]  # not iterated since
         del _loaded[datapipe]
     pipes = walk(datapipe)
@@ -116,6 +129,9 @@ def _entries(datapipe: Any, pipes: list[Any]) -> list[dict[str, Any]]:
     replayed, restarted = _replay_plan(datapipe, pipes)
     entries = []
     for pipe in pipes:
+        if _is_torchs(pipe):
+            entries.append(_entry_of_torchs(pipe, id(pipe) in restarted))
+            continue
         token = token_of(pipe)
         entry: dict[str, Any] = {"type": type(pipe).__name__, "yielded": token.yielded}
         if not isinstance(
@@ -134,6 +150,12 @@ def _entries(datapipe: Any, pipes: list[Any]) -> list[dict[str, Any]]:
             entry["seed"] = pipe.epoch_seed()
         entries.append(entry)
     return entries
+
+
+def _entry_of_torchs(pipe: Any, restarted: bool) -> dict[str, Any]:
+    yielded = yielded_so_far(pipe)
+    how = "restart" if restarted else "fresh" if yielded is None else "replay"
+    return {"type": type(pipe).__name__, "yielded": yielded or 0, "how": how}
 
 
 def load_state(datapipe: Any, state: dict[str, Any]) -> None:
@@ -156,6 +178,9 @@ def load_state(datapipe: Any, state: dict[str, Any]) -> None:
         )
     with _held(pipes):
         for pipe, entry in zip(pipes, entries, strict=True):
+            if _is_torchs(pipe):
+                replay_later(pipe, entry["yielded"] if entry["how"] == "replay" else None)
+                continue
             how, token = entry["how"], token_of(pipe)
             if how == "restore":
                 token.arm(entry["yielded"])
@@ -165,7 +190,7 @@ def load_state(datapipe: Any, state: dict[str, Any]) -> None:
                 repeat_epoch(pipe, entry.get("seed"))
                 if how == "replay":
                     token.arm_replay(entry["yielded"])
-    _loaded[datapipe] = (token_of(datapipe).current, state)
+    _loaded[datapipe] = (_iteration_of(datapipe), state)
 
 
 def repeat_epoch(datapipe: Any, seed: Any) -> None:
@@ -185,6 +210,10 @@ def forget_state(*datapipes: Any, keeping: Iterable[Any] = ()) -> None:
     kept = {id(pipe) for root in keeping for pipe in walk(root)}
     for datapipe in datapipes:
         for pipe in walk(datapipe):
-            if id(pipe) not in kept:
+            if id(pipe) in kept:
+                continue
+            _loaded.pop(pipe, None)
+            if _is_torchs(pipe):
+                replay_later(pipe, None)
+            else:
                 token_of(pipe).disarm()
-                _loaded.pop(pipe, None)

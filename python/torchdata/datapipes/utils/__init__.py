@@ -2,5 +2,6 @@
 
 from torchdata.datapipes.utils._drawing import to_graph
 from torchdata.datapipes.utils._streams import StreamWrapper, janitor
+from torchdata.datapipes.utils.pinning import pin_memory_fn
 
-__all__ = ["StreamWrapper", "janitor", "to_graph"]
+__all__ = ["StreamWrapper", "janitor", "pin_memory_fn", "to_graph"]

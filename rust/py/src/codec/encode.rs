@@ -33,7 +33,8 @@ pub enum Owner {
 
 /// Why the tree walk gave up.
 enum Stop {
-    /// The item is for pickle as a whole: something appears twice in it, or it is nested too deeply.
+    /// The item is for pickle as a whole: something appears twice in it (or might, where a member is for pickle and so out
+    /// of sight), or it is nested too deeply.
     Whole,
     Error(PyErr),
 }
@@ -53,6 +54,10 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// Containers and arrays of the item that something else refers to as well.
     visited: FxHashSet<usize>,
+    /// Addresses of the memory of the item's tensors.
+    storages: FxHashSet<usize>,
+    /// Whether a member was pickled, which may hold what other members hold, too.
+    pickled_member: bool,
 }
 
 impl Encoder {
@@ -64,7 +69,7 @@ impl Encoder {
             Err(Stop::Error(error)) => Err(error),
             Err(Stop::Whole) => {
                 self.clear();
-                self.pickle(item)
+                self.pickle(item).map(drop)
             }
         }
     }
@@ -74,6 +79,8 @@ impl Encoder {
         self.payload.clear();
         self.buffers.clear();
         self.visited.clear();
+        self.storages.clear();
+        self.pickled_member = false;
     }
 
     fn tag(&mut self, tag: Tag) {
@@ -92,7 +99,25 @@ impl Encoder {
             return Ok(());
         }
         let pointer = object.as_ptr() as usize;
-        if self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
+        if !self.pickled_member && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
+    }
+
+    /// Notes the memory of a tensor. What two tensors of the item share is shared on arrival, too, which only pickle can do.
+    fn visit_storage(&mut self, address: usize) -> Result<(), Stop> {
+        if address == 0 || self.storages.insert(address) { Ok(()) } else { Err(Stop::Whole) }
+    }
+
+    /// Pickles what has no encoding of its own. In an item with more members that is done to one member at most, and only
+    /// where nothing in it can lie elsewhere in the item as well.
+    fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
+        if depth > 0 && (self.pickled_member || !self.visited.is_empty()) {
+            return Err(Stop::Whole);
+        }
+        self.pickled_member = true;
+        for address in self.pickle(item)? {
+            self.visit_storage(address)?;
+        }
+        Ok(())
     }
 
     fn put(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>, depth: usize) -> Result<(), Stop> {
@@ -152,7 +177,7 @@ impl Encoder {
             return Ok(());
         }
         match kind_of(item)? {
-            Kind::Array => self.array(item, arena),
+            Kind::Array => self.array(item, arena, depth),
             Kind::NumpyScalar => match array::scalar_parts(item)? {
                 Some((number, bytes)) => {
                     self.tag(Tag::Scalar);
@@ -161,7 +186,7 @@ impl Encoder {
                     self.payload.extend_from_slice(&bytes);
                     Ok(())
                 }
-                None => Ok(self.pickle(item)?),
+                None => self.other(item, depth),
             },
             Kind::Tensor => self.tensor(item),
             Kind::DataChunk => {
@@ -170,7 +195,7 @@ impl Encoder {
                 let list = unsafe { item.cast_unchecked::<PyList>() };
                 self.sequence(Tag::DataChunk, list, arena, depth)
             }
-            Kind::Other => Ok(self.pickle(item)?),
+            Kind::Other => self.other(item, depth),
         }
     }
 
@@ -211,16 +236,17 @@ impl Encoder {
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
             drop(PyErr::take(item.py())); // lone surrogates have no UTF-8 form; pickle knows how to pass them
-            return Ok(self.pickle(item)?);
+            self.pickle(item)?;
+            return Ok(());
         }
         self.tag(Tag::Str);
         self.bulk(data.cast(), len as usize, || Owner::Object { _object: item.clone().unbind() });
         Ok(())
     }
 
-    fn array(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>) -> Result<(), Stop> {
+    fn array(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>, depth: usize) -> Result<(), Stop> {
         self.visit(item)?;
-        let Some(parts) = array::parts(item) else { return Ok(self.pickle(item)?) };
+        let Some(parts) = array::parts(item) else { return self.other(item, depth) };
         self.tag(Tag::Array);
         self.payload.extend_from_slice(&[parts.number, u8::from(parts.fortran), parts.shape.len() as u8]);
         for &dim in parts.shape {
@@ -247,13 +273,10 @@ impl Encoder {
         let py = item.py();
         let (storage, parts): (usize, Bound<'_, PyAny>) =
             helpers(py)?.tensor_parts.bind(py).call1((item,))?.extract()?;
-        // Memory that two tensors of the item share is shared on arrival too, which only pickle can do. (The lowest bit
-        // tells addresses of memory from those of objects.)
-        if storage != 0 && !self.visited.insert(storage | 1) {
-            return Err(Stop::Whole);
-        }
+        self.visit_storage(storage)?;
         if !parts.is_instance_of::<PyTuple>() {
-            return Ok(self.pickle(&parts)?);
+            self.pickle(&parts)?;
+            return Ok(());
         }
         let (dtype, shape, grad, data, len): (String, Vec<u64>, bool, usize, usize) = parts.extract()?;
         self.tag(Tag::Tensor);
@@ -267,9 +290,10 @@ impl Encoder {
         Ok(())
     }
 
-    fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Returns the addresses of the memory of the tensors in `item`.
+    fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
         let py = item.py();
-        let (pickled, buffers): (Bound<'_, PyAny>, Vec<PyBuffer<u8>>) =
+        let (pickled, buffers, storages): (Bound<'_, PyAny>, Vec<PyBuffer<u8>>, Vec<usize>) =
             helpers(py)?.dumps.bind(py).call1((item,))?.extract()?;
         self.tag(Tag::Pickle);
         let bytes = pickled.cast::<PyBytes>()?.as_bytes();
@@ -279,7 +303,7 @@ impl Encoder {
             let (data, len) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes());
             self.bulk(data, len, || Owner::Buffer { _buffer: buffer });
         }
-        Ok(())
+        Ok(storages)
     }
 
     /// Bytes inline where they are few, else as a reference to an out-of-band buffer.

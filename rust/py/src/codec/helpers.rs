@@ -15,6 +15,8 @@ pub struct Helpers {
     pub tensor_parts: Py<PyAny>,
     /// (dtype name, shape, requires_grad, buffer) -> tensor
     pub tensor_over: Py<PyAny>,
+    /// type -> whether users said how its objects are to be pickled
+    pub has_own_reducer: Py<PyAny>,
     /// The batch class.
     pub data_chunk: Py<PyType>,
 }
@@ -30,6 +32,7 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
             loads: get("loads")?,
             tensor_parts: get("tensor_parts")?,
             tensor_over: get("tensor_over")?,
+            has_own_reducer: get("has_own_reducer")?,
             data_chunk: module.getattr("DataChunk")?.cast_into::<PyType>()?.unbind(),
         })
     })
@@ -76,10 +79,12 @@ fn classify(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
     let (module, name) = (module.to_string_lossy(), class.name()?);
     let name = name.to_string_lossy();
     let is = |module: &str| PyModule::import(py, module)?.getattr(&*name).map(|found| found.is(&class));
-    Ok(match (&*module, &*name) {
+    let kind = match (&*module, &*name) {
         ("numpy", "ndarray") if is("numpy")? => Kind::Array,
         ("numpy", _) if class.is_subclass(&PyModule::import(py, "numpy")?.getattr("generic")?)? => Kind::NumpyScalar,
         ("torch", "Tensor") if is("torch")? => Kind::Tensor,
-        _ => Kind::Other,
-    })
+        _ => return Ok(Kind::Other),
+    };
+    let own_way = helpers(py)?.has_own_reducer.bind(py).call1((class,))?.is_truthy()?;
+    Ok(if own_way { Kind::Other } else { kind })
 }

@@ -1,0 +1,102 @@
+"""Calls a function right after a module was imported, before the importing code goes on.
+
+Role: the package imports neither NumPy nor PyTorch by itself, but has things to do once somebody else did: to seed
+their generators, to make its classes known to theirs. A finder at the front of `sys.meta_path` waits for the modules;
+it leaves when nothing is awaited. Runs in whichever process and thread imports. This module owns the finder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["call_when_imported"]
+
+#: What is called with a module, by the module's full name.
+Calls = Mapping[str, Callable[[Any], object]]
+
+
+class _WaitingFinder(MetaPathFinder):
+    """Finds awaited modules through the finders behind it, and nothing else."""
+
+    def __init__(self) -> None:
+        #: What is to be called, by who asked for it and by the name of the module.
+        self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
+
+    def awaits(self, name: str) -> bool:
+        return any(name in calls for calls in self.calls.values())
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not self.awaits(fullname):
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _WaitingLoader(spec.loader, self)
+                return spec
+        return None
+
+    def imported(self, module: ModuleType) -> None:
+        asked = [calls.pop(module.__name__) for calls in self.calls.values() if module.__name__ in calls]
+        self.install_or_leave()
+        for call in asked:
+            call(module)
+
+    def install_or_leave(self) -> None:
+        """Stands in `sys.meta_path` exactly where something is awaited.
+
+        Puts a new list there: taking a finder out of the list that another thread's import is going through
+        would make it miss one.
+        """
+        others = [finder for finder in sys.meta_path if finder is not self]
+        awaited = any(self.calls.values())
+        if awaited and len(others) == len(sys.meta_path):
+            sys.meta_path = [self, *others]
+        elif not awaited and len(others) < len(sys.meta_path):
+            sys.meta_path = others
+
+
+class _WaitingLoader(Loader):
+    """Stands in for a module's loader until the module is executed."""
+
+    def __init__(self, loader: Any, finder: _WaitingFinder) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:  # for those who ask a spec without importing the module
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module is to see its own loader, also while it is executed.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._finder.imported(module)
+
+
+_finder = _WaitingFinder()
+
+
+def call_when_imported(who: str, calls: Calls) -> None:
+    """Calls functions with modules right after these were imported, each once.
+
+    Args:
+        who: names the caller. What is given takes the place of what was given by the same one before; an empty
+            mapping ends its waiting.
+        calls: the functions, by the full names of modules that are not loaded.
+    """
+    _finder.calls[who] = dict(calls)
+    _finder.install_or_leave()

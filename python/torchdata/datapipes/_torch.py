@@ -1,0 +1,144 @@
+"""At home with PyTorch: makes torch's pipe classes and ours take each other for their own.
+
+Role: in torchdata 0.9 the two bases of all pipes *were* torch's. Here they are classes of their own, because the
+package never imports torch; so once somebody else has imported it, before or after this package, ours are registered
+as virtual subclasses of torch's, torch's count as subclasses of ours, and functional forms and methods that were put
+on one are found on the other. Runs in every process that imports both. Torch is changed in three ways: by
+`ABC.register`, by entries in its registries of functional forms, and in its decorator `functional_datapipe`, which
+tells pipes by their metaclass and would refuse ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from torchdata._importing import call_when_imported
+
+__all__ = ["Counterpart", "meet_torch", "replay_later", "yielded_so_far"]
+
+#: The module whose import completes torch's pipe classes.
+_MODULE = "torch.utils.data"
+
+_MISSING = object()
+
+
+class Counterpart:
+    """Torch's base class of one kind of pipe, where torch is loaded.
+
+    Args:
+        name: what torch calls the class.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.base: Any = None
+
+    def counts(self, cls: type) -> bool:
+        """Whether `cls` is torch's base, or derived from it."""
+        return self.base is not None and self.base in getattr(cls, "__mro__", ())
+
+    def meet(self, ours: Any, module: Any) -> None:
+        """Makes the classes know each other. What both have stays what it is on each side."""
+        base = getattr(module, self.name, None)
+        if base is None or self.base is not None:
+            return
+        base.register(ours)  # before `counts` holds: ABC refuses circles
+        self.base = base
+        for name, form in ours.functions.items():
+            base.functions.setdefault(name, form)
+        for name, method in vars(ours).items():
+            self.offer(name, method)
+
+    def offer(self, name: str, method: Any) -> None:
+        """Lets torch's pipes find a form or a method of ours by its name, if they have none of that name."""
+        if (
+            self.base is not None
+            and callable(method)
+            and not name.startswith("_")
+            and not hasattr(self.base, name)
+        ):
+            self.base.functions.setdefault(name, method)
+
+    def form(self, name: str) -> Callable[..., Any] | None:
+        """The functional form that was registered with torch's base alone."""
+        found: Callable[..., Any] | None = None if self.base is None else self.base.functions.get(name)
+        return found
+
+    def attribute(self, datapipe: Any, name: str) -> Any:
+        """What a user put on torch's base, bound to `datapipe`.
+
+        Raises:
+            AttributeError: there is nothing of that name.
+        """
+        found = _MISSING if self.base is None or name.startswith("_") else vars(self.base).get(name, _MISSING)
+        if found is _MISSING:
+            raise AttributeError(name)
+        bind = getattr(type(found), "__get__", None)
+        return found if bind is None else bind(found, datapipe, type(datapipe))
+
+    def hook(self, name: str) -> Callable[..., Any] | None:
+        """The hook of that name which torch's graph tools have set for the time of a traversal."""
+        return None if self.base is None else getattr(self.base, name, None)
+
+
+def meet_torch(*bases: Any) -> None:
+    """Makes our bases and torch's know each other, now or when torch is imported."""
+
+    def meet(module: Any) -> None:
+        for ours in bases:
+            ours.counterpart.meet(ours, module)
+        if hasattr(module, "functional_datapipe"):
+            _let_decorate(module.functional_datapipe, bases)
+
+    loaded = sys.modules.get(_MODULE)
+    if loaded is not None and hasattr(loaded, "DataLoader"):  # else it is being imported this very moment
+        meet(loaded)
+    else:
+        call_when_imported("pipes", {_MODULE: meet})
+
+
+def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
+    """Lets torch's decorator register classes of ours, too."""
+    of_torch = decorator.__call__
+
+    @functools.wraps(of_torch)
+    def __call__(self: Any, cls: Any) -> Any:
+        base = next((base for base in bases if base in getattr(cls, "__mro__", ())), None)
+        if base is None:
+            return of_torch(self, cls)
+        base.register_datapipe_as_function(self.name, cls)
+        return cls
+
+    decorator.__call__ = __call__
+
+
+def yielded_so_far(datapipe: Any) -> int | None:
+    """How many items the running (or ended) iteration of a pipe of torch's has yielded; None if it has not begun.
+
+    Raises:
+        TypeError: the pipe is random, and torch's pipes do not tell the seed that they used.
+    """
+    if hasattr(datapipe, "set_seed"):
+        raise TypeError(
+            f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "
+            "build the pipeline with the pipe of torchdata.datapipes.iter instead"
+        )
+    not_started = type(datapipe)._snapshot_state  # the class holds what a new pipe begins with
+    return None if datapipe._snapshot_state is not_started else int(datapipe._number_of_samples_yielded)
+
+
+def replay_later(datapipe: Any, count: int | None) -> None:
+    """Makes the next iteration of a pipe of torch's start anew and drop its first `count` items; None: drop none."""
+
+    def rest() -> Iterator[Any]:
+        datapipe._number_of_samples_yielded = 0
+        return islice(iter(datapipe), count, None)
+
+    def once_asked() -> Iterator[Any]:  # the sources are in their places by then
+        yield from rest()
+
+    datapipe._fast_forward_iterator = None if count is None else once_asked()

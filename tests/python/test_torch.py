@@ -1,0 +1,430 @@
+"""At home with PyTorch: its classes, its tools and its DataLoader take our pipes for its own, and we take its."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse_dps
+from torchdata.datapipes import functional_datapipe
+from torchdata.datapipes.iter import (
+    SHARDING_PRIORITIES,
+    IterableWrapper,
+    IterDataPipe,
+    Mapper,
+    ShardingFilter,
+    Shuffler,
+)
+from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+torch = pytest.importorskip("torch", reason="this is about living with torch")
+data = torch.utils.data
+
+
+def plus_one(item: int) -> int:
+    return item + 1
+
+
+class TorchDoubler(data.IterDataPipe):
+    """A user's pipe on torch's base, with a generator."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        for item in self.source:
+            yield item
+            yield -item
+
+
+class TorchMapping(data.IterDataPipe):
+    """A user's pipe on torch's base that returns an iterator."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        return map(plus_one, self.source)
+
+
+class OurDoubler(IterDataPipe):
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        for item in self.source:
+            yield item
+            yield -item
+
+
+WHO_COMES_FIRST = """
+import sys
+if sys.argv[1] == "torch":
+    import torch
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
+from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
+from torchdata.dataloader2 import DataLoader2
+before = list(sys.meta_path)
+pipe, by_index = IterableWrapper(range(3)).map(str), SequenceWrapper([1])
+assert ("torch" in sys.modules) == (sys.argv[1] == "torch")
+if sys.argv[1] == "nobody":
+    print(list(DataLoader2(pipe)), "torch" in sys.modules)
+    sys.exit()
+import torch.utils.data as data
+assert len(sys.meta_path) == len(before) - (sys.argv[1] == "we")
+assert isinstance(pipe, data.IterDataPipe) and isinstance(pipe, data.IterableDataset)
+assert issubclass(Mapper, data.IterDataPipe) and not isinstance(pipe, data.MapDataPipe)
+assert isinstance(by_index, data.MapDataPipe) and not isinstance(by_index, data.IterDataPipe)
+theirs = data.datapipes.iter.IterableWrapper(range(3)).map(str)
+assert isinstance(theirs, IterDataPipe) and not isinstance(theirs, (Mapper, MapDataPipe))
+assert isinstance(data.datapipes.map.SequenceWrapper([1]), MapDataPipe)
+assert not isinstance([1], (IterDataPipe, data.IterDataPipe))
+assert not isinstance(data.TensorDataset(torch.ones(2)) if "torch" in globals() else 1, (IterDataPipe, MapDataPipe))
+print(list(DataLoader2(theirs.prefetch(2))), list(pipe) == list(theirs))
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "printed"),
+    [
+        ("torch", "['0', '1', '2'] True\n"),
+        ("we", "['0', '1', '2'] True\n"),
+        ("nobody", "['0', '1', '2'] False\n"),
+    ],
+)
+def test_classes_know_each_other_whoever_is_imported_first(who: str, printed: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", WHO_COMES_FIRST, who]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert (done.stdout, done.stderr) == (printed, "")
+
+
+def test_every_import_of_the_package_leaves_torch_alone() -> None:
+    code = (
+        "import sys, torchdata, torchdata.datapipes.iter, torchdata.datapipes.map, torchdata.datapipes.utils\n"
+        "import torchdata.dataloader2, torchdata.dataloader2.graph, torchdata.dataloader2.random\n"
+        "import torchdata.dataloader2.adapter, torchdata.dataloader2.linter, torchdata.dataloader2.reading_service\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+def shuffled_and_sharded() -> Any:
+    return IterableWrapper(range(20)).shuffle().sharding_filter().map(plus_one)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_loader_reads_our_pipes_and_applies_its_settings(workers: int) -> None:
+    def loader(shuffle: bool) -> Any:
+        return data.DataLoader(shuffled_and_sharded(), batch_size=None, num_workers=workers, shuffle=shuffle)
+
+    assert list(loader(False)) == list(range(1, 21))
+    torch.manual_seed(3)
+    first = list(loader(True))
+    torch.manual_seed(3)
+    assert list(loader(True)) == first != list(range(1, 21))
+    assert sorted(first) == list(range(1, 21))
+    batches = [batch.tolist() for batch in data.DataLoader(shuffled_and_sharded(), 8, num_workers=workers)]
+    assert [len(batch) for batch in batches] == ([8, 8, 4] if workers == 0 else [8, 8, 2, 2])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_loader_reads_our_map_pipes(workers: int) -> None:
+    pipe = SequenceWrapper(range(6)).map(plus_one)
+    assert [batch.tolist() for batch in data.DataLoader(pipe, 3, num_workers=workers)] == [
+        [1, 2, 3],
+        [4, 5, 6],
+    ]
+
+
+def types_of(graph: Any) -> Any:
+    return [(type(pipe).__name__, types_of(sources)) for pipe, sources in graph.values()]
+
+
+def test_torchs_graph_tools_work_on_our_graphs() -> None:
+    from torch.utils.data import graph, graph_settings
+
+    pipe = shuffled_and_sharded()
+    assert types_of(graph.traverse_dps(pipe)) == types_of(traverse_dps(pipe))
+    left, right = IterableWrapper(range(4)).fork(2)
+    both = left.zip(right.map(plus_one))
+    found = {id(member) for member in graph_settings.get_all_graph_pipes(graph.traverse_dps(both))}
+    assert found == {id(member) for member in list_dps(traverse_dps(both))}
+    graph_settings.apply_shuffle_settings(pipe, shuffle=False)
+    graph_settings.apply_sharding(pipe, 2, 1, data.graph_settings.SHARDING_PRIORITIES.MULTIPROCESSING)
+    assert list(pipe) == list(range(2, 21, 2))
+    graph_settings.apply_shuffle_settings(pipe, shuffle=True)
+    orders = []
+    for _ in range(2):
+        graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(5))
+        orders.append(list(pipe))
+    assert orders[0] == orders[1] != list(range(2, 21, 2))
+    # The hooks of torch's tools are gone afterwards.
+    assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
+
+
+def test_sharding_priorities_are_taken_from_either_side() -> None:
+    theirs = data.graph_settings.SHARDING_PRIORITIES
+    pipe = IterableWrapper(range(8)).sharding_filter()
+    pipe.apply_sharding(2, 1, theirs.DISTRIBUTED)
+    pipe.apply_sharding(2, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
+    assert list(pipe) == [2, 6]
+    assert list(IterableWrapper([1]).sharding_filter(theirs.DISTRIBUTED)) == [1]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TorchDoubler(IterableWrapper(range(5))).map(plus_one),
+        lambda: OurDoubler(TorchMapping(IterableWrapper(range(5)))).batch(3),
+        lambda: data.datapipes.iter.IterableWrapper(range(5)).map(plus_one).filter(bool),
+        lambda: TorchMapping(OurDoubler(data.datapipes.iter.IterableWrapper(range(5)))),
+        lambda: TorchDoubler(IterableWrapper(range(5)).shuffle().set_seed(4)).map(plus_one),
+    ],
+    ids=["theirs over ours", "ours over theirs", "theirs alone", "alternating", "theirs over random"],
+)
+def test_graphs_of_both_kinds_of_pipes_run_and_are_restored_at_every_position(build: Any) -> None:
+    whole = list(build())
+    assert list(DataLoader2(copy.deepcopy(build()))) is not None
+    for position in range(len(whole) + 1):
+        pipe = build()
+        iterator = iter(pipe)
+        head = [next(iterator) for _ in range(position)]
+        state = pickle.loads(pickle.dumps(save_state(pipe)))
+        for used_before in (False, True):
+            other = build()
+            if used_before:
+                next(iter(other))
+            load_state(other, state)
+            assert save_state(other) == state
+            assert head + list(other) == whole
+
+
+def test_the_state_of_a_random_pipe_of_torchs_is_refused_by_name() -> None:
+    pipe = data.datapipes.iter.IterableWrapper(range(5)).shuffle().batch(2)
+    next(iter(pipe))
+    with pytest.raises(TypeError, match="ShufflerIterDataPipe cannot be saved"):
+        save_state(pipe)
+
+
+def test_graphs_of_both_kinds_are_shared_out_among_workers() -> None:
+    pipe = TorchDoubler(IterableWrapper(range(6)).sharding_filter()).map(plus_one)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
+        assert sorted(loader) == sorted([n + 1 for n in range(6)] + [1 - n for n in range(6)])
+    theirs = data.datapipes.iter.IterableWrapper(range(7)).shuffle().sharding_filter().map(plus_one)
+    with DataLoader2(theirs, reading_service=MultiProcessingReadingService(2)) as loader:
+        runs = []
+        for _ in range(2):
+            loader.seed(1)
+            runs.append(list(loader))
+    assert runs[0] == runs[1]
+    assert sorted(runs[0]) == list(range(1, 8))
+
+
+def test_datasets_of_torch_go_through_the_wrappers() -> None:
+    train, test = data.random_split(range(10), [7, 3], generator=torch.Generator().manual_seed(0))
+    assert sorted([*SequenceWrapper(train).map(plus_one), *SequenceWrapper(test).map(plus_one)]) == list(
+        range(1, 11)
+    )
+    tensors = data.TensorDataset(torch.arange(4))
+    assert [int(member) for (member,) in SequenceWrapper(tensors)] == [0, 1, 2, 3]
+
+    class Stream(data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    assert list(IterableWrapper(Stream(), deepcopy=False).batch(2)) == [[0, 1], [2]]
+    assert torch.equal(data.default_collate([1, 2]), next(iter(IterableWrapper([1, 2]).batch(2).collate())))
+
+
+@pytest.fixture
+def forms(request: pytest.FixtureRequest) -> Any:
+    """Registers forms for one test, and takes them off both registries again."""
+    ours, theirs = dict(IterDataPipe.functions), dict(data.IterDataPipe.functions)
+    yield
+    for registry, saved in ((IterDataPipe.functions, ours), (data.IterDataPipe.functions, theirs)):
+        registry.clear()
+        registry.update(saved)
+
+
+@pytest.mark.usefixtures("forms")
+@pytest.mark.parametrize("register", [functional_datapipe, data.functional_datapipe], ids=["ours", "theirs"])
+@pytest.mark.parametrize("pipe_class", [OurDoubler, TorchDoubler])
+def test_forms_registered_with_either_decorator_are_found_on_both_kinds(
+    register: Any, pipe_class: Any
+) -> None:
+    if register is functional_datapipe and pipe_class is TorchDoubler:
+        IterDataPipe.register_datapipe_as_function("doubled_for_test", pipe_class)
+    else:
+        register("doubled_for_test")(pipe_class)
+    for source in (IterableWrapper([1, 2]), data.datapipes.iter.IterableWrapper([1, 2])):
+        doubled = source.doubled_for_test()
+        assert type(doubled) is pipe_class
+        assert list(doubled) == [1, -1, 2, -2]
+
+
+@pytest.mark.usefixtures("forms")
+def test_methods_that_users_put_on_one_base_are_found_on_pipes_of_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        IterDataPipe, "ours_for_test", lambda self, n: (type(self).__name__, n), raising=False
+    )
+    monkeypatch.setattr(
+        data.IterDataPipe, "theirs_for_test", lambda self, n: (type(self).__name__, n), raising=False
+    )
+    for pipe in (IterableWrapper([1]), data.datapipes.iter.IterableWrapper([1])):
+        assert pipe.ours_for_test(3) == pipe.theirs_for_test(3) == (type(pipe).__name__, 3)
+    with pytest.raises(
+        AttributeError, match="'IterableWrapper' object has no attribute 'nothing_of_this_name'"
+    ):
+        _ = IterableWrapper([1]).nothing_of_this_name
+
+
+class TupleState(IterDataPipe):
+    """A pipe that pickles as a tuple and asks the hook, as many pipes written for torchdata do."""
+
+    def __init__(self, source_datapipe: Any, factor: int) -> None:
+        self.source_datapipe, self.factor = source_datapipe, factor
+        self.resets = 0
+
+    def __iter__(self) -> Any:
+        for item in self.source_datapipe:
+            yield item * self.factor
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def __getstate__(self) -> Any:
+        state = (self.source_datapipe, self.factor)
+        if IterDataPipe.getstate_hook is not None:
+            return IterDataPipe.getstate_hook(state)
+        return state
+
+    def __setstate__(self, state: Any) -> None:
+        self.source_datapipe, self.factor = state
+        self.resets = 0
+
+
+def test_pipes_with_a_state_of_their_own_are_traversed_copied_and_sent_to_workers() -> None:
+    from torch.utils.data import graph
+
+    pipe = TupleState(IterableWrapper(range(4)).sharding_filter(), 10)
+    assert types_of(traverse_dps(pipe)) == types_of(graph.traverse_dps(pipe))
+    for duplicate in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
+        assert list(duplicate) == list(duplicate) == [0, 10, 20, 30]
+        assert duplicate.resets == 2, "reset() is called at the start of each iteration"
+    for method in ("fork", "spawn"):
+        with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+            assert [list(loader), list(loader)] == [[0, 10, 20, 30]] * 2
+
+
+def test_graphs_are_searched_and_changed_by_exact_class_while_they_are_built() -> None:
+    class Special(Mapper):
+        pass
+
+    pipe = Special(IterableWrapper(range(3)).map(plus_one), plus_one).batch(2)
+    graph = traverse_dps(pipe)
+    assert [type(found) for found in find_dps(graph, Mapper)] == [Mapper]
+    replace_dp(graph, find_dps(graph, Special)[0], IterableWrapper([7, 8, 9]))
+    assert list(pipe) == [[7, 8], [9]]
+
+
+def test_a_running_pipe_may_search_and_change_the_graph_below_it() -> None:
+    class Cutting(IterDataPipe):
+        def __init__(self, source_datapipe: Any) -> None:
+            self.source_datapipe = source_datapipe
+
+        def __iter__(self) -> Any:
+            (source,) = find_dps(traverse_dps(self), IterableWrapper)
+            replace_dp(traverse_dps(self), source, IterableWrapper([5, 6]))
+            yield from self.source_datapipe
+
+    assert list(Cutting(IterableWrapper([1]).map(plus_one))) == [6, 7]
+
+
+def who_am_i(item: int) -> Any:
+    info = torch.utils.data.get_worker_info()
+    return info.id, info.num_workers, info.seed == torch.initial_seed(), type(info.dataset).__name__
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_torch_knows_which_worker_it_is_in(method: str) -> None:
+    pipe = IterableWrapper(range(4)).sharding_filter().map(who_am_i)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+        for _ in range(2):
+            assert sorted(set(loader)) == [(0, 2, True, "Mapper"), (1, 2, True, "Mapper")]
+    assert torch.utils.data.get_worker_info() is None
+
+
+def test_without_a_seed_seeds_come_from_torchs_generator() -> None:
+    orders = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        with DataLoader2(
+            IterableWrapper(range(50)).shuffle().sharding_filter(),
+            reading_service=MultiProcessingReadingService(2),
+        ) as loader:
+            orders.append([list(loader), list(loader)])
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
+
+
+def test_a_loop_in_the_manner_of_trainers_sanity_check_training_and_validation_in_turn() -> None:
+    train = DataLoader2(
+        IterableWrapper(range(12)).shuffle().sharding_filter().batch(2).collate(),
+        reading_service=MultiProcessingReadingService(2),
+    )
+    validate = DataLoader2(SequenceWrapper(range(4)))
+    with train, validate:
+        assert len(list(zip(validate, range(2), strict=False))) == 2  # the sanity check leaves in the middle
+        for _ in range(2):
+            seen: list[int] = []
+            for step, batch in enumerate(train):
+                seen += batch.tolist()
+                if step == 2:
+                    assert sorted(validate) == [0, 1, 2, 3]
+            assert sorted(seen) == list(range(12))
+
+
+def test_the_attributes_of_a_loader_are_read_from_outside() -> None:
+    pipe = IterableWrapper(range(3))
+    loader = DataLoader2(pipe)
+    assert loader.datapipe_adapter_fns is None
+    assert loader.reading_service is None
+    assert isinstance(loader.datapipe, IterableWrapper)
+    from torchdata.dataloader2.adapter import Shuffle
+
+    assert isinstance(DataLoader2(pipe, Shuffle(False)).datapipe_adapter_fns, list)
+
+
+def test_identity_is_kept_where_nothing_is_to_be_copied() -> None:
+    items = [object()]
+    assert IterableWrapper(items, deepcopy=False).iterable is items
+    assert next(iter(IterableWrapper(items, deepcopy=False))) is items[0]
+
+
+def test_the_version_parses() -> None:
+    from packaging.version import Version
+
+    import torchdata
+
+    assert Version("0.9.0") <= Version(torchdata.__version__) < Version("0.10")
+
+
+def test_shuffling_and_sharding_pipes_are_found_in_mixed_graphs() -> None:
+    pipe = TorchMapping(shuffled_and_sharded())
+    assert [type(found) for found in find_dps(traverse_dps(pipe), Shuffler)] == [Shuffler]
+    assert [type(found) for found in find_dps(traverse_dps(pipe), ShardingFilter)] == [ShardingFilter]
+    assert isinstance(MapDataPipe, type)
