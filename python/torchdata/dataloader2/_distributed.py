@@ -1,15 +1,16 @@
-"""Sharding among the ranks of a `torch.distributed` job.
+"""Sharding among the ranks of a distributed job, on `torch.distributed`, on MPI, or on what the user brings.
 
-Role: divides the pipe graph by rank and gives all ranks the same shared seeds. Runs in the main process of
-every rank and owns a process group of its own (gloo), so that its messages never mix with those of the
-training.
+Role: divides the pipe graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`, so that
+their epochs end together. Runs in the main process of every rank and owns two groups of ranks: one for seeds, one for
+`fullsync`, whose thread must not be mixed up with the main thread.
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
+import copy
 from typing import TYPE_CHECKING, Any
 
+from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, open_group
 from torchdata.dataloader2._interface import IterResetFn, ReadingServiceInterface
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
@@ -19,97 +20,129 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedReadingService"]
 
-#: Seconds after which an operation of the process group fails.
-DEFAULT_TIMEOUT = 30 * 60
+_BACKENDS = ("gloo", "mpi")
 
 
 class DistributedReadingService(ReadingServiceInterface):
-    """Gives each rank of a `torch.distributed` job its share of the items, with the same order before
-    sharding.
+    """Gives each rank of a distributed job its share of the items, with the same order before sharding.
 
-    Put it before a `MultiProcessingReadingService` in a `SequentialReadingService` to use workers on every
-    rank.
+    Put it before a `MultiProcessingReadingService` in a `SequentialReadingService` to use workers on every rank: items
+    are shared out by rank, then by worker. All ranks end an epoch after the same number of items (see `FullSync`).
 
     Args:
         timeout: seconds after which an operation among the ranks fails.
+        backend: `"gloo"`: the ranks of `torch.distributed`, whose process group must have been initialised; the
+            service talks through gloo groups of its own. `"mpi"`: the ranks of an MPI job, through mpi4py, with or
+            without PyTorch.
+        process_group: the ranks to use instead, for other means of communication: an object with `rank`,
+            `world_size`, `broadcast(value)` (rank 0's integer on every rank) and `all_reduce_min(value)` (the least
+            integer on every rank), all of 64 bits. Both are called in turn, the latter in a thread of its own.
 
     Raises:
-        RuntimeError: PyTorch is not installed or was built without `torch.distributed`.
-        ValueError: `timeout` is not positive.
+        RuntimeError: PyTorch is not installed or was built without `torch.distributed`, and the backend is gloo.
+        ModuleNotFoundError: mpi4py is not installed, and the backend is mpi.
+        ValueError: `timeout` is not positive, or the backend is unknown.
+        TypeError: `process_group` lacks one of its members.
+
+    Example:
+        >>> from torchdata.dataloader2 import (
+        ...     DistributedReadingService, MultiProcessingReadingService, SequentialReadingService
+        ... )
+        >>> class Alone:
+        ...     rank, world_size = 0, 1
+        ...     def broadcast(self, value):
+        ...         return value
+        ...     def all_reduce_min(self, value):
+        ...         return value
+        >>> service = SequentialReadingService(
+        ...     DistributedReadingService(process_group=Alone()), MultiProcessingReadingService(num_workers=2)
+        ... )
     """
 
-    def __init__(self, timeout: int = DEFAULT_TIMEOUT) -> None:
-        if not timeout > 0:
+    def __init__(
+        self,
+        timeout: float = DEFAULT_TIMEOUT,
+        *,
+        backend: str = "gloo",
+        process_group: RankGroup | None = None,
+    ) -> None:
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
             raise ValueError(f"timeout is a number of seconds above 0, but got {timeout!r}")
-        _distributed()
+        if backend not in _BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(map(repr, _BACKENDS))}, but got {backend!r}")
+        if process_group is not None:
+            check_group(process_group, "DistributedReadingService")
+        elif backend == "gloo":
+            _check_torch()
         self._world_size = 1
         self._rank = 0
         self._datapipe: DataPipe | None = None
         self._timeout = timeout
-        self._pg: Any = None
+        self._backend = backend
+        self._given_group = process_group
+        self._pg: RankGroup | None = None
+        self._sync_group: RankGroup | None = None
+        self._fullsync: Any = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
+        """A copy that talks through the same group, where the user brought one."""
+        if self._given_group is not None:
+            memo[id(self._given_group)] = self._given_group
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        vars(duplicate).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank; ends it in `fullsync`, so that no rank goes on when another has no item
-        left.
+        """Shards the graph by rank; ends it in `fullsync`, so that no rank goes on when another has no item left.
 
         Raises:
-            RuntimeError: `torch.distributed` is not initialized.
+            RuntimeError: `torch.distributed` is not initialised.
         """
-        dist = _distributed()
-        if not dist.is_initialized():
-            raise RuntimeError(
-                "Torch Distributed is required to be initialized: call "
-                "torch.distributed.init_process_group() on every "
-                "rank before iterating the loader"
-            )
-        self._world_size = dist.get_world_size()
-        self._rank = dist.get_rank()
-        self._pg = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
+        from torchdata.datapipes.iter import FullSync
+
+        group = self._open(self._timeout)
+        self._rank, self._world_size, self._pg = group.rank, group.world_size, group
         apply_sharding(datapipe, self._world_size, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
-        if "fullsync" in type(datapipe).functions and not _is_fullsync(datapipe):
-            datapipe = datapipe.fullsync(self._timeout)
-        self._datapipe = datapipe
+        if not isinstance(datapipe, FullSync):
+            datapipe = FullSync(datapipe, self._timeout)
+        self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
+        datapipe.set_process_group(self._sync_group)
+        self._fullsync = self._datapipe = datapipe
         return datapipe
+
+    def _open(self, timeout: float) -> RankGroup:
+        return self._given_group or open_group(self._backend, timeout, "DistributedReadingService")
 
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
         """Takes the shared seed of rank 0 on all ranks, and seeds the graph."""
-        if self._datapipe is None:
+        if self._datapipe is None or self._pg is None:
             raise RuntimeError(
                 "DistributedReadingService.initialize must be called before initialize_iteration"
             )
-        from torchdata.dataloader2.random import dist_share_seed
-
-        seed_generator.seed(dist_share_seed(seed_generator.generate_shared_seed(), self._pg))
+        # What runs ahead of the last epoch is ended first, so that no other messages are under way.
+        self._fullsync.reset()
+        seed = seed_generator.generate_shared_seed()
+        shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
+        seed_generator.seed(shared % 2**64)
         set_graph_random_seed(self._datapipe, seed_generator.spawn(self._rank, inplace=True))
         return iter_reset_fn
 
     def finalize(self) -> None:
-        """Destroys the service's own process group."""
-        group, self._pg = self._pg, None
-        if group is not None and _distributed().is_initialized():
-            _distributed().destroy_process_group(group)
+        """Ends the synchronisation with the other ranks, and closes the service's own groups."""
+        fullsync, self._fullsync = self._fullsync, None
+        if fullsync is not None:
+            fullsync.shutdown()
+        for group in (self._sync_group, self._pg):
+            if group is not None and group is not self._given_group:
+                group.close()
+        self._sync_group = self._pg = None
 
 
-def _is_fullsync(datapipe: DataPipe) -> bool:
-    from torchdata.datapipes import iter as iter_pipes
+def _check_torch() -> None:
+    """Raises RuntimeError unless `torch.distributed` is there to be initialised later."""
+    from torchdata._ranks.torch_group import require_available
 
-    fullsync = getattr(iter_pipes, "FullSync", None)
-    return fullsync is not None and isinstance(datapipe, fullsync)
-
-
-def _distributed() -> Any:
-    """The module `torch.distributed`, where it can be used."""
-    try:
-        import torch.distributed as dist
-    except ImportError as error:
-        raise RuntimeError(
-            "DistributedReadingService needs PyTorch, which is not installed; for one machine use "
-            "MultiProcessingReadingService alone"
-        ) from error
-    if not dist.is_available():
-        raise RuntimeError(
-            "Torch Distributed is required to be available, but this build of PyTorch comes without it"
-        )
-    return dist
+    require_available("DistributedReadingService")

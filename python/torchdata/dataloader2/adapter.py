@@ -15,7 +15,16 @@ from torchdata.dataloader2.graph import DataPipe, list_dps, remove_dp, traverse_
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
 from torchdata.dataloader2.graph.utils import has_method
 
-__all__ = ["Adapter", "CacheTimeout", "InvalidateCache", "PrefetchPolicy", "ShardingPolicy", "Shuffle"]
+__all__ = [
+    "Adapter",
+    "CacheTimeout",
+    "FullSync",
+    "InvalidateCache",
+    "PinMemory",
+    "PrefetchPolicy",
+    "ShardingPolicy",
+    "Shuffle",
+]
 
 
 class Adapter:
@@ -213,6 +222,52 @@ class PrefetchPolicy(Adapter):
         if hasattr(reading_service, "set_prefetch_counts"):
             reading_service.set_prefetch_counts(main=self.count, worker=self.worker)
         return reading_service
+
+
+class FullSync(Adapter):
+    """Ends the graph in the pipe `FullSync`, where it does not yet: all ranks end their epochs together.
+
+    Args:
+        timeout: seconds that one rank waits for the others at each item.
+
+    Example:
+        >>> from torchdata.dataloader2.adapter import FullSync
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> FullSync(timeout=60)(IterableWrapper(range(3)))
+        FullSync
+    """
+
+    def __init__(self, timeout: float = 30 * 60) -> None:
+        self.timeout = timeout
+
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        """Appends the pipe."""
+        from torchdata.datapipes.iter import FullSync as Pipe
+
+        return datapipe if isinstance(datapipe, Pipe) else Pipe(datapipe, self.timeout)
+
+
+class PinMemory(Adapter):
+    """Ends the graph in the pipe `PinMemory`, where it does not yet: batches are copied to pinned memory ahead of use.
+
+    Args:
+        device: the CUDA device that the memory is pinned for; None for the current one.
+
+    Example:
+        >>> from torchdata.dataloader2.adapter import PinMemory
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> PinMemory("cuda:0").device
+        'cuda:0'
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device
+
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        """Appends the pipe."""
+        from torchdata.datapipes.iter import PinMemory as Pipe
+
+        return datapipe if isinstance(datapipe, Pipe) else Pipe(datapipe, device=self.device)
 
 
 def _tell_all(datapipe: DataPipe, method: str, *values: Any) -> None:

@@ -105,5 +105,6 @@ class functional_datapipe:
             raise TypeError(
                 f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}"
             )
-        base.register_datapipe_as_function(self.name, cls, enable_df_api_tracing=self.enable_df_api_tracing)
+        kind: Any = cls
+        base.register_datapipe_as_function(self.name, kind, enable_df_api_tracing=self.enable_df_api_tracing)
         return cls

@@ -8,10 +8,10 @@ __all__ = ["dist_share_seed"]
 
 
 def dist_share_seed(seed: int, process_group: Any = None) -> int:
-    """The seed of rank 0, on every rank. Every rank of the group must call it.
+    """The seed of the first rank of a group, on every rank of it. Every rank of the group must call it.
 
     Args:
-        seed: this rank's proposal; rank 0's is taken.
+        seed: this rank's proposal; the first rank's is taken.
         process_group: the group to share it in; None for the default group.
 
     Raises:
@@ -27,8 +27,18 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
             "sharing a seed among ranks needs an initialised process group: call "
             "torch.distributed.init_process_group first"
         )
+    root = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     # torch has no unsigned 64-bit broadcast everywhere: the bits travel as a signed number.
-    shared = torch.tensor(seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64)
-    dist.broadcast(shared, src=0, group=process_group)
+    signed = seed - 2**64 if seed >= 2**63 else seed
+    shared = torch.tensor(
+        signed, dtype=torch.int64, device="cuda" if _needs_cuda(dist, process_group) else "cpu"
+    )
+    dist.broadcast(shared, src=root, group=process_group)
     received = int(shared.item())
     return received + 2**64 if received < 0 else received
+
+
+def _needs_cuda(dist: Any, process_group: Any) -> bool:
+    """Whether the group sends tensors in the memory of GPUs alone."""
+    backend = str(dist.get_backend(process_group))
+    return "nccl" in backend and "gloo" not in backend

@@ -33,6 +33,7 @@ from torchdata.datapipes.iter.json import JsonParser
 from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
 from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
 from torchdata.datapipes.iter.paragraphs import ParagraphAggregator
+from torchdata.datapipes.iter.pinning import PinMemory
 from torchdata.datapipes.iter.prefetching import Prefetcher
 from torchdata.datapipes.iter.random_splitting import RandomSplitter
 from torchdata.datapipes.iter.rar import RarArchiveLoader
@@ -48,6 +49,7 @@ from torchdata.datapipes.iter.sharding import (
 )
 from torchdata.datapipes.iter.shards import ShardExpander
 from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
+from torchdata.datapipes.iter.synchronizing import FullSync
 from torchdata.datapipes.iter.text import CSVDictParser, CSVParser, LineReader
 from torchdata.datapipes.iter.tfrecords import TFRecordLoader
 from torchdata.datapipes.iter.webdataset import WebDataset
@@ -83,6 +85,7 @@ __all__ = [
     "FlatMapper",
     "Flattener",
     "Forker",
+    "FullSync",
     "GDriveReader",
     "Grouper",
     "HashChecker",
@@ -111,6 +114,7 @@ __all__ = [
     "OnlineReader",
     "ParagraphAggregator",
     "ParquetDataFrameLoader",
+    "PinMemory",
     "Prefetcher",
     "RandomSplitter",
     "RarArchiveLoader",

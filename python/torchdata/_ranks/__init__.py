@@ -1,0 +1,70 @@
+"""What the ranks of a job tell each other: one seed for all, and whether each still has an item.
+
+Role: `open_group` makes the group of processes that `DistributedReadingService` and `FullSync` talk through, on
+`torch.distributed` or on MPI. Every rank opens its groups in the same order, in its main process. A group belongs to
+whoever opened it. Nothing is imported here before a group is opened.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["DEFAULT_TIMEOUT", "RankGroup", "check_group", "open_group"]
+
+#: Seconds after which an operation among the ranks fails.
+DEFAULT_TIMEOUT = 30 * 60
+
+
+class RankGroup(Protocol):
+    """The ranks of a job. Users may bring an object of their own, which need not have the last three members."""
+
+    rank: int
+    world_size: int
+
+    def broadcast(self, value: int) -> int:
+        """The value that rank 0 gave, on every rank. Values fit into 64 bits with a sign."""
+
+    def all_reduce_min(self, value: int) -> int:
+        """The least of the values that the ranks gave, on every rank."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether an operation has failed, after which the group cannot be used any more."""
+
+    def give_up(self) -> None:
+        """Ends the wait of another thread, if there is one, at once."""
+
+    def close(self) -> None:
+        """Frees what the group holds."""
+
+
+def check_group(group: Any, whose: str) -> None:
+    """Raises TypeError unless `group` can do what is asked of a group of ranks."""
+    lacking = [
+        name for name in ("rank", "world_size", "broadcast", "all_reduce_min") if not hasattr(group, name)
+    ]
+    if lacking:
+        raise TypeError(
+            f"{whose}: process_group must have rank, world_size, broadcast(value) and all_reduce_min(value), but "
+            f"{group!r} has no {', '.join(lacking)}"
+        )
+
+
+def open_group(backend: str, timeout: float, whose: str) -> RankGroup:
+    """Opens a group of all ranks. Every rank must call it.
+
+    Args:
+        backend: `"gloo"`, on `torch.distributed`, or `"mpi"`, on MPI through mpi4py.
+        timeout: seconds after which an operation among the ranks fails.
+        whose: who asks, for messages.
+
+    Raises:
+        RuntimeError: the library is missing, or `torch.distributed` is not initialised.
+    """
+    if backend == "mpi":
+        from torchdata._ranks.mpi_group import MpiGroup
+
+        return MpiGroup(timeout, whose)
+    from torchdata._ranks.torch_group import TorchGroup
+
+    return TorchGroup(timeout, whose)

@@ -1,0 +1,118 @@
+"""A group of ranks on MPI, through mpi4py: for jobs that mpirun or Slurm started, with or without PyTorch.
+
+Role: opened and used in the main process of every rank (by one thread at a time; mpi4py asks MPI for threads by
+default). Owns a communicator of its own, so that its messages never mix with others.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata._optional import optional_import
+from torchdata._ranks.waiting import describe_ranks, wait_until
+
+__all__ = ["MpiGroup"]
+
+#: Tag of the messages by which a rank that waits long says which operation it is at.
+_ARRIVAL = 1
+
+
+class MpiGroup:
+    """All ranks of `MPI.COMM_WORLD`, through a duplicate of it.
+
+    Args:
+        timeout: seconds after which an operation fails.
+        whose: who uses the group, for messages.
+
+    Raises:
+        ModuleNotFoundError: mpi4py is not installed.
+        RuntimeError: MPI was initialised without support for threads.
+    """
+
+    def __init__(self, timeout: float, whose: str) -> None:
+        optional_import("mpi4py", extra="mpi", needed_by=f"{whose} on MPI")
+        from mpi4py import MPI
+
+        if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+            raise RuntimeError(
+                f"{whose} needs an MPI that lets any thread call it (MPI_THREAD_SERIALIZED or above): leave "
+                "mpi4py.rc.thread_level at its default, or start MPI so"
+            )
+        self._mpi: Any = MPI
+        self._timeout, self._whose = timeout, whose
+        self._comm: Any = MPI.COMM_WORLD.Dup()
+        self.rank, self.world_size = self._comm.Get_rank(), self._comm.Get_size()
+        self._operation = 0
+        self._arrived: dict[int, int] = {}
+        self._sent: list[Any] = []
+        self._broken = False
+        self._given_up = False
+
+    @property
+    def broken(self) -> bool:
+        """Whether an operation has failed, after which the group cannot be used any more."""
+        return self._broken
+
+    def broadcast(self, value: int) -> int:
+        """The value of rank 0, on every rank."""
+        import numpy
+
+        cell = numpy.array([value], dtype=numpy.int64)
+        return self._run(self._comm.Ibcast(cell, root=0), cell)
+
+    def all_reduce_min(self, value: int) -> int:
+        """The least value of all ranks, on every rank."""
+        import numpy
+
+        mine, least = numpy.array([value], dtype=numpy.int64), numpy.zeros(1, dtype=numpy.int64)
+        return self._run(self._comm.Iallreduce(mine, least, op=self._mpi.MIN), least)
+
+    def _run(self, request: Any, cell: Any) -> int:
+        self._operation += 1
+        if self._broken:
+            raise ConnectionError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
+        try:
+            if wait_until(request.Test, self._timeout, self._tell_others, lambda: self._given_up):
+                return int(cell[0])
+        except BaseException:
+            self._broken = True
+            raise
+        self._broken = True
+        missing = self._missing()
+        who = f"{describe_ranks(missing)} of {self.world_size}" if missing else "another rank"
+        raise TimeoutError(
+            f"{self._whose} on rank {self.rank}: {who} did not come along within {self._timeout:g} s: waiting for data, "
+            "busy between two items, out of the loop, or dead; raise the timeout if that is how it should be"
+        )
+
+    def _tell_others(self) -> None:
+        import numpy
+
+        at = numpy.array([self._operation], dtype=numpy.int64)
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent += [
+            self._comm.Isend(at, dest=rank, tag=_ARRIVAL)
+            for rank in range(self.world_size)
+            if rank != self.rank
+        ]
+
+    def _missing(self) -> list[int]:
+        """The ranks that have not said that they are at this rank's operation."""
+        import numpy
+
+        status, at = self._mpi.Status(), numpy.zeros(1, dtype=numpy.int64)
+        while self._comm.Iprobe(source=self._mpi.ANY_SOURCE, tag=_ARRIVAL, status=status):
+            self._comm.Recv(at, source=status.Get_source(), tag=_ARRIVAL)
+            self._arrived[status.Get_source()] = int(at[0])
+        others = (rank for rank in range(self.world_size) if rank != self.rank)
+        return [rank for rank in others if self._arrived.get(rank, 0) < self._operation]
+
+    def give_up(self) -> None:
+        """Ends the wait of another thread, if there is one, at once."""
+        self._given_up = True
+
+    def close(self) -> None:
+        """Frees the communicator, unless an operation on it never ended."""
+        comm, self._comm = self._comm, None
+        if comm is not None and not self._broken and not self._mpi.Is_finalized():
+            comm.Free()

@@ -1,0 +1,258 @@
+"""A group of ranks on `torch.distributed`: gloo for the values, the job's store for signs of life.
+
+Role: opened and used in the main process of every rank (by one thread at a time). Owns a process group of its own, so
+that its messages never mix with those of the training, and a thread that leaves signs of life in the store while the
+group is in use: when an operation fails, they tell which rank is gone and which is only late.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from torchdata._ranks.waiting import describe_ranks, wait_until
+
+__all__ = ["TorchGroup", "require_available", "require_initialized"]
+
+#: Seconds between two signs of life, and how long a rank is watched before it is taken for dead.
+_BEAT, _WATCH = 0.25, 1.0
+
+#: Seconds that the store may take to answer.
+_STORE_PATIENCE = 1.7
+
+#: Seconds that gloo's own time-out is longer than ours, which is to come first.
+_MARGIN = 60.0
+
+#: Numbers the groups of this process; every rank opens them in the same order.
+_numbers = itertools.count()
+
+
+def require_available(whose: str) -> Any:
+    """The module `torch.distributed`.
+
+    Raises:
+        RuntimeError: torch is missing or was built without it.
+    """
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise RuntimeError(
+            f"{whose} needs PyTorch, which is not installed: `pip install torch`; in a job that mpirun started use "
+            'DistributedReadingService(backend="mpi"), and on one machine MultiProcessingReadingService alone'
+        ) from error
+    if not dist.is_available():
+        raise RuntimeError(
+            f"Torch Distributed is required to be available for {whose}, but this build of PyTorch comes without it"
+        )
+    return dist
+
+
+def require_initialized(whose: str) -> Any:
+    """The module `torch.distributed`, with its default process group.
+
+    Raises:
+        RuntimeError: there is none (see `require_available`), or `init_process_group` was not called.
+    """
+    dist = require_available(whose)
+    if not dist.is_initialized():
+        raise RuntimeError(
+            f"Torch Distributed is required to be initialized for {whose}: call "
+            "torch.distributed.init_process_group() on every rank before iterating"
+        )
+    return dist
+
+
+class _SignsOfLife:
+    """What the ranks leave in the store: a count that grows while they live, and the operation that they are at."""
+
+    def __init__(self, dist: Any, number: int) -> None:
+        from torch.distributed import distributed_c10d
+
+        store = distributed_c10d._get_default_store()
+        store = store.clone() if hasattr(store, "clone") else store  # no waiting for others who use the store
+        self._store = dist.PrefixStore(f"torchdata/{number}", store)
+        self._rank, self._ranks = dist.get_rank(), range(dist.get_world_size())
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._ended = False
+        #: The number of the operation that this rank is at or was at last.
+        self.operation = 0
+
+    def leave(self) -> None:
+        """Leaves a sign now, and goes on leaving them. Does not wait for the store, which may be out of reach."""
+        self._wake.set()
+        if self._thread is None and not self._ended:
+            self._thread = threading.Thread(
+                target=self._leave_many, name="torchdata-signs-of-life", daemon=True
+            )
+            self._thread.start()
+
+    def _leave_many(self) -> None:
+        try:
+            for beat in itertools.count():
+                last = self._ended
+                self._store.set(str(self._rank), f"{beat} {self.operation} {int(last)}")
+                if last:
+                    return
+                self._wake.wait(_BEAT)
+                self._wake.clear()
+        except Exception:  # the store is gone: the others will see no more signs, and need none
+            return
+
+    def _read(self) -> dict[int, tuple[int, int, int]]:
+        """Of each rank that has left a sign: how many, at which operation, and whether it was the last one."""
+        found = [rank for rank in self._ranks if self._store.check([str(rank)])]
+        return {rank: tuple(map(int, self._store.get(str(rank)).split())) for rank in found}  # type: ignore[misc]
+
+    def missing(self) -> tuple[list[int], list[int]] | None:
+        """The ranks without a sign of life, and those that live but have not come to this rank's operation.
+
+        None where the store does not answer.
+        """
+        answers: list[tuple[list[int], list[int]]] = []
+
+        def look() -> None:
+            before, until = self._read(), time.monotonic() + _WATCH
+            silent = [rank for rank in self._ranks if rank != self._rank]
+            now = before
+            while silent and time.monotonic() < until:
+                time.sleep(_BEAT / 4)
+                now = self._read()
+                silent = [
+                    rank for rank in silent if now.get(rank) == before.get(rank) and not _parted(now, rank)
+                ]
+            late = [rank for rank in self._ranks if rank not in silent and now[rank][1] < self.operation]
+            answers.append((silent, [rank for rank in late if rank != self._rank]))
+
+        def look_quietly() -> None:
+            try:
+                look()
+            except Exception:
+                return  # what is None to the caller
+
+        thread = threading.Thread(target=look_quietly, daemon=True)
+        thread.start()
+        thread.join(_STORE_PATIENCE)
+        return answers[0] if answers else None
+
+    def end(self) -> None:
+        """Leaves a last sign, which tells others that look for this rank that it has not died."""
+        self._ended = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_BEAT)
+
+
+def _parted(signs: dict[int, tuple[int, int, int]], rank: int) -> bool:
+    return rank in signs and bool(signs[rank][2])
+
+
+class TorchGroup:
+    """All ranks of the job, through a gloo group of their own.
+
+    Args:
+        timeout: seconds after which an operation fails.
+        whose: who uses the group, for messages.
+
+    Raises:
+        RuntimeError: `torch.distributed` cannot be used (see `require_initialized`).
+    """
+
+    def __init__(self, timeout: float, whose: str) -> None:
+        dist = require_initialized(whose)
+        self._dist, self._timeout, self._whose = dist, timeout, whose
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout + _MARGIN))
+        self._signs = _SignsOfLife(dist, next(_numbers))
+        self._broken = False
+        self._given_up = False
+
+    @property
+    def broken(self) -> bool:
+        """Whether an operation has failed, after which the group cannot be used any more."""
+        return self._broken
+
+    def broadcast(self, value: int) -> int:
+        """The value of rank 0, on every rank."""
+        return self._run(
+            value, lambda tensor: self._dist.broadcast(tensor, src=0, group=self._group, async_op=True)
+        )
+
+    def all_reduce_min(self, value: int) -> int:
+        """The least value of all ranks, on every rank."""
+        least = self._dist.ReduceOp.MIN
+        return self._run(
+            value, lambda tensor: self._dist.all_reduce(tensor, op=least, group=self._group, async_op=True)
+        )
+
+    def _run(self, value: int, start: Any) -> int:
+        import torch
+
+        self._signs.operation += 1
+        if self._signs.operation == 1:
+            self._signs.leave()
+        if self._broken:
+            raise ConnectionError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
+        tensor = torch.tensor(value, dtype=torch.int64)
+        try:
+            work = start(tensor)
+            if not wait_until(work.is_completed, self._timeout, self._signs.leave, lambda: self._given_up):
+                raise self._failure(None)
+            work.wait()
+        except (TimeoutError, ConnectionError):
+            raise
+        except RuntimeError as error:  # gloo lost a connection
+            raise self._failure(error) from error
+        except BaseException:
+            self._broken = True
+            raise
+        return int(tensor.item())
+
+    def _failure(self, error: Exception | None) -> Exception:
+        """What went wrong, with the names of the ranks at fault."""
+        self._broken = True
+        try:
+            self._signs.leave()
+            missing = self._signs.missing()
+        except Exception:
+            missing = None
+        why = f"no answer within {self._timeout:g} s" if error is None else f"a connection broke: {error}"
+        me = f"{self._whose} on rank {self.rank}"
+        if missing is None:
+            return ConnectionError(
+                f"{me}: {why}; the store of the job does not answer either: the process that holds it is gone (rank 0, "
+                "or torchrun's agent), or this rank is cut off from it"
+            )
+        gone, late = missing
+        if gone:
+            return ConnectionError(
+                f"{me}: {describe_ranks(gone)} of {self.world_size} gave no sign of life and must have died or been "
+                f"cut off ({why})"
+            )
+        if late:
+            return TimeoutError(
+                f"{me}: {describe_ranks(late)} of {self.world_size} did not come along ({why}): not dead, but waiting "
+                "for data, busy between two items, or out of the loop; raise the timeout if that is how it should be"
+            )
+        return ConnectionError(
+            f"{me}: {why}, though all ranks live and have come along; the network between them, or the process group, "
+            "is broken"
+        )
+
+    def give_up(self) -> None:
+        """Ends the wait of another thread, if there is one, at once."""
+        self._given_up = True
+
+    def __del__(self) -> None:
+        if hasattr(self, "_signs"):
+            self._signs.end()
+
+    def close(self) -> None:
+        """Destroys the process group."""
+        self._signs.end()
+        group, self._group = self._group, None
+        if group is not None and not self._broken and self._dist.is_initialized():
+            self._dist.destroy_process_group(group)

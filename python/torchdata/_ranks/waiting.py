@@ -1,0 +1,51 @@
+"""Waiting for the other ranks without ever hanging: a poll with a deadline, and words for who did not come.
+
+Role: used by the groups, in the thread that asks. Owns nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+__all__ = ["GivenUp", "describe_ranks", "wait_until"]
+
+#: Seconds between two looks: short at first, as ranks that keep in step answer within a fraction of a millisecond.
+_FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
+
+#: Seconds after which a wait is a long one.
+_LONG = 0.3
+
+
+class GivenUp(Exception):
+    """This rank itself wants the answer no longer."""
+
+
+def wait_until(
+    done: Callable[[], bool], timeout: float, when_long: Callable[[], None], given_up: Callable[[], bool]
+) -> bool:
+    """Whether `done` within `timeout` seconds; `when_long` is called once where it takes long, or too long.
+
+    Raises:
+        GivenUp: `given_up` says so.
+    """
+    begin = time.monotonic()
+    nap, told = _FIRST_NAP, False
+    while not done():
+        waited = time.monotonic() - begin
+        if not told and waited > min(_LONG, timeout):
+            when_long()
+            told = True
+        if waited > timeout:
+            return False
+        if given_up():
+            raise GivenUp("the group of ranks was closed")
+        time.sleep(nap)
+        nap = min(nap * 1.5, _LONGEST_NAP)
+    return True
+
+
+def describe_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 1, 2`."""
+    numbers = list(ranks)
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

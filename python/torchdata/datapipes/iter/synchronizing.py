@@ -1,0 +1,195 @@
+"""FullSync: all ranks of a distributed job end their epochs together.
+
+Role: stands at the end of the graph in the main process of every rank. A thread reads one item ahead and asks the other
+ranks whether each of them has one, too; the items go on only if all have. The pipe owns the thread and the group of
+ranks that it talks through.
+
+One question and answer a step: each rank gives a number, and all get the least. An item is worth `_HAS`, the end of the
+data or of the loop `_ENDED`, an exception on rank r `-(r + 1)`. So all ranks stop after the same step: each of them
+votes once in every step up to the first in which not all have an item, and in none after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, TypeVar
+
+from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, open_group
+from torchdata.datapipes._checks import check_source
+from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._streams import close_dropped
+from torchdata.datapipes.iter.prefetching import _END, _PrefetchBase, _PrefetchData, _Reader
+
+__all__ = ["FullSync"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+#: Votes of a rank that has an item, and of one that has no more or left its loop.
+_HAS, _ENDED = 1, 0
+
+#: Seconds that a shutdown waits for the other ranks to hear of it.
+_PARTING = 5.0
+
+
+def _fill_in_step(data: _PrefetchData, group: RankGroup) -> None:
+    """Moves items into the queue as long as every rank has one. Runs in the pipe's thread."""
+    queue, source, data.source = data.queue, data.source, None
+    assert source is not None
+    while True:
+        item: Any = _END
+        failure: BaseException | None = None
+        if queue.reserve():  # else the loop was left, which the other ranks are to know
+            try:
+                item = next(source, _END)
+            except BaseException as error:
+                failure = error
+        vote = -(group.rank + 1) if failure is not None else _ENDED if item is _END else _HAS
+        try:
+            least = group.all_reduce_min(vote)
+        except BaseException as error:
+            queue.fail(failure or error)
+            return
+        if failure is not None:
+            queue.fail(failure)
+            return
+        if least != _HAS:
+            if item is not _END:
+                close_dropped(item)
+            if least == _ENDED:
+                queue.finish()
+            else:
+                queue.fail(
+                    RuntimeError(
+                        f"rank {-least - 1} raised an exception while it read its items, so that FullSync ends rank "
+                        f"{group.rank}, too; the cause is in the output of that rank"
+                    )
+                )
+            return
+        queue.put(item)
+        del item
+
+
+def _failing(error: BaseException) -> Iterator[Any]:
+    yield from ()
+    raise error
+
+
+@functional_datapipe("fullsync")
+class FullSync(_PrefetchBase[T_co]):
+    """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
+
+    A rank that raises or dies makes the others fail within the time-out, with an error that names it; one that leaves
+    its loop ends the loops of all. `DistributedReadingService` appends the pipe by itself. It reads one item ahead, and
+    stays in the main process when there are workers.
+
+    Args:
+        datapipe: the pipe to read, which every rank has.
+        timeout: seconds that one rank waits for the others at each item.
+        process_group: the ranks to keep in step with: an object with `rank`, `world_size` and
+            `all_reduce_min(value)`, which is called in a thread. None: all ranks of `torch.distributed`, through a gloo
+            group of the pipe's own that is opened at the first iteration, on all ranks.
+
+    Raises:
+        ValueError: `timeout` is not positive.
+        TypeError: `process_group` lacks one of its members.
+        RuntimeError: while iterating, `torch.distributed` is missing or not initialised, or another rank raised.
+        ConnectionError: while iterating, another rank is gone.
+        TimeoutError: while iterating, another rank did not come along.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(23)).sharding_filter().fullsync(timeout=60)
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[T_co],
+        timeout: float = DEFAULT_TIMEOUT,
+        process_group: RankGroup | None = None,
+    ) -> None:
+        check_source("FullSync", datapipe)
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ValueError(f"FullSync: timeout is a number of seconds above 0, but got {timeout!r}")
+        if process_group is not None:
+            check_group(process_group, "FullSync")
+        super().__init__(datapipe, buffer_size=1)
+        self.timeout = timeout
+        self._given_group = process_group
+        self._group: RankGroup | None = None
+
+    def set_process_group(self, process_group: RankGroup | None) -> None:
+        """Takes another group of ranks from the next iteration on."""
+        if process_group is not None:
+            check_group(process_group, "FullSync")
+        self._given_group = process_group
+
+    def _open_group(self) -> RankGroup:
+        if self._given_group is not None:
+            return self._given_group
+        if self._group is None or self._group.broken:
+            self._group = open_group("gloo", self.timeout, "FullSync")
+        return self._group
+
+    def __iter__(self) -> Iterator[T_co]:
+        self._end_thread()
+        group = self._open_group()
+        items, error = self._restored
+        self._restored = ([], None)
+        # What was read ahead when the state was saved is voted on like all else.
+        source = chain(items, iter(self.source_datapipe) if error is None else _failing(error))
+        if group.world_size == 1:
+            return source
+        self._data = data = _PrefetchData(source, self.buffer_size)
+        data.start(functools.partial(_fill_in_step, group=group))
+        return _Reader(data)
+
+    def _worker(self) -> Callable[[_PrefetchData], None]:
+        return functools.partial(_fill_in_step, group=self._open_group())
+
+    def is_replicable(self) -> bool:
+        """Whether copies of the pipe may run in workers: no."""
+        return False
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError("FullSync is read by iterating, not by index")
+
+    def __len__(self) -> int:
+        raise TypeError("FullSync instance doesn't have valid length: it depends on the shortest rank")
+
+    def _end_thread(self) -> None:
+        """Ends the iteration, which the other ranks hear of when they come to the same step."""
+        self._part(self.timeout + self.patience)
+
+    def _part(self, seconds: float) -> None:
+        data, self._data = self._data, None
+        if data is None or data.is_inherited():
+            return
+        data.queue.close()
+        thread = data.thread
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(seconds)
+        if thread.is_alive():
+            self._data = data
+            raise TimeoutError(self._still_busy("restarted"))
+
+    def shutdown(self) -> None:
+        """Ends the thread and closes the pipe's own group of ranks. More calls do nothing."""
+        data, used = self._data, self._given_group or self._group
+        try:
+            self._part(_PARTING)
+        except TimeoutError:  # the others have not come to this step, and this rank will not wait for them
+            if used is not None and hasattr(used, "give_up"):
+                used.give_up()
+            if data is not None and data.thread is not None:
+                data.thread.join(1.0)
+            self._data = None
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "_group": None}

@@ -1,0 +1,476 @@
+"""Several real ranks on loopback: who gets what, in which order, and what happens when a rank goes wrong."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import Job, gloo_job, mpi_job
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService
+from torchdata.dataloader2.adapter import FullSync as FullSyncAdapter
+from torchdata.dataloader2.random import dist_share_seed
+from torchdata.datapipes.iter import FullSync, IterableWrapper
+
+pytest.importorskip("torch", reason="ranks on gloo need torch")
+pytest.importorskip("mpi4py", reason="ranks on MPI need mpi4py")
+
+Start = Callable[..., AbstractContextManager[Job]]
+
+each_backend = pytest.mark.parametrize(
+    ("start", "backend"), [(gloo_job, "gloo"), (mpi_job, "mpi")], ids=["gloo", "mpi"]
+)
+
+
+@each_backend
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_divide_the_items_evenly_and_a_seed_decides_the_order(
+    start: Start, backend: str, ranks: int, tmp_path: Path
+) -> None:
+    body = f"""
+    def main(rank):
+        pipe = IterableWrapper(range(23)).shuffle().sharding_filter().map(identity)
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20, backend="{backend}")) as loader:
+            runs = []
+            for seed in (5, 5, 6):
+                loader.seed(seed)
+                runs.append(list(loader))
+            return runs + [list(loader), list(loader)]
+    """
+    with start(tmp_path, body, ranks) as job:
+        outcomes = job.outcomes()
+    for number in range(5):
+        shares = [runs[number] for runs in outcomes]
+        assert {len(share) for share in shares} == {23 // ranks}, "all end after the same number of items"
+        together = [item for share in shares for item in share]
+        assert len(set(together)) == len(together), "ranks are disjoint"
+        assert set(together) <= set(range(23))
+    for runs in outcomes:
+        assert runs[0] == runs[1], "the same seed gives the same order"
+        assert len({tuple(run) for run in runs[1:]}) == 4, "other seeds, and epochs without one, give others"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_ranks_with_workers_shard_by_rank_and_then_by_worker(method: str, tmp_path: Path) -> None:
+    body = f"""
+    def main(rank):
+        pipe = IterableWrapper(range(18)).sharding_filter().map(identity)
+        service = SequentialReadingService(DistributedReadingService(20), MultiProcessingReadingService(2, "{method}"))
+        with DataLoader2(pipe, reading_service=service) as loader:
+            return [list(loader), list(loader)]
+    """
+    with gloo_job(tmp_path, body) as job:
+        outcomes = job.outcomes()
+    # Rank 0 has workers 0 and 1 of four, rank 1 the others; each rank takes from its workers in turn.
+    assert outcomes[0] == [[0, 1, 4, 5, 8, 9, 12, 13]] * 2
+    assert outcomes[1] == [[2, 3, 6, 7, 10, 11, 14, 15]] * 2
+
+
+def test_mpi_ranks_with_workers_and_without_torch(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = IterableWrapper(range(16)).shuffle().sharding_filter().map(identity)
+        service = SequentialReadingService(
+            DistributedReadingService(20, backend="mpi"), MultiProcessingReadingService(2, "spawn")
+        )
+        with DataLoader2(pipe, reading_service=service) as loader:
+            loader.seed(3)
+            return list(loader), "torch" in sys.modules
+    """
+    with mpi_job(tmp_path, body) as job:
+        outcomes = job.outcomes()
+    assert sorted(outcomes[0][0] + outcomes[1][0]) == list(range(16))
+    assert not outcomes[0][1]
+
+
+def test_uneven_ranks_end_together_epoch_after_epoch(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = FullSync(Counting(5 + 3 * rank), timeout=20)
+        return [list(pipe) for _ in range(3)]
+    """
+    with gloo_job(tmp_path, body, 3) as job:
+        assert job.outcomes() == [[[0, 1, 2, 3, 4]] * 3] * 3
+
+
+def test_a_rank_without_any_item_ends_all(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        return list(FullSync(Counting(4 * rank), timeout=20))
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [[], []]
+
+
+def test_when_all_ranks_leave_their_loops_the_next_epoch_begins_at_once(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = IterableWrapper(range(100)).sharding_filter()
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
+            for _ in range(4):
+                for number, item in enumerate(loader):
+                    if number == 2:
+                        break
+            return len(list(loader))
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [50, 50]
+        assert max(job.outcome(rank)[1] for rank in range(2)) < 15, "nobody waited for a time-out"
+
+
+def test_a_rank_that_leaves_its_loop_ends_the_loops_of_all(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = IterableWrapper(range(100)).sharding_filter()
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
+            seen = []
+            for item in loader:
+                seen.append(item)
+                if rank == 1 and len(seen) == 3:
+                    break
+            return len(seen), len(list(loader))
+    """
+    with gloo_job(tmp_path, body) as job:
+        (first, whole), (other, also_whole) = job.outcomes()
+    assert other == 3
+    assert 3 <= first <= 6, "what was read ahead still came"
+    assert whole == also_whole == 50
+
+
+@each_backend
+def test_a_rank_that_raises_makes_the_others_fail_with_its_name(
+    start: Start, backend: str, tmp_path: Path
+) -> None:
+    body = f"""
+    def fail_on(rank):
+        def check(item):
+            if rank == 1 and item >= 10:
+                raise ValueError("a bad item")
+            return item
+        return check
+    def main(rank):
+        pipe = IterableWrapper(range(30)).sharding_filter().map(fail_on(rank))
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20, backend="{backend}")) as loader:
+            return list(loader)
+    """
+    with start(tmp_path, body, 3) as job:
+        first, second, third = job.outcomes()
+    assert isinstance(second, ValueError)
+    for other in (first, third):
+        assert isinstance(other, RuntimeError)
+        assert "rank 1 raised an exception" in str(other)
+
+
+WAIT_AT = """
+def slow(rank):
+    def wait(item):
+        if rank == 1 and item >= 12:
+            open(os.path.join(os.environ["OUTCOMES"], "reached"), "w").close()
+            time.sleep({seconds})
+        return item
+    return wait
+
+def main(rank):
+    pipe = IterableWrapper(range(60)).sharding_filter().map(slow(rank))
+    service = DistributedReadingService({timeout}, backend="{backend}")
+    loader = DataLoader2(pipe, reading_service=service)
+    begin = time.monotonic()
+    try:
+        list(loader)
+    except Exception as error:
+        error.add_note(f"{{time.monotonic() - begin}}")
+        raise
+    finally:
+        loader.shutdown()
+"""
+
+
+def wait_for(path: Path) -> None:
+    import time
+
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def test_a_rank_that_is_killed_is_reported_by_the_others_by_name(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, WAIT_AT.format(seconds=1000, timeout=20, backend="gloo"), 3) as job:
+        wait_for(tmp_path / "reached")
+        job.kill(1, signal.SIGKILL)
+        for rank in (0, 2):
+            error, _ = job.outcome(rank, 40)
+            assert isinstance(error, ConnectionError), error
+            assert "rank 1 of 3 gave no sign of life" in str(error)
+
+
+@each_backend
+def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(
+    start: Start, backend: str, tmp_path: Path
+) -> None:
+    with start(tmp_path, WAIT_AT.format(seconds=1000, timeout=3, backend=backend), 2) as job:
+        error, _ = job.outcome(0)
+        assert isinstance(error, TimeoutError), error
+        assert "rank 1 of 2 did not come along" in str(error)
+        assert 3 <= float(error.__notes__[-1]) < 5 + 1.5, (
+            "the time-out and two seconds, and the time to get there"
+        )
+
+
+def test_a_rank_that_is_stopped_gives_no_sign_of_life(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, WAIT_AT.format(seconds=1000, timeout=3, backend="gloo"), 2) as job:
+        wait_for(tmp_path / "reached")
+        job.kill(1, signal.SIGSTOP)
+        error, _ = job.outcome(0)
+        assert isinstance(error, ConnectionError), error
+        assert "rank 1 of 2 gave no sign of life" in str(error)
+        job.kill(1, signal.SIGCONT)
+
+
+def test_a_slow_rank_within_the_time_out_is_waited_for(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, WAIT_AT.format(seconds=0.2, timeout=20, backend="gloo"), 2) as job:
+        assert job.outcomes() == [None, None]
+
+
+NETWORK = """
+import os, subprocess, sys, time
+from datetime import timedelta
+
+def ip(*command):
+    subprocess.run(["ip", *command], check=True)
+
+ip("link", "set", "lo", "up")
+ip("addr", "add", "10.77.0.1/32", "dev", "lo", "label", "lo:1")
+import torch.distributed as dist
+job, cut = sys.argv[1], sys.argv[2].split()
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+ranks = []
+for rank in range(3):
+    environment = os.environ | {
+        "RANK": str(rank), "WORLD_SIZE": "3", "STORE_HOST": "127.0.0.1", "STORE_PORT": str(store.port),
+        "GLOO_SOCKET_IFNAME": "lo:1" if rank == 1 else "lo",
+    }
+    ranks.append(subprocess.Popen([sys.executable, job], env=environment))
+while not os.path.exists(os.path.join(os.environ["OUTCOMES"], "reached")):
+    time.sleep(0.01)
+ip(*cut)
+for process in ranks:
+    process.wait()
+"""
+
+#: A network of the test's own, in which it may do what it likes.
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+def runs_networks() -> bool:
+    try:
+        probe = [*NAMESPACE, "ip", "link", "set", "lo", "up"]
+        return subprocess.run(probe, capture_output=True, timeout=30).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ("link set lo down", "the store of the job does not answer"),
+        ("addr del 10.77.0.1/32 dev lo", "all ranks live and have come along; the network between them"),
+    ],
+    ids=["from everything", "rank 1 from the others"],
+)
+def test_ranks_that_are_cut_off_fail_within_the_time_out(cut: str, message: str, tmp_path: Path) -> None:
+    if not runs_networks():
+        pytest.skip("network namespaces of one's own are not allowed here, or iproute2 is missing")
+    body = """
+    def pace(item):
+        if item >= 12:
+            open(os.path.join(os.environ["OUTCOMES"], "reached"), "w").close()
+            time.sleep(0.05)
+        return item
+
+    def main(rank):
+        pipe = IterableWrapper(range(100_000)).sharding_filter().map(pace)
+        with DataLoader2(pipe, reading_service=DistributedReadingService(3)) as loader:
+            last = time.monotonic()
+            try:
+                for _ in loader:
+                    last = time.monotonic()
+            except Exception as error:
+                error.add_note(str(time.monotonic() - last))
+                raise
+    """
+    with gloo_job(tmp_path, body, 0) as job:
+        job.start_in_network([*NAMESPACE, sys.executable, "-c", NETWORK], cut)
+        for rank in range(3):
+            error = job.outcome(rank)[0]
+            assert isinstance(error, ConnectionError), error
+            assert message in str(error)
+            assert float(error.__notes__[-1]) < 3 + 2 + 1, (
+                "the time-out and two seconds, and the pace of items"
+            )
+
+
+def test_the_adapter_and_the_form_append_the_same_pipe_once(tmp_path: Path) -> None:
+    pipe = FullSyncAdapter(timeout=7)(IterableWrapper(range(3)))
+    assert isinstance(pipe, FullSync)
+    assert pipe.timeout == 7
+    assert FullSyncAdapter()(pipe) is pipe
+    assert isinstance(IterableWrapper(range(3)).fullsync(), FullSync)
+
+
+class Together:
+    """The ranks of a job as threads of one process: what a user may bring."""
+
+    def __init__(self, rank: int, shared: Any) -> None:
+        self.rank, self.world_size, self.shared = rank, 2, shared
+
+    def all_reduce_min(self, value: int) -> int:
+        self.shared.values[self.rank] = value
+        self.shared.barrier.wait(20)
+        least = min(self.shared.values)
+        self.shared.barrier.wait(20)
+        return least
+
+    def broadcast(self, value: int) -> int:
+        self.shared.values[self.rank] = value
+        self.shared.barrier.wait(20)
+        first = self.shared.values[0]
+        self.shared.barrier.wait(20)
+        return first
+
+
+class Shared:
+    def __init__(self) -> None:
+        self.values, self.barrier = [0, 0], threading.Barrier(2)
+
+
+def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
+    shared, outcomes = Shared(), {}
+
+    def run(rank: int) -> None:
+        service = DistributedReadingService(20, process_group=Together(rank, shared))
+        with DataLoader2(
+            IterableWrapper(range(9)).shuffle().sharding_filter(), reading_service=service
+        ) as loader:
+            outcomes[rank] = [list(loader), list(loader)]
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    for first, second in zip(*outcomes.values(), strict=True):
+        assert len(first) == len(second) == 4
+        assert not set(first) & set(second)
+
+
+def test_what_a_rank_had_read_ahead_is_part_of_its_state_and_voted_on_again(tmp_path: Path) -> None:
+    body = """
+    from torchdata.datapipes.state import load_state, save_state
+
+    def build():
+        return FullSync(IterableWrapper(range(10)), timeout=20)
+
+    def main(rank):
+        pipe = build()
+        items = iter(pipe)
+        head = [next(items) for _ in range(3)]
+        state = pickle.loads(pickle.dumps(save_state(pipe)))
+        rest = list(items)
+        other = build()
+        load_state(other, state)
+        return head, rest, list(other), list(other)
+    """
+    with gloo_job(tmp_path, body) as job:
+        for head, rest, restored, anew in job.outcomes():
+            assert head + rest == list(range(10)) == anew
+            assert restored == rest
+
+
+def test_one_rank_alone_needs_no_others(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = IterableWrapper(range(5)).sharding_filter()
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
+            return [list(loader), list(loader)]
+    """
+    with gloo_job(tmp_path, body, 1) as job:
+        assert job.outcomes() == [[[0, 1, 2, 3, 4]] * 2]
+
+
+def test_a_seed_is_shared_in_the_whole_job_and_in_a_group_of_it(tmp_path: Path) -> None:
+    body = """
+    from torchdata.dataloader2.random import dist_share_seed
+
+    def main(rank):
+        import torch.distributed as dist
+        pair = dist.new_group([1, 2])
+        shared = [dist_share_seed(2**64 - 1 - rank)]
+        if rank > 0:
+            shared.append(dist_share_seed(100 + rank, pair))
+        return shared
+    """
+    with gloo_job(tmp_path, body, 3) as job:
+        assert job.outcomes() == [[2**64 - 1], [2**64 - 1, 101], [2**64 - 1, 101]]
+
+
+@pytest.mark.parametrize("build", [FullSync, lambda pipe: pipe.fullsync()])
+def test_without_a_process_group_the_remedy_is_named(build: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"call torch\.distributed\.init_process_group\(\) on every rank"):
+        list(build(IterableWrapper(range(3))))
+    loader = DataLoader2(IterableWrapper(range(3)), reading_service=DistributedReadingService())
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        list(loader)
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        dist_share_seed(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: FullSync(3), TypeError, "FullSync: datapipe"),
+        (
+            lambda: FullSync(IterableWrapper([1]), timeout=0),
+            ValueError,
+            "timeout is a number of seconds above 0",
+        ),
+        (
+            lambda: FullSync(IterableWrapper([1]), timeout="1"),
+            ValueError,
+            "timeout is a number of seconds above 0",
+        ),
+        (lambda: FullSync(IterableWrapper([1]), process_group=3), TypeError, "has no rank, world_size"),
+        (lambda: DistributedReadingService(-1), ValueError, "timeout is a number of seconds above 0"),
+        (
+            lambda: DistributedReadingService(backend="nccl"),
+            ValueError,
+            "backend must be one of 'gloo', 'mpi'",
+        ),
+        (lambda: DistributedReadingService(process_group=object()), TypeError, "has no rank"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_the_length_depends_on_the_shortest_rank_and_is_refused() -> None:
+    with pytest.raises(TypeError, match="valid length"):
+        len(IterableWrapper([1]).fullsync())
+    assert not IterableWrapper([1]).fullsync().is_replicable()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_forgotten_mpi4py_is_named_with_its_extra(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    loader = DataLoader2(IterableWrapper(range(3)), reading_service=DistributedReadingService(backend="mpi"))
+    with pytest.raises(ModuleNotFoundError, match=r"torchdata-rs\[mpi\]"):
+        list(loader)
