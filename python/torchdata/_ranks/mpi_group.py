@@ -81,8 +81,8 @@ class MpiGroup:
         missing = self._missing()
         who = f"{describe_ranks(missing)} of {self.world_size}" if missing else "another rank"
         raise TimeoutError(
-            f"{self._whose} on rank {self.rank}: {who} did not come along within {self._timeout:g} s: waiting for data, "
-            "busy between two items, out of the loop, or dead; raise the timeout if that is how it should be"
+            f"{self._whose} on rank {self.rank}: {who} did not come along within {self._timeout:g} s: waiting for "
+            "data, busy between two items, out of the loop, or dead; raise the timeout if that is how it should be"
         )
 
     def _tell_others(self) -> None:

@@ -1,0 +1,49 @@
+"""Train on several ranks without PyTorch, on MPI: `mpirun -n 2 python examples/ranks_mpirun.py`."""
+
+import numpy as np
+from digits import test_digits, training_digits
+
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+
+
+def gradient(weights: np.ndarray, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Of the cross-entropy of a softmax classifier."""
+    scores = images @ weights
+    chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+    chances /= chances.sum(axis=1, keepdims=True)
+    chances[np.arange(len(labels)), labels] -= 1
+    return images.T @ chances / len(labels)
+
+
+def main() -> None:
+    from mpi4py import MPI  # not at the top: workers import this file anew, and are no ranks
+
+    ranks = MPI.COMM_WORLD
+    weights = np.zeros((64, 10))
+    # Workers are spawned rather than forked: many an MPI does not survive a fork.
+    service = SequentialReadingService(
+        DistributedReadingService(timeout=60, backend="mpi"),
+        MultiProcessingReadingService(num_workers=1, multiprocessing_context="spawn"),
+    )
+    with DataLoader2(training_digits(batch_size=16), reading_service=service) as loader:
+        for epoch in range(5):
+            steps = 0
+            for images, labels in loader:
+                weights -= 0.5 * ranks.allreduce(gradient(weights, images, labels)) / ranks.size
+                steps += 1
+            if ranks.rank == 0:
+                images, labels = test_digits()
+                accuracy = (np.argmax(images @ weights, axis=1) == labels).mean()
+                print(
+                    f"epoch {epoch}: {steps} steps on each rank, {accuracy:.1%} of the test digits",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
