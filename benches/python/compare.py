@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -92,6 +93,8 @@ class Harness:
             return False
         if workload.kind == "format":
             return self.files is not None
+        if workload.item == "tensor" and importlib.util.find_spec("torch") is None:
+            return False
         return workload.item != "decoded" or self.jpegs is not None
 
     def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:

@@ -428,3 +428,53 @@ def test_shuffling_and_sharding_pipes_are_found_in_mixed_graphs() -> None:
     assert [type(found) for found in find_dps(traverse_dps(pipe), Shuffler)] == [Shuffler]
     assert [type(found) for found in find_dps(traverse_dps(pipe), ShardingFilter)] == [ShardingFilter]
     assert isinstance(MapDataPipe, type)
+
+
+def threads(item: int) -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it(method: str) -> None:
+    pipe = IterableWrapper(range(2)).sharding_filter().map(threads)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+        assert list(loader) == [1, 1]
+
+
+class Announcing(MultiProcessingReadingService):
+    """A service of a user's, which changes the graph before the workers get it, and what they are told."""
+
+    def initialize(self, datapipe: Any) -> Any:
+        return super().initialize(datapipe.map(plus_one))
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        self.epochs = getattr(self, "epochs", 0) + 1
+        return super().initialize_iteration(seed_generator, iter_reset_fn)
+
+
+def test_services_of_users_derive_from_ours() -> None:
+    with DataLoader2(IterableWrapper(range(4)).sharding_filter(), reading_service=Announcing(2)) as loader:
+        assert [list(loader), list(loader)] == [[1, 2, 3, 4]] * 2
+        assert loader.reading_service.epochs == 2
+
+
+def test_a_loader_left_half_way_is_collected_and_leaves_nothing_behind() -> None:
+    import gc
+    import multiprocessing
+    import weakref
+
+    loader = DataLoader2(
+        IterableWrapper(range(9)).sharding_filter(), reading_service=MultiProcessingReadingService(2)
+    )
+    for item in loader:
+        if item == 2:
+            break
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+    assert multiprocessing.active_children() == []
+    with DataLoader2(IterableWrapper(range(9))) as plain:
+        assert next(iter(plain)) == 0

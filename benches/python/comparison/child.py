@@ -7,6 +7,7 @@ file anew, so it imports nothing but the standard library at its top.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -22,6 +23,8 @@ class Run:
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
         self.options: dict[str, Any] = order["options"]
+        for name in self.options.get("imports", ()):  # what the user's program has loaded already
+            importlib.import_module(name)
         self.make = items.MAKERS[order["item"]]
         self.build = self._torch() if order["contender"] == "torch" else self._pipes()
 

@@ -58,6 +58,20 @@ def mixed(n: int) -> dict[str, Any]:
 
 
 @cache
+def _tensor_template() -> Any:
+    import torch
+
+    return torch.arange(ARRAY_BYTES, dtype=torch.int32).to(torch.uint8)
+
+
+def tensor(n: int) -> Any:
+    """A fresh tensor of 150 KiB; making it costs one copy."""
+    fresh = _tensor_template().clone()
+    fresh[0] = n & 0xFF
+    return fresh
+
+
+@cache
 def _batches() -> list[Any]:
     import numpy
 
@@ -95,6 +109,7 @@ def decoded(n: int) -> Any:
 MAKERS = {
     "tiny": tiny,
     "array": array,
+    "tensor": tensor,
     "mixed": mixed,
     "batch": batch,
     "decoded": decoded,

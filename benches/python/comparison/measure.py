@@ -41,6 +41,7 @@ def _walk_lists(share: Iterable[Any]) -> None:
 CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
     "tiny": _leave,
     "array": _touch_array,
+    "tensor": _touch_array,
     "mixed": _touch_mixed,
     "batch": _touch_batch,
     "decoded": _touch_array,

@@ -74,6 +74,22 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
     )
 
 
+def starting_with_torch(start_method: str) -> Workload:
+    """Workers that need torch, in a program that has loaded it."""
+    with_torch = {"imports": ["torch"]}
+    return Workload(
+        f"start-{start_method}-torch",
+        f"start-up to first tensor, {start_method}",
+        "tensor",
+        (Contender(OURS, "ours", with_torch), Contender(torch.name, "torch", with_torch)),
+        (Goal("no slower than torch", torch.name, at_most=1.0),),
+        kind="first_item",
+        unit="ms",
+        scale=1e3,
+        start_method=start_method,
+    )
+
+
 def chain(name: str, title: str, case: str) -> Workload:
     """One of the cases of `inprocess`; its child runs the plain generators too."""
     options = {"case": case}
@@ -133,6 +149,13 @@ WORKLOADS = (
         (Goal("at least 12 times torch", torch.name, at_least=12),),
     ),
     Workload(
+        "tensors",
+        "150 KiB tensors",
+        "tensor",
+        (ours, torch),
+        (Goal("at least 5 times torch", torch.name, at_least=5),),
+    ),
+    Workload(
         "batches",
         "38.5 MB NumPy batches",
         "batch",
@@ -156,6 +179,8 @@ WORKLOADS = (
     ),
     starting("fork", 0.5, "at most half of torch's time under fork"),
     starting("spawn", 0.25, "at most a quarter of torch's time under spawn"),
+    starting_with_torch("fork"),
+    starting_with_torch("spawn"),
     Workload(
         "epochs",
         "epoch turn-around, persistent workers",

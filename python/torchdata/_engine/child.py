@@ -18,6 +18,7 @@ from torchdata import _engine
 from torchdata._engine.crossing import Handle, SharedPickle
 from torchdata._engine.failures import describe, reraise
 from torchdata._engine.torch_worker import tell_torch
+from torchdata._importing import call_when_imported
 from torchdata._native import BellBoard, Collector, Link, Sender, exit_with_parent
 
 __all__ = ["ChildSetup", "Job", "run_child"]
@@ -191,7 +192,9 @@ class _Child:
 
 
 def _limit_threads() -> None:
-    """One thread per child for torch's operators: the workers are the parallelism."""
+    """One thread per child for torch's operators, now or once torch is imported: the workers are the parallelism."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+    else:
+        call_when_imported("threads", {"torch": lambda torch: torch.set_num_threads(1)})
