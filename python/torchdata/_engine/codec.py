@@ -16,10 +16,10 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-__all__ = ["DataChunk", "dumps", "has_own_reducer", "loads", "tensor_over", "tensor_parts"]
+__all__ = ["DataChunk", "has_own_reducer", "loads", "pickled_parts", "tensor_over", "tensor_parts"]
 
 
-def dumps(obj: Any) -> tuple[bytes, list[memoryview], list[int]]:
+def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[int]]:
     """Pickles `obj` with its large buffers out of band; what pickle cannot, cloudpickle does by value.
 
     Returns the pickle, the buffers, and the addresses of the memory of the tensors in `obj`.
@@ -141,7 +141,7 @@ def _pickled_by(
 
 
 def loads(pickled: bytes, buffers: list[Any]) -> Any:
-    """The counterpart of `dumps`."""
+    """The counterpart of `pickled_parts`."""
     return pickle.loads(pickled, buffers=buffers)
 
 
@@ -175,3 +175,8 @@ def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer:
     else:
         tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def dumps(obj: Any) -> tuple[bytes, list[memoryview]]:
+    """Kept for extensions that were built before `pickled_parts`."""
+    return pickled_parts(obj)[:2]

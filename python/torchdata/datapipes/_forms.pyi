@@ -7,6 +7,7 @@ users register are found by `__getattr__`, and untyped.
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
+from torchdata._ranks import RankGroup
 from torchdata.datapipes._registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter.compression import CompressionType
@@ -171,6 +172,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
         copy: Literal["shallow", "deep"] | None = None,
     ) -> list[IterDataPipe[T_co]]:
         """Gives a pipe several readers: returns a list of children that each yield all items."""
+
+    def fullsync(
+        self,
+        timeout: float = 1800,
+        process_group: RankGroup | None = None,
+    ) -> IterDataPipe[T_co]:
+        """Ends the iteration on all ranks of a distributed job after the same number of items: when the
+        first rank ends.
+        """
 
     def groupby(
         self,
@@ -442,6 +452,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
         **kwargs: Any,
     ) -> IterDataPipe[Any]:
         """Parses JSON files, each as a whole: yields pairs of path and value."""
+
+    def pin_memory(
+        self,
+        device: Any = None,
+        pin_memory_fn: Callable[[Any, Any], Any] = ...,
+    ) -> IterDataPipe[T_co]:
+        """Copies items into pinned memory in a thread, one item ahead; when there are workers, in the main
+        process.
+        """
 
     def prefetch(
         self,

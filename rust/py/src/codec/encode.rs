@@ -294,7 +294,7 @@ impl Encoder {
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
         let py = item.py();
         let (pickled, buffers, storages): (Bound<'_, PyAny>, Vec<PyBuffer<u8>>, Vec<usize>) =
-            helpers(py)?.dumps.bind(py).call1((item,))?.extract()?;
+            helpers(py)?.pickled_parts.bind(py).call1((item,))?.extract()?;
         self.tag(Tag::Pickle);
         let bytes = pickled.cast::<PyBytes>()?.as_bytes();
         self.bulk(bytes.as_ptr(), bytes.len(), || Owner::Object { _object: pickled.clone().unbind() });

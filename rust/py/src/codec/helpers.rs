@@ -7,8 +7,8 @@ use pyo3::types::PyType;
 
 /// Functions of `torchdata._engine.codec`.
 pub struct Helpers {
-    /// obj -> (pickle, [buffers])
-    pub dumps: Py<PyAny>,
+    /// obj -> (pickle, [buffers], [addresses of the memory of its tensors])
+    pub pickled_parts: Py<PyAny>,
     /// (pickle, [buffers]) -> obj
     pub loads: Py<PyAny>,
     /// tensor -> (address of its storage, parts or something to pickle)
@@ -28,7 +28,7 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
         let module = PyModule::import(py, "torchdata._engine.codec")?;
         let get = |name| module.getattr(name).map(Bound::unbind);
         Ok(Helpers {
-            dumps: get("dumps")?,
+            pickled_parts: get("pickled_parts")?,
             loads: get("loads")?,
             tensor_parts: get("tensor_parts")?,
             tensor_over: get("tensor_over")?,
