@@ -3,7 +3,7 @@
 Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the source, finds out for each item whether
 its files are there (*cached*), are to be made here (*missing*, with claims on the paths) or are being made elsewhere
 (*pending*), hands the missing ones to the pipes in between, and knows which paths may be yielded next. It runs in the
-thread that iterates the end of the cache; where a pipe in between reads ahead in a thread, `next_item` runs there.
+thread that iterates the end of the cache; where a pipe in between reads ahead in a thread, `items` runs there.
 The section owns the claims; `_file_locks` says what a claim is, and docs/architecture.md why nothing waits for ever.
 """
 
@@ -15,16 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from torchdata.datapipes.iter import _file_locks
 from torchdata.datapipes.iter._atomic_files import write_file
+from torchdata.datapipes.iter._cache_record import LIST_SUFFIX, Record
 from torchdata.datapipes.iter._file_locks import Claim
 
-__all__ = ["GRACE", "LIST_SUFFIX", "Record", "Section"]
-
-#: Appended to the path that an item stands for, where the files made of it have other paths: the list of them.
-LIST_SUFFIX = ".torchdata_list"
+__all__ = ["GRACE", "Section"]
 
 #: Seconds for which an owner of a file may do nothing for it before somebody who waits makes the file instead.
 GRACE = 2.0
@@ -32,63 +30,18 @@ GRACE = 2.0
 #: How many items may follow one that is waited for, before nothing else is done than waiting.
 _WINDOW = 1000
 
+#: How many items that nothing came of yet, though something came of later ones, are remembered.
+_REMEMBERED = 10_000
+
+#: How many items at most are in the pipes in between with claims. Further ones pass without: the kernel has to look
+#: through all locks on a file with every call.
+_CLAIMED = 256
+
 #: How many items that nothing came of yet, though something came of later ones, keep their claims.
-_REMEMBERED = 1000
+_CLAIMED_BEHIND = 64
 
-#: Its files are there and `ready`; there, and to be looked up; to be made here; to be made elsewhere.
-Kind = Literal["ready", "cached", "missing", "pending"]
-
-
-class Record:
-    """One item of the source on its way through the section.
-
-    Attributes:
-        item: the item.
-        paths: the paths that it stands for.
-        kind: what is known of the files.
-        number: a missing one's place among those that were handed out; None before.
-        ready: paths that may be yielded, as soon as all before them are.
-        members: paths written for it that are none of its own: to be listed.
-        unwritten: those of its own paths that are still to be written.
-        claims: claims on its paths.
-        rejected: how its files looked when they were found not to do.
-    """
-
-    __slots__ = ("claims", "item", "kind", "members", "number", "paths", "ready", "rejected", "unwritten")
-
-    def __init__(self, item: Any, paths: tuple[str, ...], kind: Kind) -> None:
-        self.item, self.paths, self.kind = item, paths, kind
-        self.number: int | None = None
-        self.ready: deque[str] = deque()
-        self.members: list[str] = []
-        self.unwritten = set(paths)
-        self.claims: list[Claim] = []
-        self.rejected: list[Any] | None = None
-
-    def release(self) -> None:
-        """Gives up the claims."""
-        while self.claims:
-            self.claims.pop().release()
-
-    def dump(self) -> tuple[Any, ...]:
-        """The record without its claims, to be pickled."""
-        return (
-            self.item,
-            self.paths,
-            self.kind,
-            self.number,
-            list(self.ready),
-            list(self.members),
-            set(self.unwritten),
-        )
-
-    @classmethod
-    def restored(cls, dumped: tuple[Any, ...]) -> Record:
-        """A record from its `dump()`."""
-        record = cls(*dumped[:3])
-        record.number = dumped[3]
-        record.ready, record.members, record.unwritten = deque(dumped[4]), list(dumped[5]), set(dumped[6])
-        return record
+#: How many claims at most are suspended and resumed with every path that is yielded.
+_ATTENDED = 32
 
 
 class Section:
@@ -111,18 +64,17 @@ class Section:
         self._name, self._paths_of, self._found, self._timeout = name, paths_of, found, timeout
         self._source: Iterator[Any] = iter(())
         self._reading = threading.Lock()  # the source is read by whoever needs an item, in its thread
-        self._queue: deque[Record] = (
-            deque()
-        )  # what may still be yielded or must be waited for, as in the source
+        self._queue: deque[Record] = deque()  # what may still be yielded or is waited for, as in the source
         self._handoff: deque[Record] = deque()  # missing ones that the pipes in between may take
         self._flying: dict[int, Record] = {}  # handed out, nothing of a later one came yet
         self._passed: dict[int, Record] = {}  # handed out, something of a later one came already
         #: Those that were handed out, by their paths. Of several with one path (a claim was lost) the first is due.
         self._by_path: dict[str, list[Record]] = {}
+        self._behind: deque[Record] = deque()  # of those that were passed, the ones that still have claims
         self._books = threading.Lock()  # of `_by_path`, which threads change
         self._handed = 0
         self._last: Record | None = None  # handed out last
-        self._one_to_one = self._one_to_many = False
+        self._one_to_one = self._one_to_many = self._forgetful = False
         self.foreign_thread = False  # whether a thread of a pipe in between took items
         self.thread = threading.get_ident()
         self.ended = False  # the source has
@@ -130,6 +82,8 @@ class Section:
         self.chain_ended = False
         self._dry = False  # the pipes in between were told that there is nothing more
         self._closed = self._suspended = False
+        #: Claims that are suspended and resumed. Older ones stay suspended until their file is written.
+        self._attended: deque[Claim] = deque()
 
     # What the pipes in between do -------------------------------------------------------------------------------
 
@@ -143,11 +97,16 @@ class Section:
             while not self._closed:
                 if self._handoff:
                     record = self._handoff.popleft()
-                    record.number, self._handed = self._handed, self._handed + 1
-                    self._flying[record.number] = record
+                    self._flying[self._handed] = record
                     self._expect(record)
+                    record.number = (
+                        self._handed
+                    )  # last: a record with a number that does not fly is done with
+                    self._handed += 1
                     self._last = record
                     self.foreign_thread |= threading.get_ident() != self.thread
+                    if self._closed:
+                        record.release()
                     return record
                 if self.ended or not self._read():
                     break
@@ -174,7 +133,7 @@ class Section:
         paths = self._paths_of(item)
         record = Record(item, paths, "pending")
         self._resolve(record)
-        if record.kind == "pending" and self.over and not _is_claimed_by_anybody(record):
+        if record.kind == "pending" and self.over and not record.is_claimed():
             return True  # nobody makes it
         self._queue.append(record)
         return True
@@ -187,17 +146,33 @@ class Section:
             return
         for path in record.paths:
             os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
-        if not self._claim(record, _file_locks.claim):
-            return
-        if self._take_found(record):  # made between the look and the claim
+        if len(self._flying) + len(self._handoff) >= _CLAIMED:
+            if not record.is_claimed():
+                self._take_or_hand_out(record)
+        elif self._claim(record, _file_locks.claim):
+            self._take_or_hand_out(record)
+
+    def _take_or_hand_out(self, record: Record) -> None:
+        """Looks once more at the files of a record that was just claimed: they may have been made meanwhile."""
+        try:
+            found = self._take_found(record)
+        except BaseException:
+            record.release()
+            raise
+        if found:
             record.release()
             return
-        self._hand_out(record)
+        record.kind = "missing"
+        self._handoff.append(record)
+        if self._closed:  # meanwhile, by the thread that gave the iteration up
+            record.release()
 
     def _take_found(self, record: Record) -> bool:
         """Makes the record a cached one where all its files are there."""
-        looks = _signatures(record.paths)
-        if record.rejected == looks:
+        # The first look is the only one for most items; from the second on it is worth while to see whether anything
+        # has changed since, as a look may mean to compute checksums.
+        looks = record.looks() if record.rejected is not None else []
+        if looks and record.rejected == looks:
             return False
         found = self._found(record.paths)
         if found is None:
@@ -217,22 +192,17 @@ class Section:
                 record.release()
                 return False
             record.claims.append(claim)
+            self._attended.append(claim)
             if self._suspended:  # the thread that reads ahead goes on while nobody takes what it makes
                 claim.suspend()
         return True
-
-    def _hand_out(self, record: Record) -> None:
-        record.kind = "missing"
-        self._handoff.append(record)
-        if self._closed:  # meanwhile, by the thread that gave the iteration up
-            record.release()
 
     # What the end of the cache does -----------------------------------------------------------------------------
 
     def open(self, source: Iterator[Any]) -> None:
         """Begins, or goes on after `load`."""
         self._source = source
-        for record in (*self._flying.values(), *self._passed.values()):
+        for record in list(self._flying.values())[:_CLAIMED]:
             self._claim(record, _file_locks.claim)  # where somebody else has it, the file is made twice
 
     @property
@@ -282,6 +252,8 @@ class Section:
         record: Record | None = None
         if expecting:
             self._one_to_one, record = True, expecting[0]
+        elif self._one_to_one and self._forgetful:
+            return None  # probably of one that was forgotten
         elif self._last is not None:
             self._one_to_many = True
             record = self._last
@@ -303,16 +275,18 @@ class Section:
     def writing(self, path: str, record: Record | None) -> Iterator[bool]:
         """A context in which `path` is claimed, unless somebody else has it; whether it is, is the context's value."""
         here = os.path.abspath(path)
-        if record is not None and any(not c.lost and os.path.abspath(c.path) == here for c in record.claims):
-            yield True
-            return
+        for claim in () if record is None else record.claims:
+            claim.resume()
+            if not claim.lost and os.path.abspath(claim.path) == here:
+                yield True
+                return
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
-        claim = _file_locks.claim(path, self)
+        own = _file_locks.claim(path, self)
         try:
-            yield claim is not None
+            yield own is not None
         finally:
-            if claim is not None:
-                claim.release()
+            if own is not None:
+                own.release()
 
     def written(self, path: str, record: Record | None) -> None:
         """Takes in that a path was written."""
@@ -347,7 +321,11 @@ class Section:
                 self._complete(record)
             else:
                 self._passed[earlier] = record
+                self._behind.append(record)
+                if len(self._behind) > _CLAIMED_BEHIND:
+                    self._behind.popleft().release()
         while len(self._passed) > _REMEMBERED:
+            self._forgetful = True
             self._forget(self._passed[next(iter(self._passed))])
 
     def _complete(self, record: Record) -> None:
@@ -439,15 +417,12 @@ class Section:
         def either(path: str, owner: Any) -> Claim | None:
             return _file_locks.claim(path, owner) or _file_locks.take_over(path, owner)
 
+        if self.over:  # nothing is made here any more
+            self._queue.remove(record)
+            return True
         if not self._claim(record, either):
             return False
-        if self._take_found(record):
-            record.release()
-        elif self.over:
-            record.release()
-            self._queue.remove(record)
-        else:
-            self._hand_out(record)
+        self._take_or_hand_out(record)
         return True
 
     def _overdue(self, record: Record, limit: float) -> str:
@@ -462,26 +437,30 @@ class Section:
     def suspend(self) -> None:
         """Says of all claims that nothing is done for them until `resume`."""
         self._suspended = True
-        for claim in self._claims():
+        for claim in self._still_held():
             claim.suspend()
 
     def resume(self) -> None:
         """Takes up the claims that were suspended."""
         self._suspended = False
         self.thread = threading.get_ident()
-        for claim in self._claims():
+        for claim in self._still_held():
             claim.resume()
 
-    def _claims(self) -> list[Claim]:
-        if not (self._flying or self._passed or self._handoff):
-            return []
-        records = (*self._flying.values(), *self._passed.values(), *self._handoff)
-        return [claim for record in records for claim in record.claims]
+    def _still_held(self) -> Iterator[Claim]:
+        """The attended claims that were not released since."""
+        while len(self._attended) > _ATTENDED:
+            self._attended.popleft().suspend()
+        for _ in range(len(self._attended)):
+            claim = self._attended.popleft()
+            if claim.is_held():
+                self._attended.append(claim)  # while others may append theirs
+                yield claim
 
     def close(self) -> None:
         """Gives up all claims. The state can still be saved."""
         self._closed = True
-        for record in (*self._flying.values(), *self._passed.values(), *self._handoff):
+        for record in (*self._flying.values(), *self._passed.values(), *self._handoff, *self._queue):
             record.release()
 
     # State ------------------------------------------------------------------------------------------------------
@@ -501,7 +480,7 @@ class Section:
             "passed": [places[id(record)] for record in self._passed.values()],
             "last": None if self._last is None else places[id(self._last)],
             "handed": self._handed,
-            "seen": (self._one_to_one, self._one_to_many, self.foreign_thread),
+            "seen": (self._one_to_one, self._one_to_many, self._forgetful, self.foreign_thread),
             "ended": (self.ended, self.over, self.chain_ended),
         }
 
@@ -519,27 +498,10 @@ class Section:
             self._expect(record)
         self._last = None if dumped["last"] is None else records[dumped["last"]]
         self._handed = dumped["handed"]
-        self._one_to_one, self._one_to_many, self.foreign_thread = dumped["seen"]
+        self._one_to_one, self._one_to_many, self._forgetful, self.foreign_thread = dumped["seen"]
         self.ended, self.over, self.chain_ended = dumped["ended"]
         for record in self._queue:
             if record.kind == "missing" and record.number is None:
                 record.kind = "pending"
             elif tuple(record.ready) == record.paths and not all(map(os.path.exists, record.ready)):
                 record.kind, record.ready, record.number = "pending", deque(), None  # to be made once more
-
-
-def _is_claimed_by_anybody(record: Record) -> bool:
-    return any(_file_locks.standing_of(path)[0] != "free" for path in record.paths)
-
-
-def _signatures(paths: tuple[str, ...]) -> list[tuple[int, ...] | None]:
-    """What changes where files, or the lists of what was made for them, are written."""
-    return [_signature(path + suffix) for path in paths for suffix in ("", LIST_SUFFIX)]
-
-
-def _signature(path: str) -> tuple[int, ...] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -13,6 +13,7 @@ drop by accident; elsewhere POSIX's record locks. Where there are neither, claim
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import hashlib
 import os
@@ -49,15 +50,20 @@ class _LockFile:
         self.path = os.path.join(folder, LOCK_FILE)
         flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         self.claims = 0
-        self.supported = fcntl is not None
+        self.supported = self.removable = fcntl is not None
         try:
             self.fd = os.open(self.path, flags)
         except FileNotFoundError:
             if not create:
                 raise
             self.fd = os.open(self.path, flags | os.O_CREAT, 0o666)
-            # Whoever may write into the folder must be able to lock, whatever this process's umask is.
-            os.fchmod(self.fd, os.stat(folder).st_mode & 0o666)
+            with contextlib.suppress(OSError):  # somebody else's, made meanwhile
+                # Whoever may write into the folder must be able to lock, whatever this process's umask is.
+                os.fchmod(self.fd, os.stat(folder).st_mode & 0o666)
+        except PermissionError:  # another user's, who lets nobody lock
+            self.fd = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            self.supported = self.removable = False
+            _warn_unsupported(folder)
         self.identity = os.fstat(self.fd)
 
     def lock(self, start: int, length: int) -> bool:
@@ -92,7 +98,12 @@ class _LockFile:
             return False
         if _HAS_OFD:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, 0, start, length, 0)
-            found = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked))
+            try:
+                found = struct.unpack(_FLOCK, fcntl.fcntl(self.fd, fcntl.F_OFD_GETLK, asked))
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                return False
             return bool(found[0] != fcntl.F_UNLCK)
         if not self.lock(start, length):  # pragma: no cover - not on Linux
             return True
@@ -101,6 +112,8 @@ class _LockFile:
 
     def is_current(self) -> bool:
         """Whether the path still leads to the open file: locks on a removed one exclude nobody."""
+        if not self.supported:
+            return True
         try:
             return os.path.samestat(os.stat(self.path, follow_symlinks=False), self.identity)
         except FileNotFoundError:
@@ -109,7 +122,9 @@ class _LockFile:
     def close(self) -> None:
         """Closes the file, and removes it where no process has a lock on it."""
         try:
-            if self.lock(0, 0) and self.is_current():  # all bytes: nobody can begin meanwhile
+            if (
+                self.removable and self.lock(0, 0) and self.is_current()
+            ):  # all bytes: nobody can begin meanwhile
                 os.unlink(self.path)
         except OSError:
             pass  # somebody else's folder, or it is gone: the file is empty and does no harm
@@ -119,8 +134,9 @@ class _LockFile:
 
 def _warn_unsupported(folder: str) -> None:
     warnings.warn(
-        f"the file system of {folder!r} has no file locks: processes that need the same file of an on-disk "
-        "cache each make it by themselves (no harm is done to the file)",
+        f"{os.path.join(folder, LOCK_FILE)!r} cannot be locked, because the file system has no locks or another user "
+        "owns it: processes that need the same file of an on-disk cache each make it by themselves (which does no "
+        "harm to the file)",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -155,6 +171,10 @@ class Claim:
             if self.suspended and self._is_mine():
                 self.suspended = False
                 self.lost = not self._lock_file.lock(self._start + _WORKING, 1)
+
+    def is_held(self) -> bool:
+        """Whether the claim was neither released nor taken over within this process."""
+        return self._is_mine()
 
     def release(self) -> None:
         """Gives the claim up: the file is there, or will not be made. May be called twice."""

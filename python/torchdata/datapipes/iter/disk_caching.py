@@ -18,7 +18,8 @@ from torchdata.datapipes._streams import close_dropped
 from torchdata.datapipes._traversal import sources_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._atomic_files import digest_of_file, write_file
-from torchdata.datapipes.iter._cache_section import LIST_SUFFIX, Section
+from torchdata.datapipes.iter._cache_record import LIST_SUFFIX
+from torchdata.datapipes.iter._cache_section import Section
 from torchdata.datapipes.state import Stateless
 
 __all__ = ["EndOnDiskCacheHolder", "OnDiskCacheHolder"]
