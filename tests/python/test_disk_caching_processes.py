@@ -41,6 +41,12 @@ def start():
         process.close()
 
 
+@pytest.fixture(params=["locks of descriptions", "locks of records"])
+def either_locks(request, monkeypatch):
+    """Linux's locks, and those that other systems have."""
+    monkeypatch.setattr(locks, "_HAS_OFD", request.param == "locks of descriptions" and locks._HAS_OFD)
+
+
 @pytest.fixture
 def short_grace(monkeypatch):
     monkeypatch.setattr(_cache_section, "GRACE", 0.1)
@@ -98,7 +104,7 @@ def kill_self():
 @pytest.mark.parametrize(
     "between", [lambda pipe: pipe, lambda pipe: pipe.prefetch(3)], ids=["alone", "read ahead"]
 )
-def test_many_processes_make_each_file_once_and_all_yield_all(folder, results, start, between):
+def test_many_processes_make_each_file_once_and_all_yield_all(folder, results, start, between, either_locks):
     wanted = [str(i) for i in range(40)]
 
     def run(number):
@@ -170,7 +176,7 @@ MOMENTS = [before_the_temporary_file, in_the_middle, before_the_sync, before_the
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
 def test_a_killed_writer_blocks_nobody_and_another_makes_the_file(
-    folder, results, start, monkeypatch, moment
+    folder, results, start, monkeypatch, moment, either_locks
 ):
     def die():
         class Patched:
@@ -187,7 +193,7 @@ def test_a_killed_writer_blocks_nobody_and_another_makes_the_file(
     assert content(folder) == made("a", "b", "c"), "what the killed one left is gone"
 
 
-def test_who_waits_for_a_writer_that_is_killed_goes_on_at_once(folder, results, start):
+def test_who_waits_for_a_writer_that_is_killed_goes_on_at_once(folder, results, start, either_locks):
     def hang():
         def maker(path):
             results.note("writing")
@@ -258,7 +264,7 @@ def test_a_writer_that_takes_too_long_is_named_with_its_file_and_the_remedy(fold
     assert content(folder) == made("a", "b")
 
 
-def test_a_writer_that_is_left_standing_is_overtaken(folder, results, start, short_grace):
+def test_a_writer_that_is_left_standing_is_overtaken(folder, results, start, short_grace, either_locks):
     def stop_half_way():
         paths = iter(archives(folder, "ab"))
         results.note("first", names([next(paths)]))
@@ -330,7 +336,7 @@ def test_a_process_that_ends_with_an_open_iterator_blocks_nobody(folder, start):
 # Claims -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_excludes_others_until_it_is_released(folder, start):
+def test_a_claim_excludes_others_until_it_is_released(folder, start, either_locks):
     path = str(folder / "a")
 
     def try_to_claim(expected):
@@ -348,7 +354,7 @@ def test_a_claim_excludes_others_until_it_is_released(folder, start):
     assert os.listdir(folder) == []
 
 
-def test_a_suspended_claim_can_be_taken_over_and_is_lost_then(folder, results, start):
+def test_a_suspended_claim_can_be_taken_over_and_is_lost_then(folder, results, start, either_locks):
     path = str(folder / "a")
 
     def take_over():
