@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import itertools
+import pickle
 import sys
 import tarfile
 import zipfile
@@ -16,10 +19,13 @@ import polars
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stream_checks import check_abandoned, check_restore, open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
 
 LIBRARIES = ["pandas", "polars", "pyarrow"]
 each_library = pytest.mark.parametrize("library", LIBRARIES)
@@ -214,6 +220,43 @@ def test_there_is_one_frame_per_row_group_of_paths_and_of_streams(library: str, 
     assert open_files() == before
 
 
+def parquet_bytes(rows: list[int], group: int) -> bytes:
+    file = io.BytesIO()
+    content = pyarrow.table({"id": pyarrow.array(rows, pyarrow.int64())})
+    pyarrow.parquet.write_table(content, file, row_group_size=group)
+    return file.getvalue()
+
+
+@settings(max_examples=25)
+@given(
+    files=st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 5)), max_size=4),
+    library=st.sampled_from(LIBRARIES),
+    data=st.data(),
+)
+def test_any_files_yield_their_row_groups_and_are_restored_anywhere(
+    files: list[tuple[list[int], int]], library: str, data: st.DataObject
+) -> None:
+    contents = [parquet_bytes(rows, group) for rows, group in files]
+    expected = [rows[at : at + group] for rows, group in files for at in range(0, len(rows), group)]
+
+    def build() -> Any:
+        pairs = [(f"file {number}", io.BytesIO(content)) for number, content in enumerate(contents)]
+        return IterableWrapper(pairs).load_parquet_as_df(library=library)
+
+    def read(frames: Any) -> list[list[int]]:
+        return [[row[0] for row in rows_of(frame)] for frame in frames]
+
+    # A file without rows may have a row group without rows, or none.
+    assert [group for group in read(build()) if group] == expected
+    everything = read(build())
+    position = data.draw(st.integers(0, len(everything)), label="position")
+    pipe = build()
+    frames = iter(pipe)
+    head = read(itertools.islice(frames, position))
+    load_state(other := build(), pickle.loads(pickle.dumps(save_state(pipe))))
+    assert head + read(other) == everything
+
+
 @each_library
 def test_columns_are_read_in_the_order_in_which_they_are_named(library: str, folder: str) -> None:
     frame = next(iter(FileLister(folder).load_parquet_as_df(columns=["half", "id"], library=library)))
@@ -388,6 +431,33 @@ def test_a_large_frame_from_a_worker_can_be_changed_and_outlives_the_loader() ->
         assert (frame["n"].to_numpy() == numbers + i).all()
         frame.loc[0, "n"] = -1
         assert frame["n"].iloc[:2].tolist() == [-1, 1 + i]
+
+
+LARGE = 200_000
+
+
+def large_frame(number: int, library: str) -> Any:
+    values = np.arange(LARGE) + number
+    if library == "pyarrow":
+        return pyarrow.table({"n": values})
+    return polars.DataFrame({"n": values})
+
+
+@pytest.mark.parametrize(("library", "method"), [("pyarrow", "fork"), ("polars", "spawn")])
+def test_large_frames_from_workers_stay_what_they_are_while_others_follow(library: str, method: str) -> None:
+    pipe = IterableWrapper(range(24)).sharding_filter().map(functools.partial(large_frame, library=library))
+    service = MultiProcessingReadingService(2, multiprocessing_context=method, memory_budget=16 << 20)
+    with DataLoader2(pipe, reading_service=service) as loader:
+        frames = list(loader)
+    for number, frame in enumerate(frames):
+        assert (frame["n"].to_numpy() == np.arange(LARGE) + number).all()
+
+
+def test_frames_in_the_buffer_of_a_shuffle_are_part_of_its_state(folder: str) -> None:
+    def build() -> Any:
+        return FileLister(folder).load_parquet_as_df().shuffle(buffer_size=3).set_seed(4)
+
+    assert len(check_restore(build, keep=lambda frame: frame["id"].tolist(), seeded=True)) == 5
 
 
 @pytest.mark.parametrize(
