@@ -199,6 +199,52 @@ def test_a_wrong_checksum_is_an_error_that_names_member_archive_and_pipe(tmp_pat
     assert read(next(items))[1] == b"beta"
 
 
+def header(name, **fields):
+    """A tar header with a right checksum, whatever its fields are (numbers go in as binary)."""
+    block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    places = {"size": (124, 12), "type": (156, 1), "real": (483, 12), "holes": (386, 96)}
+    for field, value in fields.items():
+        start, width = places[field]
+        if isinstance(value, int):
+            value = (b"\xff" if value < 0 else b"\x80") + (value % 256 ** (width - 1)).to_bytes(
+                width - 1, "big"
+            )
+        block[start : start + len(value)] = value
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def holes(*pairs):
+    return b"".join(b"%011o\0" % number for pair in pairs for number in pair)
+
+
+@pytest.mark.parametrize("mode", ["r:*", "r|*"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        header("back", size=-512),
+        header("far back", size=-(1 << 40)),
+        header("long", size=1 << 62),
+        header("too long", size=1 << 80),
+        header("sparse", type=b"S", size=512, holes=holes((0, 512)), real=-5),
+    ],
+)
+def test_headers_that_lie_are_errors_and_neither_loops_nor_floods(tmp_path, mode, block):
+    path = tmp_path / "lie.tar"
+    with tarfile.open(path, "w") as archive:
+        info = tarfile.TarInfo("fine")
+        info.size = 4
+        archive.addfile(info, io.BytesIO(b"fine"))
+    data = path.read_bytes()[:1024] + block + bytes(4096)
+    path.write_bytes(data)
+    items = iter(FileOpener([str(path)], mode="b").load_from_tar(mode=mode))
+    assert read(next(items))[1] == b"fine"
+    with pytest.raises(tarfile.ReadError, match=r"lie\.tar.* in TarArchiveLoader"):
+        for item in items:
+            read(item)
+
+
 def test_a_member_of_a_tar_archive_cut_short_names_member_archive_and_pipe(tmp_path):
     path = tmp_path / "cut.tar"
     write(path, {"a.txt": bytes(5000)}, "tar")

@@ -7,6 +7,7 @@ refer to their archive and are opened again through it (see `utils/_streams.py`)
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import struct
@@ -30,7 +31,7 @@ MAX_RATIO = 100.0
 SMALLEST_BOMB = 1 << 30
 
 #: What the modules that decompress raise when they meet damaged data.
-DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, struct.error, LZMAError)
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OverflowError, zlib.error, struct.error, LZMAError)
 
 _ADVICE = "the archive is truncated, damaged or of another kind"
 _NO_WAY_BACK = "a streamed archive cannot go back: read members before going on, or use a seekable file"
@@ -116,8 +117,8 @@ def bare(stream: Any) -> Any:
 
 def is_damage(error: Exception) -> bool:
     """Whether the error comes from the data, and not from the operating system or the code."""
-    if isinstance(error, OSError):  # damage to gzip and bzip2 files is one without a number
-        return error.errno is None and type(error).__module__ in ("builtins", "gzip")
+    if isinstance(error, OSError):  # damage to gzip and bzip2 files has no number; EINVAL comes of a wrong offset
+        return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
     return isinstance(error, DAMAGE)
 
 

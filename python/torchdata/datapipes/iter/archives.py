@@ -156,15 +156,16 @@ class _TarArchive(Archive):
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes of the archive, in pieces where a compressed archive could have made them up."""
+        """The next `size` bytes of the archive; many of them in pieces, because the archive may hold far fewer."""
         tar: Any = self.tar
-        counted = getattr(tar, "counted", None)
-        if size <= SMALLEST_BOMB or counted is None:
+        if size <= SMALLEST_BOMB:
             data: bytes = tar.fileobj.read(size)
             return data
+        counted = getattr(tar, "counted", None)
         pieces = []
         while size and (piece := tar.fileobj.read(min(size, PIECE))):
-            refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
+            if counted is not None:
+                refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
@@ -196,6 +197,21 @@ class _TarArchive(Archive):
             tar.offset, tar.firstmember = place
             tar.members = []
 
+    def _next_header(self) -> Any:
+        """The next header by `tarfile`, or None; what that would stumble over or run in circles on is an error."""
+        tar: Any = self.tar
+        place, is_new = tar.offset, tar.firstmember is None
+        try:
+            info = tar.next()
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, OSError) or getattr(self.source, "closed", False):
+                raise
+            raise tarfile.ReadError(f"damaged header at byte {place}: {error}") from error
+        tar.members = []  # tarfile remembers every header otherwise
+        if info is not None and (info.size < 0 or (is_new and tar.offset <= place)):
+            raise tarfile.ReadError(f"damaged header at byte {place}: its member has {info.size} bytes")
+        return info
+
     def next_file(self) -> tuple[str, Any] | None:
         """The name of the next regular file and its file object, or None at the end."""
         tar: Any = self.tar
@@ -210,8 +226,7 @@ class _TarArchive(Archive):
                     return name, io.BufferedReader(_TarMember(self, fileobj, name, data, size))
                 if tar.offset:  # lets `tarfile` see for itself whether the archive reaches so far
                     fileobj.seek(tar.offset - 1)
-            info = tar.next()
-            tar.members = []  # tarfile remembers every header otherwise
+            info = self._next_header()
             if info is None:
                 self._read_to_the_end()
                 return None
@@ -440,7 +455,13 @@ class _ZipArchive(Archive):
         """Opens the entry `index` of the archive's directory."""
         info = self.zip.infolist()[index]
         stored = info.compress_type == zipfile.ZIP_STORED
-        return io.BufferedReader(Entry(self, index, info.filename, self.zip.open(info), stored))
+        try:
+            file_obj = self.zip.open(info)
+        except UnicodeDecodeError as error:
+            raise zipfile.BadZipFile(
+                f"the name before {info.filename!r} does not decode ({error})"
+            ) from error
+        return io.BufferedReader(Entry(self, index, info.filename, file_obj, stored))
 
 
 def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.ZipFile) -> zipfile.ZipFile:
@@ -516,7 +537,7 @@ class ZipArchiveLoader(ArchiveLoader):
             for index in range(archive.next, len(entries)):
                 info = entries[index]
                 archive.next = index + 1
-                if not info.is_dir() and not stat.S_ISLNK(info.external_attr >> 16):
+                if not info.filename.endswith("/") and not stat.S_ISLNK(info.external_attr >> 16):
                     name = path_in(folder, info.filename)
                     if info.file_size > SMALLEST_BOMB:
                         refuse_bomb(info.file_size, info.compress_size, self.max_ratio)
