@@ -117,7 +117,9 @@ def bare(stream: Any) -> Any:
 
 def is_damage(error: Exception) -> bool:
     """Whether the error comes from the data, and not from the operating system or the code."""
-    if isinstance(error, OSError):  # damage to gzip and bzip2 files has no number; EINVAL comes of a wrong offset
+    if isinstance(
+        error, OSError
+    ):  # damage to gzip and bzip2 files has no number; EINVAL comes of a wrong offset
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
     return isinstance(error, DAMAGE)
 
