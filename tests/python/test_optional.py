@@ -5,6 +5,7 @@ A pipe that needs an optional library is one row of `NEEDS`.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 
+import torchdata
 from torchdata._optional import optional_import
+from torchdata._ranks.mpi_group import MpiGroup
 from torchdata.datapipes import iter as pipes
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.utils import to_graph
@@ -26,24 +29,6 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 #: Extras of which no pipe is made: for people who work on the project, for the demo, for all of them.
 OTHER_EXTRAS = {"all", "demo", "dev", "test"}
-
-#: What nothing may import before it is needed. `asyncio` is of the standard library, but slow to import.
-LATE = {
-    *(
-        "PIL",
-        "aistore",
-        "asyncio",
-        "datasets",
-        "fsspec",
-        "graphviz",
-        "huggingface_hub",
-        "iopath",
-        "numpy",
-        "obstore",
-    ),
-    *("pandas", "polars", "pyarrow", "rarfile", "requests", "sklearn", "torch", "urllib3"),
-}
-
 
 #: (who needs it, by the name in the message; the library; the extra; what reaches for it)
 NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
@@ -59,11 +44,40 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
         "parquet",
         lambda: list(IterableWrapper(["a"]).load_parquet_as_df()),
     ),
+    ("FSSpecFileLister", "fsspec", "fsspec", lambda: list(pipes.FSSpecFileLister("memory://a"))),
+    ("FSSpecFileOpener", "fsspec", "fsspec", lambda: list(pipes.FSSpecFileOpener(["memory://a"]))),
+    (
+        "FSSpecSaver",
+        "fsspec",
+        "fsspec",
+        lambda: list(IterableWrapper([("memory://a", "x")]).save_by_fsspec()),
+    ),
+    ("IoPathFileLister", "iopath", "iopath", lambda: list(pipes.IoPathFileLister("a"))),
+    ("IoPathFileOpener", "iopath", "iopath", lambda: list(pipes.IoPathFileOpener(["a"]))),
+    ("IoPathSaver", "iopath", "iopath", lambda: list(IterableWrapper([("a", "x")]).save_by_iopath())),
+    ("S3FileLister", "obstore", "s3", lambda: list(pipes.S3FileLister(["s3://bucket/a"]))),
+    ("S3FileLoader", "obstore", "s3", lambda: list(pipes.S3FileLoader(["s3://bucket/a"]))),
+    (
+        "AISFileLister",
+        "aistore",
+        "aistore",
+        lambda: list(pipes.AISFileLister(["ais://a"], "http://127.0.0.1:1")),
+    ),
+    (
+        "AISFileLoader",
+        "aistore",
+        "aistore",
+        lambda: list(pipes.AISFileLoader(["ais://a"], "http://127.0.0.1:1")),
+    ),
     ("RarArchiveLoader", "rarfile", "rar", lambda: list(IterableWrapper([("a", BytesIO())]).load_from_rar())),
     ("routed_decode of images", "PIL", "image", lambda: ImageHandler("rgb")("png", b"")),
     ("routed_decode of '.pt' files", "torch", "torch", lambda: basichandlers("pt", b"")),
+    ("FullSync on MPI", "mpi4py", "mpi", lambda: MpiGroup(1.0, "FullSync")),
     ("to_graph", "graphviz", "graph", lambda: to_graph(IterableWrapper([]))),
 ]
+
+#: What nothing imports before it is needed. `asyncio` is of the standard library, but slow to import.
+LATE = {library for _, library, _, _ in NEEDS} | {"asyncio", "huggingface_hub", "numpy", "sklearn", "urllib3"}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +94,16 @@ def test_a_missing_library_is_an_error_that_names_the_extra(
     assert f"{needed_by} needs {library!r}, which is not installed" in str(failure.value)
 
 
-def test_the_extras_that_messages_name_are_those_of_the_distribution() -> None:
-    assert {extra for _, _, extra, _ in NEEDS} <= set(EXTRAS) - OTHER_EXTRAS
+def test_every_extra_has_a_row_and_every_row_an_extra() -> None:
+    assert {extra for _, _, extra, _ in NEEDS} == set(EXTRAS) - OTHER_EXTRAS
+
+
+def test_whatever_the_sources_reach_for_has_a_row() -> None:
+    sources = Path(torchdata.__file__).parent.rglob("*.py")
+    pattern = re.compile(r'optional_import\(\s*"(\w+)[\w.]*",\s*extra="(\w+)"')
+    named = {found for source in sources for found in pattern.findall(source.read_text(encoding="utf-8"))}
+    assert named
+    assert named <= {(library, extra) for _, library, extra, _ in NEEDS}
 
 
 def test_the_extra_all_holds_every_extra_but_torch() -> None:
