@@ -155,6 +155,12 @@ def build_sampled(source: Source, weights: list[float]) -> Any:
     return SampleMultiplexer(dict(zip(pipes, weights, strict=True)))
 
 
+def build_sampled_children(source: Source, split: str) -> Any:
+    """The children of one pipe, read in a random order."""
+    left, right = source().fork(2) if split == "fork" else source().round_robin_demux(2)
+    return SampleMultiplexer({left: 1, right: 2})
+
+
 def plus(item: int, amount: int) -> int:
     return item + amount
 
@@ -274,6 +280,20 @@ ROWS: list[Row] = [
         lambda xs, weights: sampled([[x + 100 * n for x in xs] for n, _ in enumerate(weights)], weights),
         {"weights": st.lists(weight, min_size=1, max_size=4)},
         {"weights": [1, 3.5, 0.5]},
+        random=True,
+    ),
+    Row(
+        "sample_mux_of_children",
+        build_sampled_children,
+        lambda xs, split: sampled([xs, xs] if split == "fork" else [xs[0::2], xs[1::2]], [1, 2]),
+        {"split": st.sampled_from(["fork", "deal"])},
+        {"split": "deal"},
+        random=True,
+    ),
+    Row(
+        "sample_mux_of_forks",
+        lambda s: build_sampled_children(s, "fork"),
+        lambda xs: sampled([xs, xs], [1, 2]),
         random=True,
     ),
     Row(
