@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -99,22 +97,3 @@ def test_a_pipe_that_several_read_from_is_drawn_once() -> None:
 def test_what_is_no_pipe_is_not_drawn() -> None:
     with pytest.raises(TypeError, match="to_graph: dp must be an IterDataPipe or a MapDataPipe"):
         to_graph([1, 2])
-
-
-def test_graphviz_is_imported_when_a_graph_is_drawn_and_the_extra_is_named_where_it_lacks() -> None:
-    code = """
-import sys
-from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.utils import to_graph
-assert "graphviz" not in sys.modules
-sys.modules["graphviz"] = None
-try:
-    to_graph(IterableWrapper("ab"))
-except ModuleNotFoundError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "torchdata-rs[graph]" in done.stdout
-    assert "to_graph" in done.stdout

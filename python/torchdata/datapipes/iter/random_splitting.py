@@ -64,7 +64,8 @@ class _SplitMain(IterDataPipe[Any]):
 
     def epoch_seed(self) -> Any:
         """The seeds of the current iteration (before the first one: of the next) and of those after it."""
-        return (self._seed if self._epoch_seed is None else self._epoch_seed), self._seed
+        seeds = (self._seed_once, self._epoch_seed, self._seed)
+        return next(seed for seed in seeds if seed is not None), self._seed
 
     def repeat_epoch(self, seed: Any) -> None:
         """Makes the next iteration, and those after it, take the course that they had where `epoch_seed` was asked."""
