@@ -1,8 +1,9 @@
 """What pipes cost within one process: nanoseconds per item against the same work by plain Python generators.
 
 Each pipeline and its rival are run in turn, several times, over the same ints; the medians and their ratio
-(below 1: the pipes are faster) are printed. The plain batches are lists, those of the pipes `DataChunk`s.
-Run: `python benches/python/inprocess.py [--items N] [--rounds N]`.
+(below 1: the pipes are faster) are printed. The plain batches are lists, those of the pipes `DataChunk`s. As a pipeline
+begins with a pipe over the ints, its rival begins with a generator over them; with `--bare` it reads them itself.
+Run: `python benches/python/inprocess.py [--items N] [--rounds N] [--bare]`.
 """
 
 from __future__ import annotations
@@ -136,12 +137,12 @@ def gen_forked_zip(source: Iterable[Any]) -> Iterator[Any]:
     return gen_zip(child(*waiting), child(*reversed(waiting)))
 
 
-def cases(items: list[int]) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """By name: a function that makes the pipe, and one that makes the plain generator."""
+def cases(items: list[int], bare: bool = False) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
+    """By name: a function that makes the pipe, and one that makes the plain generator (where `bare`, of the list)."""
     pipe = IterableWrapper(items, deepcopy=False)
 
     def plain() -> Iterator[int]:
-        return gen_source(items)
+        return iter(items) if bare else gen_source(items)
 
     return {
         "chain of five": (
@@ -206,10 +207,13 @@ def main() -> None:
     )
     parser.add_argument("--items", type=int, default=100_000, help="ints in the source (%(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="runs of each side (%(default)s)")
+    parser.add_argument(
+        "--bare", action="store_true", help="the plain side reads the ints without a generator"
+    )
     arguments = parser.parse_args()
     items = list(range(arguments.items))
     print(f"{'ns per source item':26}{'pipes':>9}{'plain':>9}{'ratio':>8}")
-    for name, (pipes, plain) in cases(items).items():
+    for name, (pipes, plain) in cases(items, arguments.bare).items():
         runs = [(seconds(pipes), seconds(plain)) for _ in range(arguments.rounds)]
         ours, theirs = (statistics.median(side) / len(items) * 1e9 for side in zip(*runs, strict=True))
         ratio = statistics.median(a / b for a, b in runs)

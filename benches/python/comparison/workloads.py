@@ -91,7 +91,7 @@ def starting_with_torch(start_method: str) -> Workload:
 
 
 def chain(name: str, title: str, case: str) -> Workload:
-    """One of the cases of `inprocess`; its child runs the plain generators too."""
+    """One of the cases of `inprocess`, whose child runs the plain generators too."""
     options = {"case": case}
     return Workload(
         name,
@@ -193,6 +193,17 @@ WORKLOADS = (
     ),
     chain("in-process", "chain of five pipes, no workers", "chain of five"),
     chain("in-process-items", "chain of six pipes that unbatches, no workers", "chain of five, per item"),
+    *(
+        chain(f"in-process-{case}", f"{pipe} alone, no workers", case)
+        for case, pipe in (
+            ("map", "Mapper"),
+            ("filter", "Filter"),
+            ("batch", "Batcher"),
+            ("shuffle", "Shuffler"),
+            ("zip", "Zipper"),
+            ("enumerate", "Enumerator"),
+        )
+    ),
     reading("tar", "tar, members of 1 KiB", *TAR),
     reading("tar-large", "tar, members of 100 KiB", *TAR),
     reading("tar-gz", "tar.gz, members of 1 KiB", *TAR),

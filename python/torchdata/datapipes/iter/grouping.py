@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat, zip_longest
 from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
@@ -20,6 +20,12 @@ from torchdata.datapipes.state import Stateless
 __all__ = ["Batcher", "Grouper", "UnBatcher"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+#: Largest batch that is collected in a tuple, which takes as much memory as a full one from the start.
+_ZIPPED = 1024
+
+#: Fills up the last batch.
+_NOTHING = object()
 
 
 @functional_datapipe("batch")
@@ -57,24 +63,28 @@ class Batcher(Stateless, IterDataPipe[Any]):
         self.wrapper_class = wrapper_class
 
     def __iter__(self) -> Iterator[Any]:
+        if self.wrapper_class is DataChunk and self.batch_size <= _ZIPPED:
+            return self._chunks(iter(self.datapipe))
         return self._batches(iter(self.datapipe))
 
     def _batches(self, source: Iterator[Any]) -> Iterator[Any]:
         wrap, size = self.wrapper_class, self.batch_size
-        if wrap is not DataChunk:
-            while len(batch := list(islice(source, size))) == size:
-                yield wrap(batch)
-            if batch and not self.drop_last:
-                yield wrap(batch)
-            return
-        new = DataChunk.__new__  # filled in place: neither a list in between nor a call of __init__
-        while True:
+        while len(batch := list(islice(source, size))) == size:
+            yield wrap(batch)
+        if batch and not self.drop_last:
+            yield wrap(batch)
+
+    def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
+        # zip_longest collects a batch in C, in a tuple that it uses again. Chunks are filled in place: neither a list
+        # in between nor a call of __init__.
+        new, nothing = DataChunk.__new__, _NOTHING
+        for members in zip_longest(*repeat(source, self.batch_size), fillvalue=nothing):
+            if members[-1] is nothing:
+                if not self.drop_last:
+                    yield DataChunk([member for member in members if member is not nothing])
+                return
             chunk = new(DataChunk)
-            chunk.extend(islice(source, size))
-            if len(chunk) < size:
-                break
-            yield chunk
-        if chunk and not self.drop_last:
+            chunk += members
             yield chunk
 
     def __len__(self) -> int:
