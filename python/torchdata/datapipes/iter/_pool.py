@@ -61,9 +61,8 @@ class Task:
         self.result, self.error = result, error
         self.phase = "done"
         if error is None or not self.is_plain:
-            self.item = (
-                None  # after the phase: whoever reads them the other way round never takes it for the item
-            )
+            # After the phase: whoever reads them the other way round never takes this for the item.
+            self.item = None
         self.finished.release()
 
     def wait(self, seconds: float) -> bool:
@@ -207,7 +206,7 @@ class Pool:
         May be called more than once, from any thread, and by the garbage collector.
         """
         self._work.close()
-        for task in self.tasks:
+        for task in list(self.tasks):
             task.park()
 
     def resume(self) -> None:
