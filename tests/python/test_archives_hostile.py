@@ -156,7 +156,7 @@ def test_a_wrong_checksum_of_a_compressed_tar_archive_is_an_error_at_its_end(tmp
     path.write_bytes(data)
     items = iter(FileOpener([str(path)], mode="b").load_from_tar(mode=mode))
     assert read(next(items))[1] == b"alpha"
-    with pytest.raises(tarfile.ReadError, match=r"sum\.tar\.gz' in TarArchiveLoader: CRC check failed"):
+    with pytest.raises(tarfile.ReadError, match=r"sum\.tar\.gz' in TarArchiveLoader: .*checksum"):
         next(items)
     write(path, {"a": b"alpha"}, "tar.gz")
     path.write_bytes(path.read_bytes() + b"something else")

@@ -2,9 +2,9 @@
 //!
 //! A [`GzipReader`] belongs to the archive that reads it, and to the thread that iterates the archive.
 
-use std::io::{Error, ErrorKind, Read};
+use std::io::{BufRead, Error, ErrorKind, Read};
 
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use pyo3::exceptions::{PyEOFError, PyOSError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -14,10 +14,14 @@ const PIECE: usize = 64 << 10;
 /// Bytes that are inflated at most at a time.
 const MOST: usize = 256 << 10;
 
-/// What gzip had compressed: one member of a gzip file after another.
+/// The first byte of every member.
+const FIRST: u8 = 0x1f;
+
+/// What gzip had compressed: one member of a gzip file after another, with zeros between and behind them.
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
-    decoder: MultiGzDecoder<Source>,
+    /// Of the member that is being read; None only while one member is left for the next.
+    decoder: Option<GzDecoder<Source>>,
     buffer: Vec<u8>,
     /// An error behind the bytes that were given out.
     failed: Option<Error>,
@@ -30,7 +34,7 @@ impl GzipReader {
     #[pyo3(signature = (read, unread=None))]
     fn new(read: Py<PyAny>, unread: Option<&[u8]>) -> Self {
         let source = Source { read, piece: unread.unwrap_or_default().to_vec(), taken: 0 };
-        Self { decoder: MultiGzDecoder::new(source), buffer: vec![0; MOST], failed: None }
+        Self { decoder: Some(GzDecoder::new(source)), buffer: vec![0; MOST], failed: None }
     }
 
     /// The next bytes, as many as there are at once; none at the end.
@@ -47,8 +51,8 @@ impl GzipReader {
     /// Inflates until the buffer is full or the stream would have to be asked for more.
     fn fill(&mut self) -> Result<usize, Error> {
         let mut count = 0;
-        while count < self.buffer.len() && (count == 0 || !self.decoder.get_ref().is_drained()) {
-            match self.decoder.read(&mut self.buffer[count..]) {
+        while count < self.buffer.len() && (count == 0 || self.has_more_at_once()) {
+            match self.inflate(count) {
                 Ok(0) => break,
                 Ok(more) => count += more,
                 Err(error) if count == 0 => return Err(error),
@@ -59,6 +63,43 @@ impl GzipReader {
             }
         }
         Ok(count)
+    }
+
+    fn has_more_at_once(&self) -> bool {
+        self.decoder.as_ref().is_some_and(|decoder| !decoder.get_ref().is_drained())
+    }
+
+    /// Inflates some bytes into the buffer from `begin` on; 0 at the end of the last member.
+    fn inflate(&mut self, begin: usize) -> Result<usize, Error> {
+        while let Some(mut decoder) = self.decoder.take() {
+            let count = decoder.read(&mut self.buffer[begin..]);
+            if !matches!(count, Ok(0)) {
+                self.decoder = Some(decoder);
+                return count;
+            }
+            let mut stream = decoder.into_inner();
+            if another_member(&mut stream)? {
+                self.decoder = Some(GzDecoder::new(stream));
+            }
+        }
+        Ok(0)
+    }
+}
+
+/// Goes past zeros to the next member; false where the stream ends, or something else follows, which gzip(1) ignores.
+fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
+    loop {
+        let bytes = stream.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(false);
+        }
+        if let Some(&first) = bytes.iter().find(|&&byte| byte != 0) {
+            let zeros = bytes.iter().take_while(|&&byte| byte == 0).count();
+            stream.consume(zeros);
+            return Ok(first == FIRST);
+        }
+        let zeros = bytes.len();
+        stream.consume(zeros);
     }
 }
 
@@ -90,14 +131,23 @@ impl Source {
     }
 }
 
-impl Read for Source {
-    fn read(&mut self, out: &mut [u8]) -> Result<usize, Error> {
+impl BufRead for Source {
+    fn fill_buf(&mut self) -> Result<&[u8], Error> {
         if self.is_drained() {
             self.refill().map_err(Error::other)?;
         }
-        let count = out.len().min(self.piece.len() - self.taken);
-        out[..count].copy_from_slice(&self.piece[self.taken..self.taken + count]);
+        Ok(&self.piece[self.taken..])
+    }
+
+    fn consume(&mut self, count: usize) {
         self.taken += count;
+    }
+}
+
+impl Read for Source {
+    fn read(&mut self, out: &mut [u8]) -> Result<usize, Error> {
+        let count = self.fill_buf()?.read(out)?;
+        self.consume(count);
         Ok(count)
     }
 }

@@ -16,8 +16,10 @@ import tarfile
 import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
+from torchdata import _native
 from torchdata.datapipes._checks import check_int
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.iter._archive import (
@@ -32,13 +34,13 @@ from torchdata.datapipes.iter._archive import (
     check_max_ratio,
     explained,
     folder_of,
-    gzip_reader,
     lzma_reader,
     path_in,
     refuse_bomb,
     seekable,
     seeks_cheaply,
 )
+from torchdata.datapipes.iter._forwards import Forwards, Pieces
 from torchdata.datapipes.iter._held import source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -47,24 +49,43 @@ __all__ = ["TarArchiveLoader", "ZipArchiveLoader", "open_tar"]
 #: Largest member of a compressed or streamed archive that is kept in memory when the archive goes on without it.
 LARGEST_KEPT_MEMBER = 64 << 20
 
+#: Bytes that are asked of a stream that is read ahead only, or of what decompresses it, at a time.
+AT_ONCE = 64 << 10
+
 #: Bytes of a large member that are decompressed between two looks at how far they are out of proportion.
 PIECE = 16 << 20
 
 
-def _zstd_reader(file_obj: Any) -> Any:
+def _pieces_of_gzip(source: Any) -> Pieces:
+    return _native.GzipReader(source.read).read
+
+
+def _pieces_of_bzip2(source: Any) -> Pieces:
+    return partial(bzip2_reader(source).read, AT_ONCE)
+
+
+def _pieces_of_lzma(source: Any) -> Pieces:
+    return partial(lzma_reader(source).read, AT_ONCE)
+
+
+def _pieces_of_zstd(source: Any) -> Pieces:
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         raise tarfile.CompressionError("zstd archives need Python 3.14") from error
-    return zstd.ZstdFile(file_obj)
+    return partial(zstd.ZstdFile(source).read, AT_ONCE)
 
 
-#: By the name that a mode has for a compression: the first bytes of its files, and what reads them.
-_COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Any]]] = {
-    "gz": ((b"\x1f\x8b",), gzip_reader),
-    "bz2": ((b"BZh",), bzip2_reader),
-    "xz": ((b"\xfd7zXZ\0", b"]\0\0"), lzma_reader),
-    "zst": ((b"\x28\xb5\x2f\xfd",), _zstd_reader),
+def _pieces_of_plain(source: Any) -> Pieces:
+    return partial(source.read, AT_ONCE)
+
+
+#: By the name that a mode has for a compression: the first bytes of its files, and what decompresses them.
+_COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
+    "gz": ((b"\x1f\x8b",), _pieces_of_gzip),
+    "bz2": ((b"BZh",), _pieces_of_bzip2),
+    "xz": ((b"\xfd7zXZ\0", b"]\0\0"), _pieces_of_lzma),
+    "zst": ((b"\x28\xb5\x2f\xfd",), _pieces_of_zstd),
 }
 
 
@@ -96,10 +117,7 @@ class OpenTar(tarfile.TarFile):
 
 
 def open_tar(file_obj: Any, mode: str = "r:*") -> OpenTar:
-    """Opens a tar archive, plain or compressed, on a seekable stream or on one that only reads ahead.
-
-    A compressed stream is read by the module of its format: `tarfile` checks no checksum while it reads ahead.
-    """
+    """Opens a tar archive, plain or compressed, on a seekable stream or on one that only reads ahead."""
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     counted, source = None, file_obj
     if compression:
@@ -108,14 +126,25 @@ def open_tar(file_obj: Any, mode: str = "r:*") -> OpenTar:
             first = counted.look(6)
             kinds = (kind for kind, (magic, _) in _COMPRESSIONS.items() if first.startswith(magic))
             compression = next(kinds, "")
-        if compression:
-            source = _COMPRESSIONS[compression][1](counted)
-        elif counted.seekable():
+        if not compression and counted.seekable():
             counted.seek(0)
             counted, source = None, file_obj
-    tar: OpenTar = OpenTar.open(fileobj=source, mode="r|" if ahead else "r:", tarinfo=_Header)
+    if compression or ahead:
+        source = _forwards(source, compression, ahead)
+    tar: OpenTar = OpenTar.open(fileobj=source, mode="r:", tarinfo=_Header)
     tar.counted = counted
     return tar
+
+
+def _forwards(source: Any, compression: str, ahead: bool) -> Forwards:
+    """What is compressed in `source`, or where nothing is, the source itself, by offset."""
+    pieces_of = _COMPRESSIONS[compression][1] if compression else _pieces_of_plain
+
+    def rewind() -> Pieces:
+        source.seek(0)
+        return pieces_of(source)
+
+    return Forwards(pieces_of(source), None if ahead else rewind)
 
 
 class _TarArchive(Archive):
@@ -174,13 +203,8 @@ class _TarArchive(Archive):
         """Reads what lies behind the last member of a compressed archive, up to the checksum."""
         tar: Any = self.tar
         counted = getattr(tar, "counted", None)
-        try:
-            while counted is not None and tar.fileobj.read(PIECE):
-                refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
-        except OSError as error:
-            # Something else after the end of the compressed data, which were right; `tar` lets that pass, too.
-            if not str(error).startswith("Not a gzipped file"):
-                raise
+        while counted is not None and tar.fileobj.read(PIECE):
+            refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
 
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
@@ -215,11 +239,13 @@ class _TarArchive(Archive):
     def next_file(self) -> tuple[str, Any] | None:
         """The name of the next regular file and its file object, or None at the end."""
         tar: Any = self.tar
-        fileobj, plain = tar.fileobj, self.is_plain
+        fileobj = tar.fileobj
+        at_hand = self.is_plain or isinstance(fileobj, Forwards)
         while True:
-            if plain and tar.firstmember is None and not tar.pax_headers:
+            if at_hand and tar.firstmember is None and not tar.pax_headers:
                 fileobj.seek(tar.offset)
-                found = _plain_header(fileobj.read(tarfile.BLOCKSIZE))
+                # `tarfile` spends most of its time on parsing headers, of which a loader needs two fields.
+                found = _native.tar_file_header(fileobj.read(tarfile.BLOCKSIZE))
                 if found is not None:
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
                     tar.offset = data + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
@@ -235,23 +261,6 @@ class _TarArchive(Archive):
             if info.isreg():
                 member = _TarMember(self, fileobj, info.name, info.offset_data, info.size)
                 return info.name, io.BufferedReader(member)
-
-
-def _plain_header(block: bytes) -> tuple[str, int] | None:
-    """Name and size from the header of an ordinary file, or None: `tarfile` looks into all that is not ordinary.
-
-    `tarfile` spends most of its time on parsing headers, of which a loader needs two fields.
-    """
-    if len(block) != tarfile.BLOCKSIZE or block[156:157] not in (b"0", b"\0") or block[345]:
-        return None
-    name = block[:100].partition(b"\0")[0]
-    try:
-        size, checksum = (int(field.partition(b"\0")[0], 8) for field in (block[124:136], block[148:156]))
-        text = name.decode("utf-8")
-    except ValueError:
-        return None
-    intact = checksum == sum(block) - sum(block[148:156]) + 8 * 0x20
-    return (text, size) if intact and size >= 0 and name and not name.endswith(b"/") else None
 
 
 class _TarMemberRecipe:

@@ -1,0 +1,88 @@
+"""Reading a stream forwards, by offset, as readers of archives do: `Forwards`.
+
+Role: stands between an archive and a stream that cannot seek, or that is compressed. The archive asks it for bytes by
+offset as if it were a file. Runs in the process that iterates the pipe. It borrows the stream, and owns one piece of
+what it has read, so that small steps back and many small members cost neither a seek nor a call of the stream.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable
+
+__all__ = ["Forwards", "Pieces"]
+
+#: Reads on, as far as is convenient: the next bytes, and nothing where the stream ends.
+Pieces = Callable[[], bytes]
+
+#: How far back a reader may always go: over the header that it has just looked at.
+_BACK = 1 << 10
+
+
+class Forwards:
+    """The bytes of a stream by offset, from where it stands.
+
+    Args:
+        next_piece: the stream's bytes.
+        rewind: goes back to the start and returns a new `next_piece`. None: the stream cannot, and only what was read
+            last can be read once more.
+    """
+
+    def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None) -> None:
+        self._next_piece, self._rewind = next_piece, rewind
+        self._position = 0
+        self._piece = b""
+        self._piece_start = 0
+
+    def seekable(self) -> bool:
+        """Whether any offset can be read, at whatever cost."""
+        return self._rewind is not None
+
+    def tell(self) -> int:
+        """The offset of the next byte that `read` returns."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves to an offset; nothing is read before `read` is called."""
+        if whence == os.SEEK_END:
+            raise tarfile.StreamError("the end of the stream is not known")
+        self._position = offset + (self._position if whence == os.SEEK_CUR else 0)
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        """The next `size` bytes (-1: all), fewer only at the end."""
+        begin = self._position - self._piece_start
+        end = begin + size
+        at_hand = 0 <= begin <= end <= len(self._piece)
+        data = self._piece[begin:end] if at_hand else self._fetch(size)
+        self._position += len(data)
+        return data
+
+    def _fetch(self, size: int) -> bytes:
+        if self._position < self._piece_start:
+            if self._rewind is None:
+                raise tarfile.StreamError("seeking backwards is not allowed")
+            self._next_piece, self._piece, self._piece_start = self._rewind(), b"", 0
+        while self._position > self._piece_start + len(self._piece):
+            if not self._advance():
+                return b""
+        parts, position, wanted = [], self._position, size if size >= 0 else 1 << 62
+        while wanted:
+            begin = position - self._piece_start
+            part = self._piece[begin : begin + wanted]
+            parts.append(part)
+            position += len(part)
+            wanted -= len(part)
+            if wanted and not self._advance():
+                break
+        return b"".join(parts)
+
+    def _advance(self) -> bool:
+        """Goes on to the next piece; false at the end."""
+        more, kept = self._next_piece(), self._piece[-_BACK:]
+        if not more:
+            return False
+        self._piece_start += len(self._piece) - len(kept)
+        self._piece = kept + more
+        return True
