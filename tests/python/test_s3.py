@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
+import importlib
 import os
 import pickle
 import random
 import re
-import resource
 import socket
+import subprocess
 import sys
-import tracemalloc
+import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from process_checks import METHODS, loader
 from s3_server import ENVIRONMENT, KEYS_PER_PAGE, fill, s3_server
 from stream_checks import check_abandoned, check_restore, open_files, read
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, S3FileLister, S3FileLoader
 from torchdata.datapipes.iter._s3_object import PART_SIZE
+from torchdata.datapipes.iter._s3_profile import profile_settings
 from torchdata.datapipes.state import load_state, save_state
 
 LARGE = random.Random(1).randbytes(3 * PART_SIZE + 12345)
@@ -125,6 +131,33 @@ def test_listings_of_many_pages_are_complete_and_go_on_within_a_page(at_once, mo
     assert head + list(other) == urls("many")
 
 
+PARTS = st.text(alphabet="ab01~ .é/", min_size=1, max_size=6)
+
+
+def is_a_key(text):
+    return all(part not in ("", ".", "..") for part in text.split("/"))
+
+
+@settings(max_examples=100)
+@given(
+    keys=st.sets(PARTS.filter(is_a_key), max_size=12),
+    prefix=PARTS.filter(lambda text: is_a_key(text.removesuffix("/"))) | st.just(""),
+    data=st.data(),
+)
+def test_any_prefix_of_any_keys_is_listed_from_any_place(keys, prefix, data):
+    obstore = importlib.import_module("obstore")
+    store = importlib.import_module("obstore.store").MemoryStore()
+    for key in keys:
+        obstore.put(store, key, b"x")
+    pipe = S3FileLister([])
+    expected = sorted(key for key in keys if key.startswith(prefix))
+    assert [key for page in pipe._pages(obstore, store, prefix, None) for key in page] == expected
+    if expected:
+        place = data.draw(st.integers(0, len(expected) - 1))
+        rest = [key for page in pipe._pages(obstore, store, prefix, expected[place]) for key in page]
+        assert rest == expected[place + 1 :]
+
+
 @pytest.mark.parametrize(
     ("masks", "found"),
     [
@@ -221,18 +254,27 @@ def test_lines_are_read_like_those_of_files():
     assert list(stream) == [b"two\n", b"three\n"]
 
 
-def test_reading_a_large_object_holds_one_piece_at_a_time():
-    [(_, stream)] = S3FileLoader(["s3://large/object"], buffer_size=200_000)
-    stream.read(1)
-    tracemalloc.start()
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_reading_a_large_object_holds_one_piece_at_a_time(client):
+    size = 96 << 20
+    client.put_object(Bucket="vacant", Key="huge", Body=bytes(size))
     try:
-        while stream.read(50_000):
-            pass
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        [(_, stream)] = S3FileLoader(["s3://vacant/huge"], buffer_size=8 << 20)
+        stream.read(1)
+        gc.collect()
+        before, most, read = resident_bytes(), 0, 1
+        while piece := stream.read(1 << 20):
+            read += len(piece)
+            most = max(most, resident_bytes() - before)
+        assert read == size
+        assert most < size // 2
+        assert len(stream.raw._piece) <= 8 << 20
     finally:
-        tracemalloc.stop()
-    assert len(stream.raw._piece) <= 200_000
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
+        client.delete_object(Bucket="vacant", Key="huge")
 
 
 def test_a_stream_in_the_middle_of_an_object_is_pickled_and_copied():
@@ -339,6 +381,21 @@ def test_a_forked_child_of_a_forked_child_reads_and_so_does_a_stream_that_it_inh
     assert works()
 
 
+def test_a_forked_child_that_ends_as_python_does_ends():
+    script = f"""
+import os, sys
+from torchdata.datapipes.iter import S3FileLister, S3FileLoader
+[(_, kept)] = S3FileLoader(["s3://large/object"])
+urls = list(S3FileLister(["s3://first"]))
+pid = os.fork()
+if pid == 0:
+    assert list(S3FileLister(["s3://first"])) == urls and kept.read(1) == {LARGE[:1]!r}
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
+
+
 def test_a_child_that_cannot_load_its_copy_says_what_to_do(monkeypatch):
     listed("s3://first")
     from torchdata.datapipes.iter import _s3_client
@@ -388,6 +445,15 @@ def test_a_bucket_alone_cannot_be_loaded_and_other_types_are_refused():
             list(make([5]))
 
 
+@pytest.mark.parametrize("url", ["s3://first//train/1.bin", "s3://first/train/1.bin/", "s3://first//"])
+def test_keys_that_begin_or_end_with_a_slash_are_refused_and_not_taken_for_others(url):
+    with pytest.raises(OSError, match=rf"S3FileLoader cannot read {url!r}.*slash"):
+        list(S3FileLoader([url]))
+    if url.startswith("s3://first//"):
+        with pytest.raises(OSError, match="S3FileLister.*slash"):
+            listed(url)
+
+
 def test_keys_that_obstore_cannot_name_are_an_error_and_not_left_out(client):
     client.put_object(Bucket="vacant", Key="a//b", Body=b"x")
     try:
@@ -416,6 +482,39 @@ def test_a_server_that_does_not_exist_is_an_error_that_names_it(make):
         list(make(["s3://bucket/key"], request_timeout_ms=100, endpoint_url=nobody))
 
 
+@pytest.fixture
+def stalling():
+    """The URL of a server that begins to send an object and then falls silent."""
+    head = (
+        b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n"
+        b'ETag: "x"\r\nLast-Modified: Sat, 01 Jan 2000 00:00:00 GMT\r\n\r\nbegin'
+    )
+    taken = []
+
+    def serve():
+        with contextlib.suppress(OSError):  # until it is closed
+            while True:
+                connection, _ = server.accept()
+                connection.recv(65536)
+                connection.sendall(head)
+                taken.append(connection)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    for connection in taken:
+        connection.close()
+
+
+def test_a_server_that_falls_silent_in_the_middle_of_an_object_is_an_error(stalling):
+    [(_, stream)] = S3FileLoader(["s3://bucket/key"], endpoint_url=stalling, request_timeout_ms=50)
+    with pytest.raises(TimeoutError, match=r"S3FileLoader.*s3://bucket/key.*50 ms"):
+        stream.read()
+
+
 def test_a_server_that_ends_while_an_object_is_read_is_an_error_and_others_are_read_afterwards():
     with s3_server() as other:
         client = fill(other, {"short": {"lived": LARGE}})
@@ -440,6 +539,40 @@ def test_objects_that_may_not_be_read_are_an_error_that_names_them(client):
         list(S3FileLoader(["s3://first/train/1.bin"], **unsigned))
     client.put_object_acl(Bucket="first", Key="train/1.bin", ACL="public-read")
     assert read(next(iter(S3FileLoader(["s3://first/train/1.bin"], **unsigned))))[1] == b"\x01"
+
+
+@pytest.mark.parametrize("profile", [None, "other"])
+def test_credentials_and_region_are_read_from_the_files_of_a_profile(profile, tmp_path, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    credentials, config = tmp_path / "credentials", tmp_path / "config"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    assert profile_settings({}) == {}
+    credentials.write_text(
+        "[default]\naws_access_key_id = one\naws_secret_access_key = x%y\n"
+        "[other]\naws_access_key_id = two\naws_secret_access_key = z\naws_session_token = t\n"
+    )
+    config.write_text("[default]\nregion = eu-north-1\n[profile other]\nregion = us-west-2\n")
+    if profile:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+        expected = {
+            "access_key_id": "two",
+            "secret_access_key": "z",
+            "session_token": "t",
+            "region": "us-west-2",
+        }
+    else:
+        expected = {"access_key_id": "one", "secret_access_key": "x%y", "region": "eu-north-1"}
+    assert profile_settings({}) == expected
+    assert listed("s3://first") == urls("first")
+    assert profile_settings({"skip_signature": True}) == {"region": expected["region"]}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from the environment")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert profile_settings({}) == {}
+    for damaged in (b"no section", b"\xff\xfe"):
+        credentials.write_bytes(damaged)
+        assert profile_settings({}) == {}
 
 
 def test_the_endpoint_is_taken_from_the_argument_before_the_environment(client, monkeypatch, deaf):
@@ -514,8 +647,6 @@ def test_without_obstore_the_constructor_names_the_extra(make, monkeypatch):
 
 
 def test_building_the_pipes_imports_no_library():
-    import subprocess
-
     script = (
         "import sys; from torchdata.datapipes.iter import *; S3FileLister(['s3://b']).load_files_by_s3(); "
         "assert not {'obstore', 'concurrent.futures'} & sys.modules.keys()"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchdata._optional import optional_import
+from torchdata.datapipes.iter._s3_profile import profile_settings
 
 __all__ = [
     "S3Error",
@@ -73,7 +74,7 @@ class S3Settings:
     request_timeout_ms: int = -1
     region: str = ""
     endpoint_url: str = ""
-    config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict, repr=False)  # there may be secrets in it
 
     @property
     def timeout_ms(self) -> int:
@@ -93,7 +94,7 @@ class S3Settings:
         """A new store."""
         from datetime import timedelta
 
-        config = dict(self.config)
+        config = {**profile_settings(self.config), **self.config}
         if self.region:
             config["region"] = self.region
         if self.endpoint:
@@ -215,11 +216,16 @@ def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
     Raises:
         TypeError: `url` is no str.
         ValueError: it is another kind of URL, or lacks a part.
+        S3Error: the key begins or ends with a slash, which obstore would leave out.
     """
     if not isinstance(url, str):
         raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {url!r}")
     scheme, separator, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
+    if bucket and (key.startswith("/") or (needs_key and key.endswith("/"))):
+        raise S3Error(
+            f"{pipe} cannot read {url!r}: objects whose keys begin or end with a slash cannot be read"
+        )
     if scheme != "s3" or not separator or not bucket or (needs_key and not key):
         expected = "s3://bucket/key" if needs_key else "s3://bucket or s3://bucket/prefix"
         raise ValueError(f"{pipe} expects URLs of the form {expected}, but got {url!r}")
@@ -259,8 +265,8 @@ def _explained(error: Exception, settings: S3Settings, action: str, url: str) ->
         )
     if "169.254.169.254" in whole or "Missing AccessKeyId" in whole or "Missing SecretAccessKey" in whole:
         return S3PermissionError(
-            f"{begin}: credentials are missing; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public "
-            "bucket AWS_SKIP_SIGNATURE=true"
+            f"{begin}: credentials are missing; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or write "
+            "them into ~/.aws/credentials, or for a public bucket set AWS_SKIP_SIGNATURE=true"
         )
     if kind == "InvalidPathError" or (isinstance(error, ValueError) and "path" in whole.lower()):
         return S3Error(f"{begin}: {reason}; keys with empty, '.' or '..' parts cannot be read")

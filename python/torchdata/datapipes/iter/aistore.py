@@ -56,12 +56,12 @@ class _Cluster:
         sdk = optional_import("aistore.sdk", extra="aistore", needed_by=self.pipe)
         import tenacity
         from aistore.sdk.errors import ErrObjNotFound
-        from aistore.sdk.retry_config import NETWORK_RETRY_EXCEPTIONS
+        from aistore.sdk.retry_config import NETWORK_RETRY_EXCEPTIONS, RetryConfig
 
         def may_pass(error: BaseException) -> bool:
             return isinstance(error, NETWORK_RETRY_EXCEPTIONS) and not isinstance(error, ErrObjNotFound)
 
-        retries = sdk.RetryConfig.default()
+        retries = RetryConfig.default()
         retries.http_retry = retries.http_retry.new(total=2, backoff_factor=0.5)
         retries.network_retry = tenacity.Retrying(
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),

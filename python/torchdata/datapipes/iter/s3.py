@@ -48,8 +48,9 @@ class S3FileLister(ListsRoots):
     `train-1.tar`. URLs are plain text: nothing in them is percent-encoded.
 
     Credentials, region and endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
-    `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_SKIP_SIGNATURE=true` for public buckets), or from the
-    machine's role.
+    `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_SKIP_SIGNATURE=true` for public buckets), else from the
+    profile `AWS_PROFILE` in `~/.aws/credentials` and `~/.aws/config`, else from the machine's role. Objects whose keys
+    begin or end with a slash, or have empty, `.` or `..` parts, cannot be read.
 
     The pipe works in forked workers, too, also where the parent used it before.
 
@@ -140,7 +141,9 @@ class S3FileLister(ListsRoots):
 def _just_before(text: str) -> str:
     """A text that sorts before `text`, which is not empty, and has few others in between."""
     first, last = text[:-1], text[-1]
-    return f"{first}{chr(ord(last) - 1)}~" if "1" <= last <= "~" else first
+    if "1" <= last <= "~":
+        return f"{first}{chr(ord(last) - 1)}~"
+    return first if first not in (".", "..") else ""  # which obstore takes for no names
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
