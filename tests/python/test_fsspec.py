@@ -44,11 +44,13 @@ def folder(tmp_path):
 @pytest.fixture
 def memory():
     fs = fsspec.filesystem("memory")
+    before = dict(fs.store), list(fs.pseudo_dirs)
     for name in NAMES:
         fs.pipe(f"/tests/{name}", name.encode())
     yield fs
     fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
+    fs.store.update(before[0])
+    fs.pseudo_dirs[:] = before[1]
 
 
 @pytest.mark.parametrize("start", ["", "file://", "local://"])
