@@ -16,14 +16,14 @@ def open_files(*, sockets: bool = True) -> int:
     """Number of open file descriptors of this process, with or without sockets."""
     gc.collect()
     names = os.listdir("/proc/self/fd")
-    return len(names) if sockets else sum(map(_is_no_socket, names))
+    return len(names) if sockets else sum(map(_is_open_file, names))
 
 
-def _is_no_socket(descriptor: str) -> bool:
+def _is_open_file(descriptor: str) -> bool:
     try:
         return not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
-    except FileNotFoundError:  # that of the listing itself
-        return True
+    except FileNotFoundError:  # that of the listing itself, or a socket that a thread has closed meanwhile
+        return False
 
 
 @contextmanager

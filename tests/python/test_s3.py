@@ -297,6 +297,23 @@ def test_a_copy_of_a_stream_fails_where_the_object_was_changed_meanwhile(client)
         client.delete_object(Bucket="vacant", Key="changing")
 
 
+def test_after_an_error_nothing_of_an_object_is_taken_for_its_end(client):
+    client.put_object(Bucket="vacant", Key="changing", Body=LARGE)
+    try:
+        [(_, stream)] = S3FileLoader(["s3://vacant/changing"], buffer_size=100_000)
+        assert stream.read(150_000) == LARGE[:150_000]
+        client.put_object(Bucket="vacant", Key="changing", Body=LARGE[1:])
+        for place in (200_000, 0, 120_000):
+            stream.seek(place)
+            with pytest.raises(OSError, match="changed"):
+                stream.read(100_000)
+        client.put_object(Bucket="vacant", Key="changing", Body=LARGE)
+        stream.seek(0)
+        assert stream.read() == LARGE, "it is the version that was opened again"
+    finally:
+        client.delete_object(Bucket="vacant", Key="changing")
+
+
 def test_archives_are_read_from_objects(client, tmp_path):
     import tarfile
     import zipfile
@@ -579,6 +596,7 @@ def test_the_endpoint_is_taken_from_the_argument_before_the_environment(client, 
     endpoint = client.meta.endpoint_url
     monkeypatch.setenv("AWS_ENDPOINT_URL", deaf)
     assert listed("s3://first", endpoint_url=endpoint) == urls("first")
+    assert listed("s3://first", config={"endpoint": endpoint}) == urls("first")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
     assert listed("s3://first") == urls("first")
 

@@ -39,6 +39,7 @@ LONGEST_REQUEST_S = 600
 #: Stores kept per process.
 MOST_STORES = 64
 
+_ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -84,7 +85,8 @@ class S3Settings:
     @property
     def endpoint(self) -> str:
         """The server's URL, or an empty str for Amazon's."""
-        return self.endpoint_url or next(filter(None, map(os.environ.get, _ENDPOINT_VARIABLES)), None) or ""
+        given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
+        return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, _ENDPOINT_VARIABLES)]), "")
 
     def connect(self, bucket: str, url: str) -> tuple[Any, Any]:
         """obstore's functions and the store of a bucket, both of this process, for reading `url`."""
@@ -94,7 +96,8 @@ class S3Settings:
         """A new store."""
         from datetime import timedelta
 
-        config = {**profile_settings(self.config), **self.config}
+        given = {key: value for key, value in self.config.items() if key.lower() not in _ENDPOINT_KEYS}
+        config = {**profile_settings(given), **given}
         if self.region:
             config["region"] = self.region
         if self.endpoint:

@@ -153,7 +153,8 @@ class S3Object(RemoteFile):
             return _NOTHING
         if not self._start <= self._position < self._end:
             goes_on = self._position == self._end
-            self._piece = _NOTHING  # dropped before the next one comes, so that one at a time is in memory
+            # Dropped before the next one comes, so that one at a time is in memory, and none if that fails.
+            self._piece, self._start = _NOTHING, self._end
             self._piece = self._next_piece(wanted, goes_on)
             self._start, self._end = self._position, self._position + len(self._piece)
         return self._piece[self._position - self._start :]
@@ -177,7 +178,7 @@ class S3Object(RemoteFile):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """What the request that opened the object brought. A connection that has rotted meanwhile brings nothing."""
+        """What the request that opened the object brings: nothing where its connection broke meanwhile."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer
