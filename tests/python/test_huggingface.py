@@ -111,6 +111,13 @@ def test_two_workers_share_the_rows(folder):
         dl.shutdown()
 
 
+def test_a_worker_of_torch_yields_all_rows(folder, monkeypatch):
+    worker = pytest.importorskip("torch.utils.data._utils.worker")
+    info = worker.WorkerInfo(id=0, num_workers=2, seed=0, dataset=None)
+    monkeypatch.setattr(worker, "_worker_info", info)
+    assert list(HuggingFaceHubReader(str(folder))) == ROWS, "sharding_filter alone divides them"
+
+
 def test_a_pipe_that_is_running_pickles_as_one_that_is_not(folder):
     pipe = HuggingFaceHubReader(str(folder))
     next(iter(pipe))

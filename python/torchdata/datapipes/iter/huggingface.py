@@ -22,7 +22,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
     """Yields the rows of a data set of the Hugging Face Hub, each a dict from column to value.
 
     Rows are streamed: nothing is downloaded ahead, and nothing is kept on disk. A saved state holds the place
-    in the data set, and an iteration goes on from there without reading what lies before.
+    in the data set, and an iteration goes on from there without reading what lies before. Every worker process yields
+    all rows: divide them by `sharding_filter`.
 
     Args:
         dataset: the name of a data set (`"owner/name"`), a folder of files, or the name of a file format, as
@@ -67,11 +68,14 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         data, loaded = self._load(), self._loaded
-        rows: Iterable[dict[str, Any]] = data
-        if loaded is not None and loaded["place"] is not None:
-            data.load_state_dict(copy.deepcopy(loaded["place"]))
-        elif loaded is not None and loaded["rows"]:
-            left = range(loaded["rows"], len(data))
+        if _is_streamed(data):
+            if loaded is not None and loaded["place"] is not None:
+                data.load_state_dict(copy.deepcopy(loaded["place"]))
+            # By batches of one: its own iterator yields a part of the rows alone where torch says that this is a
+            # worker, and sharding_filter would take a part of that part.
+            rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
+        else:
+            left = range(loaded["rows"] if loaded is not None else 0, len(data))
             rows = data.select(left) if left else ()
         self._data = data
         try:
@@ -102,8 +106,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         """The number of rows yielded, and for streamed data sets the place in their files."""
         if self._data is None:
             return self._loaded or {"rows": 0, "place": None}
-        streamed = hasattr(self._data, "load_state_dict")
-        place = copy.deepcopy(self._data.state_dict()) if streamed else None
+        place = copy.deepcopy(self._data.state_dict()) if _is_streamed(self._data) else None
         return {"rows": token_of(self).yielded, "place": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -112,3 +115,13 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
     def _attributes_to_copy(self) -> dict[str, Any]:
         return {**super()._attributes_to_copy(), "_data": None, "_loaded": None}
+
+
+def _is_streamed(data: Any) -> bool:
+    """Whether the rows are read as they are asked for, and not by index from the cache."""
+    return hasattr(data, "load_state_dict")
+
+
+def _only_row(batch: dict[str, list[Any]]) -> dict[str, Any]:
+    """The row of a batch of one."""
+    return {column: values[0] for column, values in batch.items()}
