@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gc
+import gzip
 import io
+import lzma
 import os
 import pathlib
 import subprocess
@@ -521,6 +523,19 @@ def test_a_sparse_member_of_three_gigabytes_is_skipped_in_constant_memory(tmp_pa
             file.truncate(size)
         subprocess.run(["tar", "-cSf", name, "holes"], cwd=tmp_path, check=True)
     _, grown = growth(tmp_path / "large", "load_from_tar", 0, tmp_path / "small")
+    assert grown < 16 << 10
+
+
+@pytest.mark.parametrize("module", [gzip, lzma])
+def test_a_large_compressed_file_is_read_in_constant_memory(tmp_path, module):
+    suffix = {"gzip": "gz", "lzma": "xz"}[module.__name__]
+    small, large = tmp_path / f"small.{suffix}", tmp_path / f"large.{suffix}"
+    for path, size in ((small, 4 << 20), (large, 200 << 20)):
+        with module.open(path, "wb") as file:
+            for _ in range(size >> 20):
+                file.write(bytes(1 << 20))
+    total, grown = growth(large, "decompress", 1 << 20, small)
+    assert total == 200 << 20
     assert grown < 16 << 10
 
 

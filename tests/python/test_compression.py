@@ -262,6 +262,50 @@ def test_a_stream_that_cannot_seek_is_read_ahead(folder):
         assert stream.read() == TEXT
 
 
+class Ahead(io.FileIO):
+    """A file that only reads ahead, as a stream from a network does."""
+
+    def seekable(self):
+        return False
+
+    def seek(self, *_):
+        raise io.UnsupportedOperation("seek")
+
+    def tell(self):
+        return os.lseek(self.fileno(), 0, os.SEEK_CUR)
+
+
+class OpensAhead:
+    """The recipe of such a stream."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def open(self):
+        return Ahead(self.path)
+
+
+def opened_ahead(path):
+    recipe = OpensAhead(path)
+    return path, StreamWrapper(recipe.open(), recipe=recipe)
+
+
+@pytest.mark.parametrize("name", ["c.bin.gz", "a.txt.xz"])
+def test_streams_that_cannot_seek_are_restored_by_reading_what_lies_before(folder, name):
+    path = str(folder / name)
+    check_restore(lambda: IterableWrapper([path] * 2).map(opened_ahead).decompress())
+    check_restore(lambda: IterableWrapper([path]).map(opened_ahead).decompress().read_from_stream(chunk=700))
+    check_abandoned(lambda: IterableWrapper([path] * 2).map(opened_ahead).decompress())
+
+
+def test_archives_in_streams_that_cannot_seek_are_restored(folder):
+    for name in ("all.tar", "all.tar.gz"):
+        path = str(folder / name)
+        members = lambda: IterableWrapper([path]).map(opened_ahead).load_from_tar()  # noqa: B023, E731
+        check_restore(members)
+        check_restore(lambda: members().read_from_stream(chunk=20_000))  # noqa: B023
+
+
 def test_lengths_are_what_the_user_declared():
     assert len(Bz2FileLoader([], length=3)) == 3
     for pipe in (XzFileLoader([]), Decompressor([])):

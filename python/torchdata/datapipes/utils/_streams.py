@@ -20,6 +20,9 @@ __all__ = ["FileRecipe", "Recipe", "StreamWrapper", "janitor", "parked", "recipe
 
 _DEEPEST_STRUCTURE = 10
 
+#: Bytes that are read at a time where a stream is moved by reading.
+_SKIPPED_AT_ONCE = 1 << 20
+
 
 class Recipe(Protocol):
     """How a stream is opened again. Recipes are picklable."""
@@ -178,7 +181,7 @@ class StreamWrapper:
         file_obj = self._recipe.open()
         try:
             if self._reopen_at:
-                file_obj.seek(self._reopen_at)
+                _move(file_obj, self._reopen_at)
         except BaseException:
             file_obj.close()
             raise
@@ -276,6 +279,15 @@ class StreamWrapper:
                 "`read` or `readline`, or pickle it before it is read"
             ) from error
         return offset
+
+
+def _move(file_obj: Any, offset: int) -> None:
+    """Goes from the start of the stream to `offset`, by reading where the stream cannot seek."""
+    try:
+        file_obj.seek(offset)
+    except io.UnsupportedOperation:
+        while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
+            offset -= skipped
 
 
 def _reopening(recipe: Recipe, offset: int | None, name: str | None) -> StreamWrapper:
