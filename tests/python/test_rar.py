@@ -323,8 +323,6 @@ def test_no_program_is_started_for_members_that_nobody_reads(program, monkeypatc
 
 @needs_program
 def test_members_of_a_solid_archive_are_read(program):
-    if program.setup is rarfile.BSDTAR_CONFIG:
-        pytest.skip("bsdtar reads no solid archives")
     assert [len(content) for _, content in map(read, loader("rar5-solid"))] == [2048, 2048]
 
 

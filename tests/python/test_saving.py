@@ -69,6 +69,17 @@ def test_new_files_get_the_usual_permissions_and_replaced_files_keep_theirs(tmp_
     assert (tmp_path / "old").read_text() == "after"
 
 
+def test_a_file_that_must_not_be_written_is_not_replaced(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_text("before")
+    monkeypatch.setattr(
+        os, "access", lambda *_: False
+    )  # what a user other than root is told of a read-only file
+    with pytest.raises(PermissionError, match=r"file"):
+        list(Saver([(str(path), "after")]))
+    assert path.read_text() == "before"
+
+
 def test_a_link_is_followed_and_stays_a_link(tmp_path):
     (tmp_path / "target").write_text("before")
     (tmp_path / "link").symlink_to("target")

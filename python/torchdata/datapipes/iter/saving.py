@@ -7,6 +7,7 @@ it refuses one, which it closes.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -109,6 +110,8 @@ def _write(path: str, mode: str, data: Any) -> None:
         with open(target, mode) as file:
             file.write(data)
         return
+    if before is not None and not os.access(target, os.W_OK):  # which renaming over it would not notice
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
     # Made by `open` rather than by `tempfile`, for the permissions that new files get.
     temporary = os.path.join(os.path.dirname(target), f".{os.urandom(8).hex()}.part")
     try:
