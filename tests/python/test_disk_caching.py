@@ -130,6 +130,23 @@ def test_a_list_appears_only_when_all_its_files_are_there(tmp_path):
     assert names(archives(tmp_path, "ab")) == [f"{key}.{i}" for key in "ab" for i in range(3)]
 
 
+def test_a_folder_stands_for_its_files_once_all_of_them_are_there(tmp_path):
+    def unpack(path):
+        return [(f"{path}/{i}", b"x") for i in range(3)]
+
+    wanted = ["0", "1", "2"]
+    for stop in range(4):
+        running = iter(archives(tmp_path, ["folder"], unpack))
+        assert names(next(running) for _ in range(stop)) == wanted[:stop]
+        if stop:
+            other = archives(tmp_path, ["folder"], unpack)
+            assert other.cache_holder.found((str(tmp_path / "folder"),)) is None, "it is not complete yet"
+        del running
+    for _ in range(2):
+        assert names(archives(tmp_path, ["folder"], unpack)) == wanted
+    assert sorted(content(tmp_path)) == ["folder.torchdata_list", "folder/0", "folder/1", "folder/2"]
+
+
 def test_a_file_that_was_not_announced_beside_one_that_was_is_an_error(tmp_path):
     def one_of_each(path):
         return [(path, b"x"), (path + ".more", b"y")]
@@ -142,6 +159,16 @@ def test_members_made_by_a_thread_that_reads_ahead_are_refused_as_nobody_knows_w
     pipe = IterableWrapper([str(tmp_path / "a")]).on_disk_cache().flatmap(members).prefetch(2).end_caching()
     with pytest.raises(RuntimeError, match="read ahead in a thread"):
         list(pipe)
+
+
+def test_several_paths_of_one_item_must_be_those_that_are_made(tmp_path):
+    def twice(name):
+        return [str(tmp_path / name / "x"), str(tmp_path / name / "y")]
+
+    pipe = IterableWrapper(["p"]).on_disk_cache(twice).map(lambda name: (str(tmp_path / name / "z"), b""))
+    with pytest.raises(RuntimeError, match="let either all or none"):
+        list(pipe.end_caching())
+    assert content(tmp_path) == {}
 
 
 def test_items_that_the_section_drops_yield_nothing_and_hold_up_nobody(tmp_path):

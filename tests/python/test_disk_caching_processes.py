@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import re
@@ -381,6 +382,27 @@ def test_a_suspended_claim_can_be_taken_over_and_is_lost_then(folder, results, s
     assert finished(other) == 0
     locks.claim(path, None).release()
     assert os.listdir(folder) == []
+
+
+def test_claims_dropped_by_the_garbage_collector_while_others_are_taken_do_no_harm(folder):
+    def leave_garbage():
+        paths = iter(cached(folder, "abc", between=lambda pipe: pipe.batch(3).unbatch()))
+        next(paths)
+        knot = [paths]
+        knot.append(knot)
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for name in range(50):
+            (folder / "a").unlink(missing_ok=True)
+            leave_garbage()
+            assert names(cached(folder, [f"{name}"], timeout=0)) == [f"{name}"]
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.collect()
+    assert not locks._claims
+    assert locks.LOCK_FILE not in os.listdir(folder)
 
 
 def test_a_lock_file_that_was_removed_meanwhile_is_not_trusted(folder, start):

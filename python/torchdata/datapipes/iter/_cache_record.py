@@ -6,15 +6,17 @@ claims on the item's paths. Belongs to the process of its section.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from typing import Any, Literal
 
 from torchdata.datapipes._streams import with_own_streams
 from torchdata.datapipes.iter import _file_locks
+from torchdata.datapipes.iter._atomic_files import temporary_name
 from torchdata.datapipes.iter._file_locks import Claim
 
-__all__ = ["LIST_SUFFIX", "Record"]
+__all__ = ["LIST_SUFFIX", "Record", "mark_of"]
 
 #: Appended to the path that an item stands for, where the files made of it have other paths: the list of them.
 LIST_SUFFIX = ".torchdata_list"
@@ -62,6 +64,22 @@ class Record:
         """What changes where the files, or the list of what was made for them, are written."""
         return [_signature(path + suffix) for path in self.paths for suffix in ("", LIST_SUFFIX)]
 
+    def mark_unfinished(self, member: str) -> None:
+        """Notes before `member` is written that files are missing yet, where the folder alone would say otherwise.
+
+        That is where a record stands for a folder, and its members lie in it. The mark stays if the process dies.
+        """
+        folder = os.path.abspath(self.paths[0])
+        if member.startswith(os.path.join(folder, "")):
+            os.makedirs(os.path.dirname(folder), exist_ok=True)
+            with open(mark_of(self.paths[0]), "wb"):
+                pass
+
+    def unmark(self) -> None:
+        """Says that all members are there, and listed."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(mark_of(self.paths[0]))
+
     def dump(self) -> tuple[Any, ...]:
         """The record without its claims, to be pickled."""
         return (
@@ -81,6 +99,11 @@ class Record:
         record.number = dumped[3]
         record.ready, record.members, record.unwritten = deque(dumped[4]), list(dumped[5]), set(dumped[6])
         return record
+
+
+def mark_of(path: str) -> str:
+    """The file that says of the folder `path` that it is not complete."""
+    return temporary_name(path)
 
 
 def _signature(path: str) -> tuple[int, ...] | None:

@@ -263,7 +263,7 @@ class Section:
                     f"cannot be told of which item {path!r} was made; make the paths of both the same, or move "
                     "the pipe that prefetches out of the cached section"
                 )
-        if self._one_to_one and self._one_to_many:
+        if (self._one_to_one and self._one_to_many) or (record and not expecting and len(record.paths) > 1):
             raise RuntimeError(
                 f"{self._name}: some files have the path that on_disk_cache announced and others have not: {path!r} "
                 f"came for the item of {self._last and self._last.paths}; let either all or none of the paths of "
@@ -280,6 +280,8 @@ class Section:
             if not claim.lost and os.path.abspath(claim.path) == here:
                 yield True
                 return
+        if record is not None and not record.members:
+            record.mark_unfinished(here)
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
         own = _file_locks.claim(path, self)
         try:
@@ -332,9 +334,9 @@ class Section:
         """Lists the files that were made of a record, which makes it a cached one for everybody."""
         listed = record.paths[0] + LIST_SUFFIX
         with self.writing(listed, None) as alone:
-            write_file(
-                listed, "".join(f"{member}\n" for member in record.members).encode(), "wb", alone=alone
-            )
+            lines = "".join(f"{member}\n" for member in record.members)
+            write_file(listed, lines.encode(), "wb", alone=alone)
+        record.unmark()
         self._forget(record)
 
     def _forget(self, record: Record) -> None:

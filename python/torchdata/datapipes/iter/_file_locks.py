@@ -183,15 +183,16 @@ class Claim:
                 return
             del _claims[self._key]
             self._lock_file.unlock(self._start, 2)
-            self._lock_file.claims -= 1
-            _close_unused(self._lock_file)
+            _leave(self._lock_file)
 
     def _is_mine(self) -> bool:
         """Whether the claim stands in this process's table: not released, not lost here, not inherited by fork."""
         return _claims.get(self._key) is self
 
 
-_mutex = threading.Lock()
+#: Reentrant, as the garbage collector may drop an iterator, and with it claims, while this thread is in here. So a lock
+#: file is counted as in use before anything else is done with it.
+_mutex = threading.RLock()
 _claims: dict[tuple[str, str], Claim] = {}
 _lock_files: dict[str, _LockFile] = {}
 
@@ -207,7 +208,7 @@ def _after_fork() -> None:
 def _forget_inherited() -> None:
     """Closes a forked child's copies of the lock files, or they would keep the parent's locks beyond its death."""
     global _mutex
-    _mutex = threading.Lock()
+    _mutex = threading.RLock()
     inherited = {id(claim._lock_file): claim._lock_file for claim in _claims.values()}
     inherited.update((id(lock_file), lock_file) for lock_file in _lock_files.values())
     _claims.clear()
@@ -236,13 +237,17 @@ def _located(path: str) -> tuple[str, str, int]:
 
 
 def _opened(folder: str) -> _LockFile:
+    """The open lock file of a folder, counted as used once more."""
     lock_file = _lock_files.get(folder)
     if lock_file is None:
         lock_file = _lock_files[folder] = _LockFile(folder)
+    lock_file.claims += 1
     return lock_file
 
 
-def _close_unused(lock_file: _LockFile) -> None:
+def _leave(lock_file: _LockFile) -> None:
+    """Counts one use less, and closes the file with the last one."""
+    lock_file.claims -= 1
     if lock_file.claims == 0:
         folder = os.path.dirname(lock_file.path)
         if _lock_files.get(folder) is lock_file:
@@ -266,29 +271,31 @@ def take_over(path: str, owner: Any) -> Claim | None:
 
 def _claim(path: str, owner: Any, offset: int, length: int) -> Claim | None:
     folder, name, start = _located(path)
+    key = (folder, name)
     with _mutex:
-        former = _claims.get((folder, name))
-        if former is not None:
-            if length == 2 or not former.suspended:
-                return None
-            former.lost = True
-        while True:
-            lock_file = former._lock_file if former is not None else _opened(folder)
-            locked = lock_file.lock(start + offset, length)
-            if (
-                former is None and not lock_file.is_current()
-            ):  # removed by its last user while it was opened here
-                _lock_files.pop(folder, None)
-                if lock_file.claims == 0:
-                    os.close(lock_file.fd)
-                continue
-            break
-        if not locked:
-            _close_unused(lock_file)
-            return None
+        former = _claims.get(key)
         if former is None:
-            lock_file.claims += 1
-        made = _claims[folder, name] = Claim(path, owner, (folder, name), lock_file, start)
+            lock_file = _opened(folder)
+            while not (locked := lock_file.lock(start + offset, length)) or not lock_file.is_current():
+                if lock_file.is_current():
+                    break
+                # It was removed by its last user while it was opened here.
+                if _lock_files.get(folder) is lock_file:
+                    del _lock_files[folder]
+                _leave(lock_file)
+                lock_file = _opened(folder)
+        elif length == 2 or not former.suspended:
+            return None
+        else:  # the claim of another owner in this process
+            former.lost, lock_file = True, former._lock_file
+            del _claims[key]  # and what it counted for on the lock file is the new one's
+            locked = lock_file.lock(start + offset, length)
+        if not locked:
+            if former is not None:
+                lock_file.unlock(start, 2)
+            _leave(lock_file)
+            return None
+        made = _claims[key] = Claim(path, owner, key, lock_file, start)
         return made
 
 
@@ -299,18 +306,27 @@ def standing_of(path: str) -> tuple[Standing, Any]:
         mine = _claims.get((folder, name))
         if mine is not None:
             return "suspended" if mine.suspended else "working", mine.owner
-        lock_file = _lock_files.get(folder)
+        known = _lock_files.get(folder)
+        if known is not None:
+            known.claims += 1
+            try:
+                return _standing(known, start), None
+            finally:
+                _leave(known)
         try:
-            known = lock_file or _LockFile(folder, create=False)
+            known = _LockFile(folder, create=False)
         except FileNotFoundError:
             return "free", None
         try:
-            if not known.is_locked(start, 2):
-                return "free", None
-            return "working" if known.is_locked(start + _WORKING, 1) else "suspended", None
+            return _standing(known, start), None
         finally:
-            if lock_file is None:
-                os.close(known.fd)
+            os.close(known.fd)
+
+
+def _standing(lock_file: _LockFile, start: int) -> Standing:
+    if not lock_file.is_locked(start, 2):
+        return "free"
+    return "working" if lock_file.is_locked(start + _WORKING, 1) else "suspended"
 
 
 def holder_of(path: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from torchdata.datapipes._streams import close_dropped
 from torchdata.datapipes._traversal import sources_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._atomic_files import digest_of_file, write_file
-from torchdata.datapipes.iter._cache_record import LIST_SUFFIX
+from torchdata.datapipes.iter._cache_record import LIST_SUFFIX, mark_of
 from torchdata.datapipes.iter._cache_section import Section
 from torchdata.datapipes.state import Stateless
 
@@ -127,21 +128,23 @@ class OnDiskCacheHolder(Stateless, IterDataPipe[Any]):
 
     def found(self, paths: tuple[str, ...]) -> list[str] | None:
         """The paths to yield for an item that stands for `paths`, or None where something is missing."""
-        if len(paths) == 1 and self._is_young(paths[0] + LIST_SUFFIX):
+        if len(paths) == 1 and self._stat(paths[0] + LIST_SUFFIX) is not None:
             members = _members(paths[0] + LIST_SUFFIX)
             if members is not None and all(map(os.path.exists, members)):
                 return members
         return list(paths) if all(map(self._will_do, paths)) else None
 
-    def _is_young(self, path: str) -> bool:
+    def _stat(self, path: str) -> os.stat_result | None:
+        """What is at the path, or None where there is nothing or it is too old."""
         try:
             found = os.stat(path)
         except OSError:
-            return False
-        return self._valid_since is None or found.st_mtime_ns >= self._valid_since
+            return None
+        return found if self._valid_since is None or found.st_mtime_ns >= self._valid_since else None
 
     def _will_do(self, path: str) -> bool:
-        if not self._is_young(path):
+        found = self._stat(path)
+        if found is None or (stat.S_ISDIR(found.st_mode) and os.path.exists(mark_of(path))):
             return False
         if self.hash_dict is not None:
             expected = self.hash_dict.get(path)
