@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import multiprocessing
 import os
 import re
@@ -384,25 +383,23 @@ def test_a_suspended_claim_can_be_taken_over_and_is_lost_then(folder, results, s
     assert os.listdir(folder) == []
 
 
-def test_claims_dropped_by_the_garbage_collector_while_others_are_taken_do_no_harm(folder):
-    def leave_garbage():
-        paths = iter(cached(folder, "abc", between=lambda pipe: pipe.batch(3).unbatch()))
-        next(paths)
-        knot = [paths]
-        knot.append(knot)
+def test_a_claim_dropped_by_the_garbage_collector_while_another_is_taken_does_no_harm(
+    folder, start, monkeypatch
+):
+    garbage = locks.claim(str(folder / "b"), None)
+    lock = locks._LockFile.lock
 
-    thresholds = gc.get_threshold()
-    gc.set_threshold(1)
-    try:
-        for name in range(50):
-            (folder / "a").unlink(missing_ok=True)
-            leave_garbage()
-            assert names(cached(folder, [f"{name}"], timeout=0)) == [f"{name}"]
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.collect()
-    assert not locks._claims
-    assert locks.LOCK_FILE not in os.listdir(folder)
+    def lock_while_collecting(lock_file, *where):
+        garbage.release()
+        return lock(lock_file, *where)
+
+    monkeypatch.setattr(locks._LockFile, "lock", lock_while_collecting)
+    claim = locks.claim(str(folder / "a"), None)
+    monkeypatch.undo()
+    assert list(locks._claims.values()) == [claim]
+    assert finished(start(lambda: os._exit(locks.standing_of(str(folder / "a"))[0] != "working"))) == 0
+    claim.release()
+    assert os.listdir(folder) == []
 
 
 def test_a_lock_file_that_was_removed_meanwhile_is_not_trusted(folder, start):
