@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
 from cache_checks import Maker, archives, cached, content, made, names, no_claim_is_left, unsharded
+from stream_checks import open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import CacheTimeout, InvalidateCache
 from torchdata.dataloader2.graph import list_dps, traverse_dps
-from torchdata.datapipes.iter import EndOnDiskCacheHolder, FileOpener, IterDataPipe
+from torchdata.datapipes.iter import EndOnDiskCacheHolder, FileOpener, IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["no_claim_is_left"]
@@ -118,6 +121,41 @@ def test_a_half_unpacked_archive_is_finished_after_a_restore(tmp_path):
         assert head + names(restored) == expected
         assert (folder / "a.torchdata_list").read_text().count("\n") == 3
         assert (folder / "b.torchdata_list").read_text().count("\n") == 3
+
+
+def test_tar_archives_are_unpacked_into_the_cache_and_restored_in_their_midst(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in "abcdef":
+        (tmp_path / "data" / name).write_text(f"content of {name}")
+    for archive, inside in (("one", "abc"), ("two", "def")):
+        command = ["tar", "-cf", str(tmp_path / f"{archive}.tar"), "-C", str(tmp_path / "data"), *inside]
+        subprocess.run(command, check=True, timeout=60)
+
+    def build(folder):
+        def target(path):
+            return str(folder / Path(path).name)
+
+        tars = IterableWrapper([str(tmp_path / "one.tar"), str(tmp_path / "two.tar")])
+        section = tars.on_disk_cache(target).open_files("b").load_from_tar()
+        return section.end_caching(filepath_fn=target)
+
+    before = open_files()
+    for position in range(7):
+        folder = tmp_path / f"at {position}"
+        pipe = build(folder)
+        paths = iter(pipe)
+        head = names(next(paths) for _ in range(position))
+        state = pickle.dumps(save_state(pipe))
+        del paths, pipe
+        assert open_files() == before
+        for _ in range(2):
+            restored = build(folder)
+            load_state(restored, pickle.loads(state))
+            assert head + names(restored) == list("abcdef")
+        assert names(restored) == list("abcdef")
+        lists = {f"{name}.tar.torchdata_list" for name in ("one", "two")}
+        assert content(folder).keys() == {*"abcdef", *lists}
+        assert open_files() == before
 
 
 def test_a_file_that_vanished_after_a_state_was_saved_is_made_again(tmp_path):
