@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stream_checks import check_abandoned, check_restore, open_files
+from stream_checks import check_abandoned, check_restore
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, TFRecordLoader
 from torchdata.datapipes.state import load_state, save_state
@@ -340,20 +340,16 @@ def test_streams_that_do_not_seek_are_restored_with_what_was_read_ahead() -> Non
     assert len(check_restore(build, keep=plain)) == 20
 
 
-def test_compressed_files_are_read_through_python_s_own_readers(tmp_path: Any) -> None:
+def test_compressed_files_are_read_and_restored_behind_decompress(tmp_path: Any) -> None:
     data = framed(*(record({"x": ("int", [i])}) for i in range(9)))
     (tmp_path / "x.gz").write_bytes(gzip.compress(data))
 
     def build() -> Any:
-        return FileOpener([str(tmp_path / "x.gz")], mode="b").map(unzipped).load_from_tfrecord()
+        return FileOpener([str(tmp_path / "x.gz")], mode="b").decompress().load_from_tfrecord()
 
-    before = open_files()
-    assert plain(list(build())) == [{"x": ("int64", [i])} for i in range(9)]
-    assert open_files() == before
-
-
-def unzipped(pair: Any) -> Any:
-    return pair[0], gzip.GzipFile(fileobj=pair[1])
+    assert [plain(item)["x"][1] for item in build()] == [[i] for i in range(9)]
+    assert len(check_restore(build, keep=plain)) == 9
+    check_abandoned(build)
 
 
 def test_two_workers_share_the_files(folder: str) -> None:
