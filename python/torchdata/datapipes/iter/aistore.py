@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,8 +23,8 @@ from torchdata.datapipes.utils._streams import Recipe
 
 __all__ = ["AISFileLister", "AISFileLoader"]
 
-#: The oldest version of `aistore` that works.
-OLDEST_VERSION = (1, 13)
+#: The oldest version of `aistore` that lists empty buckets and reads objects of any name.
+OLDEST_VERSION = (1, 18)
 #: Seconds without an answer after which a cluster is given up, where nobody said how many.
 DEFAULT_TIMEOUT_S = 20.0
 
@@ -109,7 +110,8 @@ def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
     from importlib.metadata import version
 
     installed = version("aistore")
-    if tuple(int(part) for part in installed.split(".")[:2]) < OLDEST_VERSION:
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    if numbers is not None and tuple(map(int, numbers.groups())) < OLDEST_VERSION:
         oldest = ".".join(map(str, OLDEST_VERSION))
         raise ImportError(
             f"{name} needs aistore {oldest} or newer, but {installed} is installed; update it with "
