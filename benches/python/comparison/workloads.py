@@ -109,7 +109,8 @@ def reading(name: str, title: str, *libraries: str) -> Workload:
     """One of the files of `formats`, read in one process by this project and by others."""
     rivals = tuple(Contender(library, "bare", {"library": library}) for library in libraries)
     goals = tuple(Goal(f"no slower than {library}", library, at_least=1.0) for library in libraries)
-    return Workload(name, title, name, (ours, *rivals), goals, kind="format", unit="files/s")
+    unit = "records/s" if name.startswith("tfrecord") else "members/s"
+    return Workload(name, title, name, (ours, *rivals), goals, kind="format", unit=unit)
 
 
 TAR = ("tarfile", "tarfile, streaming", "webdataset")
