@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from cache_checks import archives, cached, content, made, names
-from process_checks import is_gone, nothing_is_left, wait_for
-from torchdata.datapipes.iter import _atomic_files, _cache_section
+from process_checks import is_gone, loader, nothing_is_left, wait_for
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.datapipes.iter import IterableWrapper, _atomic_files, _cache_section
 from torchdata.datapipes.iter import _file_locks as locks
 
 __all__ = ["nothing_is_left"]
@@ -262,6 +263,52 @@ def test_a_writer_that_takes_too_long_is_named_with_its_file_and_the_remedy(fold
     writer.kill()
     assert names(pipe) == ["a", "b"]
     assert content(folder) == made("a", "b")
+
+
+def test_only_so_many_items_are_made_behind_one_that_is_waited_for(folder, results, start, monkeypatch):
+    monkeypatch.setattr(_cache_section, "_WINDOW", 3)
+
+    def hang():
+        def maker(path):
+            results.note("writing")
+            time.sleep(600)
+
+        list(cached(folder, "a", maker))
+
+    writer = start(hang)
+    wait_for(lambda: results.has("writing"))
+    wanted = [chr(ord("a") + i) for i in range(26)]
+    pipe = cached(folder, wanted, logging_maker(results), timeout=0.1)
+    with pytest.raises(TimeoutError):
+        list(pipe)
+    assert results.of("log") == ["b", "c"]
+    writer.kill()
+    assert names(pipe) == wanted
+    assert content(folder) == made(*wanted)
+
+
+def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_loader_completes(
+    folder, results
+):
+    wanted = [str(i) for i in range(10)]
+
+    def deadly(path):
+        if path.endswith("5") and not results.has("died"):
+            results.note("died")
+            return in_the_middle(path, None)
+        return logging_maker(results)(path)
+
+    def run():
+        sharded = IterableWrapper([str(folder / name) for name in wanted]).sharding_filter()
+        with loader(sharded.on_disk_cache().map(deadly).end_caching(timeout=5)) as running:
+            return names(running)
+
+    with pytest.raises(WorkerExitedError, match="SIGKILL"):
+        run()
+    assert (folder / "5").exists() is False
+    assert run() == wanted
+    assert content(folder) == made(*wanted)
+    assert len(results.of("log")) == len(wanted), "nothing was made twice"
 
 
 def test_a_writer_that_is_left_standing_is_overtaken(folder, results, start, short_grace, either_locks):

@@ -8,10 +8,8 @@ next writer of the same file clears away what a killed one left.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
-import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,6 +20,8 @@ _CHUNK = 1 << 20
 
 def temporary_name(path: str) -> str:
     """The temporary file of whoever has the claim on `path`."""
+    import hashlib
+
     folder, name = os.path.split(path)
     digest = hashlib.blake2b(os.fsencode(name), digest_size=10).hexdigest()
     return os.path.join(folder, f".torchdata-{digest}.part")
@@ -29,6 +29,8 @@ def temporary_name(path: str) -> str:
 
 def digest_of_file(path: str, hash_type: str) -> str:
     """The checksum of a file's content, in hexadecimal digits."""
+    import hashlib
+
     with open(path, "rb") as file:
         return hashlib.file_digest(file, hash_type).hexdigest()
 
@@ -54,7 +56,7 @@ def write_file(
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
     temporary = temporary_name(path)
     if not alone:
-        temporary = f"{temporary}-{uuid.uuid4().hex}"
+        temporary = f"{temporary}-{os.urandom(8).hex()}"
     try:
         with _created(temporary, mode) as file:
             digest = _fill(file, path, data, mode, hash_type if expected is not None else None)
@@ -88,6 +90,8 @@ def _created(temporary: str, mode: str) -> Any:
 
 def _fill(file: Any, path: str, data: Any, mode: str, hash_type: str | None) -> str | None:
     """Writes all pieces; returns their checksum, if one is asked for."""
+    import hashlib
+
     checksum = hashlib.new(hash_type) if hash_type is not None else None
     wanted: Any = (bytes, bytearray, memoryview) if "b" in mode else (str,)
     for piece in _pieces(data):

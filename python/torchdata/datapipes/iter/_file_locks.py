@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
-import hashlib
 import os
 import struct
 import threading
@@ -231,6 +230,8 @@ atexit.register(_release_all)  # the kernel would drop the locks, but the lock f
 
 def _located(path: str) -> tuple[str, str, int]:
     """The real folder of a path, its name in it, and the first of the two bytes that stand for it."""
+    import hashlib
+
     folder, name = os.path.split(path)
     digest = hashlib.blake2b(os.fsencode(name), digest_size=8).digest()
     return os.path.realpath(folder or os.curdir), name, (int.from_bytes(digest, "big") >> 3) * 2
