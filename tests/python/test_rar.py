@@ -29,10 +29,15 @@ TREE = {
     "sub/dir1/file1.txt": b"file1\n",
 }
 
-needs_program = pytest.mark.skipif(
-    not any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar"))),
-    reason="compressed members of RAR archives need unrar, unar, 7z or bsdtar",
-)
+a_program = any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar")))
+
+#: Stands in for unrar where there is none: it knows what the compressed members of the archives below hold.
+STAND_IN = f"""#!{sys.executable} -IS
+import sys
+if sys.argv[1] == "p":
+    assert open(sys.argv[sys.argv.index("--") + 1], "rb").read(4) == b"Rar!"
+    sys.stdout.write("".join(f"{{number:03}}\\n" for number in range(512)))
+"""
 
 
 def loader(*names, **options):
@@ -289,16 +294,30 @@ def test_without_a_program_only_reading_a_compressed_member_is_an_error(no_progr
     assert open_files() == before
 
 
-@pytest.fixture
-def program(monkeypatch, tmp_path):
+@pytest.fixture(
+    params=[
+        pytest.param(
+            "real",
+            marks=pytest.mark.skipif(
+                not a_program, reason="compressed members of RAR archives need unrar, unar, 7z or bsdtar"
+            ),
+        ),
+        "stand-in",
+    ]
+)
+def program(request, monkeypatch, tmp_path, tmp_path_factory):
     """Makes `rarfile` look for a program anew, and put its temporary copies where the test sees them."""
+    if request.param == "stand-in":
+        script = tmp_path_factory.mktemp("bin") / "unrar"
+        script.write_text(STAND_IN)
+        script.chmod(0o755)
+        monkeypatch.setattr(rarfile, "UNRAR_TOOL", str(script))
     monkeypatch.setattr(rarfile, "CURRENT_SETUP", None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    yield rarfile.tool_setup()
+    yield request.param
     assert os.listdir(tmp_path) == []
 
 
-@needs_program
 @pytest.mark.parametrize("name", ["rar5-crc", "seektest", "rar5-hlink"])
 def test_compressed_members_are_read_and_restored_by_a_program(program, name):
     found = check_restore(lambda: loader(name))
@@ -308,22 +327,31 @@ def test_compressed_members_are_read_and_restored_by_a_program(program, name):
     check_abandoned(lambda: loader(name))
 
 
-@needs_program
 def test_compressed_members_go_on_where_a_copy_was_made(program):
     build = functools.partial(loader, "rar5-crc")
     check_restore(lambda: build().readlines(return_path=False).header(40))
     check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
 
 
-@needs_program
 def test_no_program_is_started_for_members_that_nobody_reads(program, monkeypatch):
     monkeypatch.setattr(rarfile, "custom_popen", None)
     assert len(list(loader("rar5-crc"))) == 2
 
 
-@needs_program
 def test_members_of_a_solid_archive_are_read(program):
     assert [len(content) for _, content in map(read, loader("rar5-solid"))] == [2048, 2048]
+
+
+def test_a_program_that_fails_is_an_error_that_names_member_archive_and_pipe(monkeypatch, tmp_path):
+    script = tmp_path / "unrar"
+    script.write_text(f"#!{sys.executable} -IS\nimport sys\nsys.exit(3 if sys.argv[1] == 'p' else 0)\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(rarfile, "UNRAR_TOOL", str(script))
+    monkeypatch.setattr(rarfile, "CURRENT_SETUP", None)
+    before = open_files()
+    with pytest.raises(rarfile.Error, match=r"'stest1\.txt' of '.*rar5-crc\.rar' in RarArchiveLoader"):
+        list(map(read, loader("rar5-crc")))
+    assert open_files() == before
 
 
 def test_streams_that_the_user_opened_stay_open():
