@@ -118,6 +118,19 @@ def test_files_with_other_paths_than_announced_are_listed_and_found_again(tmp_pa
     assert names(archives(tmp_path, "cacbd", unpack)) == [f"{k}.{i}" for k in "cacbd" for i in range(3)]
 
 
+def test_lists_hold_any_name_that_a_file_can_have(tmp_path):
+    odd = ["grün", "with space ", "carriage\rreturn", os.fsdecode(b"not utf-8: \xff")]
+
+    def unpack(path):
+        calls.append(path)
+        return [(f"{path}.{name}", b"") for name in odd]
+
+    calls = []
+    for _ in range(2):
+        assert names(archives(tmp_path, "a", unpack)) == [f"a.{name}" for name in odd]
+    assert len(calls) == 1
+
+
 def test_a_list_appears_only_when_all_its_files_are_there(tmp_path):
     paths = iter(archives(tmp_path, "ab"))
     for _ in range(3):

@@ -335,7 +335,7 @@ class Section:
         listed = record.paths[0] + LIST_SUFFIX
         with self.writing(listed, None) as alone:
             lines = "".join(f"{member}\n" for member in record.members)
-            write_file(listed, lines.encode(), "wb", alone=alone)
+            write_file(listed, os.fsencode(lines), "wb", alone=alone)
         record.unmark()
         self._forget(record)
 

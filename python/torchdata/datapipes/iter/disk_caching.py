@@ -169,8 +169,8 @@ def _path(pipe: object, path: Any) -> str:
 
 def _members(list_file: str) -> list[str] | None:
     try:
-        with open(list_file, encoding="utf-8") as lines:
-            return [line.rstrip("\n") for line in lines]
+        with open(list_file, "rb") as lines:
+            return [os.fsdecode(line.removesuffix(b"\n")) for line in lines]
     except OSError:
         return None
 
