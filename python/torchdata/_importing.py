@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -20,7 +19,10 @@ __all__ = ["call_when_imported"]
 Calls = Mapping[str, Callable[[Any], object]]
 
 
-class _WaitingFinder(MetaPathFinder):
+# Neither class derives from its base class in importlib.abc, whose import takes longer than that of this package.
+
+
+class _WaitingFinder:
     """Finds awaited modules through the finders behind it, and nothing else."""
 
     def __init__(self) -> None:
@@ -40,7 +42,8 @@ class _WaitingFinder(MetaPathFinder):
             spec: ModuleSpec | None = None if find is None else find(fullname, path, target)
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
-                    spec.loader = _WaitingLoader(spec.loader, self)
+                    loader: Any = _WaitingLoader(spec.loader, self)
+                    spec.loader = loader
                 return spec
         return None
 
@@ -64,7 +67,7 @@ class _WaitingFinder(MetaPathFinder):
             sys.meta_path = others
 
 
-class _WaitingLoader(Loader):
+class _WaitingLoader:
     """Stands in for a module's loader until the module is executed."""
 
     def __init__(self, loader: Any, finder: _WaitingFinder) -> None:

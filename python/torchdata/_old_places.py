@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -125,7 +124,7 @@ class _NamedLikeItsFunction(ModuleType):
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
 
 
-class _Places(MetaPathFinder, Loader):
+class _Places:
     """Finds and makes the modules of the table."""
 
     def find_spec(
@@ -133,8 +132,9 @@ class _Places(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         if fullname not in OLD_PLACES:
             return None
+        loader: Any = self
         package = any(name.startswith(f"{fullname}.") for name in OLD_PLACES)
-        return ModuleSpec(fullname, self, is_package=package, origin=OLD_PLACES[fullname][0])
+        return ModuleSpec(fullname, loader, is_package=package, origin=OLD_PLACES[fullname][0])
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         named_alike = spec.name.rpartition(".")[2] in names_of(spec.name)
