@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import closing
-from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urljoin, urlsplit, urlunsplit
 
@@ -98,8 +97,10 @@ class DriveClient(Client):
         for name, value in response.cookies.items():
             if name.startswith("download_warning"):
                 return f"{asked}&{urlencode({'confirm': value})}"
+        from torchdata.datapipes.iter._gdrive_page import Page
+
         text = (response.raw.read(_LARGEST_PAGE, decode_content=True) or b"").decode(errors="replace")
-        page = _Page(text)
+        page = Page(text)
         if page.title == "Quota exceeded":
             raise RuntimeError(
                 f"{self.pipe} cannot read the Google drive link {url!r} now, because its download quota was exceeded; "
@@ -120,29 +121,3 @@ def _trusted(target: str, asked: str) -> bool:
     return there.scheme == here.scheme and (
         there.netloc == here.netloc or host.endswith((".google.com", ".googleusercontent.com"))
     )
-
-
-class _Page(HTMLParser):
-    """What matters of a page of Google Drive: what it says, and its form for a download."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        title = re.search(r"<title>Google Drive - (.+?)</title>", text)
-        self.title = title[1] if title is not None else None
-        self.action: str | None = None
-        self.inputs: dict[str, str] = {}
-        self._inside = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Takes the action and the named inputs of the form."""
-        given = dict(attrs)
-        if tag == "form" and given.get("id") == "download-form":
-            self._inside, self.action = True, given.get("action")
-        elif tag == "input" and self._inside and (name := given.get("name")):
-            self.inputs[name] = given.get("value") or ""
-
-    def handle_endtag(self, tag: str) -> None:
-        """Notices the end of the form."""
-        if tag == "form":
-            self._inside = False

@@ -1,0 +1,37 @@
+"""Reading the pages that Google Drive shows before a download.
+
+Role: used by `_gdrive.py`, which imports it when it meets such a page: the parser's module takes long to import.
+"""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+__all__ = ["Page"]
+
+
+class Page(HTMLParser):
+    """What matters of a page of Google Drive: what it says, and its form for a download."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        title = re.search(r"<title>Google Drive - (.+?)</title>", text)
+        self.title = title[1] if title is not None else None
+        self.action: str | None = None
+        self.inputs: dict[str, str] = {}
+        self._inside = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Takes the action and the named inputs of the form."""
+        given = dict(attrs)
+        if tag == "form" and given.get("id") == "download-form":
+            self._inside, self.action = True, given.get("action")
+        elif tag == "input" and self._inside and (name := given.get("name")):
+            self.inputs[name] = given.get("value") or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        """Notices the end of the form."""
+        if tag == "form":
+            self._inside = False
