@@ -18,6 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+SHARED_MEMORY = Path("/dev/shm")
+
 HEADER = """
 import os, pickle, signal, sys, time, warnings
 from datetime import timedelta
@@ -144,11 +146,17 @@ def mpi_job(tmp_path: Path, body: str, ranks: int = 2) -> Iterator[Job]:
     """Starts a job under mpirun, and ends it."""
     script = _write(tmp_path, body, "mpi")
     command = [mpirun(), "-n", str(ranks), sys.executable, str(script)]
+    before = set(SHARED_MEMORY.glob("mpich_*"))
     processes = [_start(command, _environment(tmp_path))]
     try:
         yield Job(tmp_path, processes, ranks)
+        if all((tmp_path / str(rank)).exists() for rank in range(ranks)):
+            with suppress(subprocess.TimeoutExpired):
+                processes[0].wait(20)  # ranks take leave of each other in MPI_Finalize
     finally:
         _end(processes)
+        for left in set(SHARED_MEMORY.glob("mpich_*")) - before:  # mpich leaves it where ranks were killed
+            left.unlink()
 
 
 def mpirun() -> str:
@@ -168,15 +176,19 @@ def _write(tmp_path: Path, body: str, backend: str) -> Path:
     return script
 
 
-def _environment(tmp_path: Path) -> dict[str, str]:
+def environment_of_ranks() -> dict[str, str]:
+    """The environment for a launcher of ranks: on loopback, and as if this process were no rank itself."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))
     }
     return inherited | {
         "PYTHONPATH": os.pathsep.join(sys.path),
-        "OUTCOMES": str(tmp_path),
         "GLOO_SOCKET_IFNAME": "lo",
     }
+
+
+def _environment(tmp_path: Path) -> dict[str, str]:
+    return environment_of_ranks() | {"OUTCOMES": str(tmp_path)}
 
 
 def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ranks import mpirun
+from ranks import environment_of_ranks, mpirun
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -38,12 +37,8 @@ def test_every_example_is_run_here() -> None:
 @pytest.mark.parametrize("name", launchers())
 def test_an_example_learns(name: str) -> None:
     pytest.importorskip("mpi4py" if "mpi" in name else "torch", reason=f"{name} needs it")
-    inherited = {
-        key: value for key, value in os.environ.items() if not key.startswith(("PMI", "OMPI", "MPI"))
-    }
-    environment = inherited | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
     command = [*launchers()[name], str(EXAMPLES / name)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment_of_ranks())
     assert run.returncode == 0, run.stderr
     accuracies = [float(found) for found in re.findall(r"([\d.]+)% of the test digits", run.stdout)]
     assert len(accuracies) == 5

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import pickle
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,6 +167,29 @@ def test_copies_start_anew_and_leave_the_original_alone(row: Row) -> None:
     for duplicate in (copy.deepcopy(pipe), pickle.loads(cloudpickle.dumps(pipe))):
         assert list(seed(duplicate, 1)) == expected
     assert head + list(iterator) == expected
+
+
+def peak_memory(row: Row, count: int) -> int:
+    """Most bytes that Python objects took while a row was iterated over a source of `count` ints."""
+    pipe = seed(row.build(lambda: IterableWrapper(range(count)), **row.example), 1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for _ in pipe:
+            pass
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.grows], ids=lambda row: row.name)
+def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
+    peak_memory(row, 50)  # what is made once
+    few, many = (
+        peak_memory(row, 6000),
+        peak_memory(row, 9000),
+    )  # the garbage collector lets some thousand objects lie
+    assert many - few < 3000 * 12, "less than two pointers for each further item"
 
 
 def in_turn(*shares: list[Any]) -> list[Any]:

@@ -175,8 +175,3 @@ def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer:
     else:
         tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
-
-
-def dumps(obj: Any) -> tuple[bytes, list[memoryview]]:
-    """Kept for extensions that were built before `pickled_parts`."""
-    return pickled_parts(obj)[:2]

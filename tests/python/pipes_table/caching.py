@@ -59,20 +59,48 @@ def in_two_files(source: Source) -> Any:
 NO_LENGTH = "valid length|has no len"
 
 ROWS: list[Row] = [
-    Row("in_memory_cache", lambda s: InMemoryCacheHolder(s()), list),
+    Row(
+        "in_memory_cache",
+        lambda s: InMemoryCacheHolder(s()),
+        list,
+        grows="it keeps all items",
+    ),
     Row(
         "in_memory_cache_of_some",
         lambda s, size: InMemoryCacheHolder(s(), size=size),
         lambda xs, size: xs,
         {"size": st.sampled_from([0, THREE_ITEMS, 1])},
         {"size": THREE_ITEMS},
+        grows="it keeps all items",
     ),
     Row(
-        "in_memory_cache_batched", lambda s: s().batch(2).in_memory_cache().unbatch(), list, length=NO_LENGTH
+        "in_memory_cache_batched",
+        lambda s: s().batch(2).in_memory_cache().unbatch(),
+        list,
+        length=NO_LENGTH,
+        grows="it keeps all items",
     ),
-    Row("on_disk_cache", on_disk, list, length=NO_LENGTH),
-    Row("on_disk_cache_where_nothing_will_do", lambda s: on_disk(s, never), list, length=NO_LENGTH),
-    Row("on_disk_cache_where_some_will_do", lambda s: on_disk(s, where_even), list, length=NO_LENGTH),
+    Row(
+        "on_disk_cache",
+        on_disk,
+        list,
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
+    Row(
+        "on_disk_cache_where_nothing_will_do",
+        lambda s: on_disk(s, never),
+        list,
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
+    Row(
+        "on_disk_cache_where_some_will_do",
+        lambda s: on_disk(s, where_even),
+        list,
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
     Row(
         "on_disk_cache_of_batches",
         lambda s, size: on_disk(s, never, lambda pipe: pipe.batch(size).unbatch()),
@@ -80,21 +108,28 @@ ROWS: list[Row] = [
         {"size": st.integers(1, 5)},
         {"size": 3},
         length=NO_LENGTH,
+        grows="it writes a file for each of many items",
     ),
     Row(
         "on_disk_cache_read_ahead",
         lambda s: on_disk(s, never, lambda pipe: pipe.prefetch(2)),
         list,
         length=NO_LENGTH,
+        grows="it writes a file for each of many items",
     ),
     Row(
         "on_disk_cache_of_archives",
         in_two_files,
         lambda xs: [x for x in xs for _ in range(2)],
         length=NO_LENGTH,
+        grows="it writes a file for each of many items",
     ),
     Row(
-        "on_disk_caches_in_turn", lambda s: on_disk(lambda: on_disk(s, never), never), list, length=NO_LENGTH
+        "on_disk_caches_in_turn",
+        lambda s: on_disk(lambda: on_disk(s, never), never),
+        list,
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
     ),
 ]
 

@@ -315,12 +315,14 @@ ROWS: list[Row] = [
         build_forked,
         lambda xs: list(zip([x for x in xs if x % 2 == 0], xs, strict=False)),
         length="valid length|has no len",
+        grows="it refuses to hold as many items as one child is ahead",
     ),
     Row(
         "demux",
         build_split,
         lambda xs: [*[x for x in xs if x % 3 == 1], *[x for x in xs if x % 3 == 0]],
         length="valid length|has no len",
+        grows="it refuses to hold as many items as one child is ahead",
     ),
     Row("unzip", build_unzipped, lambda xs: [(x + 7, x) for x in xs]),
     Row(

@@ -78,24 +78,33 @@ def build_decompressed(source: Source) -> Any:
 
 
 ROWS: list[Row] = [
-    Row("decompress", build_decompressed, lambda xs: [(f"{x}.gz", b"%d" % x) for x in xs], length=NO_LENGTH),
+    Row(
+        "decompress",
+        build_decompressed,
+        lambda xs: [(f"{x}.gz", b"%d" % x) for x in xs],
+        length=NO_LENGTH,
+        grows="its buffers outweigh what is looked for",
+    ),
     Row(
         "extract",
         lambda s: Extractor(s().map(bzipped), "bz2").map(content_of),
         lambda xs: [(f"{x}.bz2", b"%d" % x) for x in xs],
         length=NO_LENGTH,
+        grows="its buffers outweigh what is looked for",
     ),
     Row(
         "load_from_bz2",
         lambda s: Bz2FileLoader(s().map(bzipped), length=7).map(content_of),
         lambda xs: [(f"{x}", b"%d" % x) for x in xs],
         length=7,
+        grows="its buffers outweigh what is looked for",
     ),
     Row(
         "load_from_xz",
         lambda s: XzFileLoader(s().map(xzipped)).map(content_of),
         lambda xs: [(f"{x}", b"%d" % x) for x in xs],
         length=NO_LENGTH,
+        grows="its buffers outweigh what is looked for",
     ),
     Row(
         "parse_json_files",
@@ -111,6 +120,7 @@ ROWS: list[Row] = [
         "save_to_disk",
         lambda s: Saver(s().map(blob_of), mode="wb", filepath_fn=in_folder),
         lambda xs: [in_folder(f"{x}.bin") for x in xs],
+        grows="it writes a file for each of many items",
     ),
 ]
 

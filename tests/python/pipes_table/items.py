@@ -326,6 +326,7 @@ ROWS: list[Row] = [
         lambda s: ShardExpander(s().map(shard_name)),
         lambda xs: [name for x in xs for name in shards(x)],
         length=NO_LENGTH,
+        grows="each item makes as many as its number",
     ),
 ]
 

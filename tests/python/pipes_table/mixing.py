@@ -289,12 +289,14 @@ ROWS: list[Row] = [
         {"split": st.sampled_from(["fork", "deal"])},
         {"split": "deal"},
         random=True,
+        grows="it refuses to hold as many items as one child is ahead",
     ),
     Row(
         "sample_mux_of_forks",
         lambda s: build_sampled_children(s, "fork"),
         lambda xs: sampled([xs, xs], [1, 2]),
         random=True,
+        grows="it refuses to hold as many items as one child is ahead",
     ),
     Row(
         "round_robin_demux",
@@ -303,7 +305,12 @@ ROWS: list[Row] = [
         {"count": st.integers(2, 4)},
         {"count": 3},
     ),
-    Row("round_robin_demux_in_order", build_dealt_one_by_one, lambda xs: [*xs[2::3], *xs[0::3], *xs[1::3]]),
+    Row(
+        "round_robin_demux_in_order",
+        build_dealt_one_by_one,
+        lambda xs: [*xs[2::3], *xs[0::3], *xs[1::3]],
+        grows="it refuses to hold as many items as one child is ahead",
+    ),
     Row(
         "random_split",
         build_split_at_random,
@@ -316,6 +323,7 @@ ROWS: list[Row] = [
         },
         {"weights": [0.5, 0.3, 0.21], "split_seed": 3},
         length=NO_LENGTH,
+        grows="it takes no more items than it was told of",
     ),
     Row(
         "random_split_target",
@@ -324,6 +332,7 @@ ROWS: list[Row] = [
         length=NO_LENGTH,
         random=True,
         not_in_workers="how many items a group of a share has depends on the workers' seeds",
+        grows="it takes no more items than it was told of",
     ),
     Row(
         "zip_with_iter",

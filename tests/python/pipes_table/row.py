@@ -35,6 +35,8 @@ class Row:
     reads_items: bool = True
     #: Whether what it yields depends on a seed.
     random: bool = False
+    #: Why it needs more memory for more items, or why that is not tried here; empty: it does not.
+    grows: str = ""
     #: Why two workers with a sharded source each do not yield what the model says of their shares; empty: they do.
     not_in_workers: str = ""
 

@@ -77,6 +77,7 @@ ROWS: list[Row] = [
         lambda s: s().map(folder_url).list_files_by_fsspec(masks="*.txt"),
         lambda xs: [f"{folder_url(x)}/{name}" for x in xs for name in names_in(x) if name.endswith(".txt")],
         length="has no len",
+        grows="its files are few",
     ),
     Row(
         "list_by_iopath",
@@ -88,26 +89,31 @@ ROWS: list[Row] = [
             if name[0] == "a" or name[-1] == "g"
         ],
         length="has no len",
+        grows="its files are few",
     ),
     Row(
         "open_by_fsspec",
         lambda s: s().map(file_in_memory).open_files_by_fsspec().map(whole),
         lambda xs: [(file_in_memory(x), content_of(x)) for x in xs],
+        grows="its files are few",
     ),
     Row(
         "open_by_iopath",
         lambda s: s().map(local_file).open_files_by_iopath().map(whole),
         lambda xs: [(local_file(x), content_of(x)) for x in xs],
+        grows="its files are few",
     ),
     Row(
         "save_by_fsspec",
         lambda s: s().map(with_content).save_by_fsspec(filepath_fn=saved_url),
         lambda xs: [saved_url(x) for x in xs],
+        grows="the files are in memory",
     ),
     Row(
         "save_by_iopath",
         lambda s: s().map(with_content).save_by_iopath(filepath_fn=saved_path),
         lambda xs: [saved_path(x) for x in xs],
+        grows="it writes a file for each of many items",
     ),
 ]
 
