@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 from stream_checks import check_restore
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 from torchdata.datapipes.datapipe import DataChunk
@@ -94,6 +95,51 @@ def test_a_pipeline_over_a_map_pipe_is_restored_at_every_position(name):
     assert sorted(
         map(str, check_restore(lambda: build().shuffle().set_seed(4), seeded=True, keep=str))
     ) == sorted(map(str, expected))
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_two_workers_share_the_items_also_after_a_break(name):
+    build, expected = PIPES[name]
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    with DataLoader2(build().to_iter_datapipe().sharding_filter(), reading_service=service) as loader:
+        assert list(loader) == expected
+        assert next(iter(loader)) == expected[0]
+        assert list(loader) == expected
+
+
+class BreaksHalfWay(MapDataPipe):
+    """Raises for its second item."""
+
+    def __getitem__(self, index):
+        if index == 1:
+            raise OSError(5, "Input/output error")
+        return index
+
+    def __len__(self):
+        return 3
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda source: source.map(plus_one),
+        lambda source: source.batch(1),
+        lambda source: source.concat(numbers(2)),
+        lambda source: source.zip(numbers(3)),
+        lambda source: source.in_memory_cache(),
+        lambda source: source.zip(numbers(3)).unzip(2)[0],
+    ],
+    ids=["map", "batch", "concat", "zip", "in_memory_cache", "unzip"],
+)
+def test_the_exception_of_a_source_arrives_as_it_is_and_the_other_items_can_be_read(build):
+    pipe = build(BreaksHalfWay())
+    expected = build(numbers(3))
+    for _ in range(2):
+        assert pipe[0] == expected[0]
+        with pytest.raises(OSError, match="Input/output error") as failure:
+            pipe[1]
+        assert failure.value.errno == 5
+        assert pipe[2] == expected[2]
 
 
 @pytest.mark.parametrize(

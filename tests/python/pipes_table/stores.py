@@ -1,4 +1,4 @@
-"""Pipes over fsspec and iopath, on small files in memory and in a temporary folder."""
+"""Pipes over files of the system, of fsspec and of iopath: small ones in memory and in a temporary folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import fsspec
 
 from pipes_table.row import BadArgument, Row
+from torchdata.datapipes.iter import FileLister
 
 #: The sources of the rows yield numbers up to this one; each stands for a file, and for a folder of files.
 _MOST = 20
@@ -72,6 +73,20 @@ def whole(pair: tuple[str, Any]) -> tuple[str, str]:
 
 
 ROWS: list[Row] = [
+    Row(
+        "list_files",
+        lambda s: FileLister(s().map(local_folder), masks="*.txt"),
+        lambda xs: [f"{local_folder(x)}/{name}" for x in xs for name in names_in(x) if name.endswith(".txt")],
+        length="has no len|valid length",
+        grows="its files are few",
+    ),
+    Row(
+        "open_files",
+        lambda s: s().map(local_file).open_files(mode="t").map(whole),
+        lambda xs: [(local_file(x), content_of(x)) for x in xs],
+        length="has no len|valid length",
+        grows="its files are few",
+    ),
     Row(
         "list_by_fsspec",
         lambda s: s().map(folder_url).list_files_by_fsspec(masks="*.txt"),
