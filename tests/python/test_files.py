@@ -151,16 +151,6 @@ def test_opening_what_is_no_path_or_does_not_exist_is_an_error(tmp_path):
         list(FileOpener([str(tmp_path / "absent")]))
 
 
-def test_a_file_without_permission_is_an_error_that_names_it(tmp_path):
-    secret = tmp_path / "secret"
-    secret.write_text("x")
-    secret.chmod(0)
-    if os.access(secret, os.R_OK):
-        pytest.skip("this user may read everything")
-    with pytest.raises(PermissionError, match="secret"):
-        list(FileOpener([str(secret)]))
-
-
 def test_opening_many_files_keeps_one_open(folder):
     before = open_files()
     for _ in FileLister(folder, recursive=True).open_files():
