@@ -238,7 +238,7 @@ def test_a_local_file_is_replaced_only_when_all_of_it_is_written(tmp_path, monke
         def broken(descriptor_or_path, *args, **options):
             raise OSError(28, "No space left on device")
 
-        patch.setattr("torchdata.datapipes.iter._saving.os.replace", broken)
+        patch.setattr("torchdata.datapipes.iter._atomic_files.os.replace", broken)
         with pytest.raises(OSError, match="No space") as failure:
             list(FSSpecSaver([(str(target), "after")]))
     assert any("FSSpecSaver cannot save" in note and str(target) in note for note in failure.value.__notes__)

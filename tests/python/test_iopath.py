@@ -184,7 +184,7 @@ def test_of_two_that_save_the_same_file_at_once_the_first_wins_and_nothing_is_le
         def refused(*args):
             raise PermissionError(1, "Operation not permitted")
 
-        monkeypatch.setattr("torchdata.datapipes.iter._saving.os.link", refused)
+        monkeypatch.setattr("torchdata.datapipes.iter._atomic_files.os.link", refused)
 
     class Late(IoPathSaver):
         def _write(self, path, data):

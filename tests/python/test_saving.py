@@ -15,7 +15,16 @@ import tarfile
 import pytest
 
 from stream_checks import check_abandoned, check_restore, open_files
-from torchdata.datapipes.iter import FileLister, FileOpener, HashChecker, IterableWrapper, JsonParser, Saver
+from torchdata.datapipes.iter import (
+    FileLister,
+    FileOpener,
+    FSSpecSaver,
+    HashChecker,
+    IoPathSaver,
+    IterableWrapper,
+    JsonParser,
+    Saver,
+)
 from torchdata.datapipes.utils import StreamWrapper
 
 
@@ -95,9 +104,11 @@ def test_a_device_is_written_to_and_not_replaced():
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 
-def test_names_as_long_as_the_file_system_allows_are_written(tmp_path):
-    [path] = Saver([(str(tmp_path / ("n" * 255)), "x")])
-    assert os.listdir(tmp_path) == [os.path.basename(path)]
+@pytest.mark.parametrize("saver", [Saver, FSSpecSaver, IoPathSaver])
+@pytest.mark.parametrize("name", ["n" * 255, "\u6f22" * 85], ids=["ascii", "three bytes each"])
+def test_names_as_long_as_the_file_system_allows_are_written(tmp_path, saver, name):
+    [path] = saver([(str(tmp_path / name), "x")])
+    assert os.listdir(tmp_path) == [os.path.basename(path)] == [name]
 
 
 @pytest.mark.parametrize(

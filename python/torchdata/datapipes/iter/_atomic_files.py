@@ -1,21 +1,66 @@
 """Writing a file so that nobody ever sees a part of it.
 
-Role: `write_file` writes into a temporary file in the same folder, checks the checksum, syncs and renames. Runs in
-whichever process and thread ends an on-disk cache. A temporary file has a name made of the final one, so that the
-next writer of the same file clears away what a killed one left.
+Role: `appearing` is for the pipes that save files: the caller writes a temporary file in the same folder, which is then
+renamed. `write_file` is for on-disk caches, and runs in whichever process and thread ends one: it also checks the
+checksum and syncs, and its temporary file has a name made of the final one, so that the next writer of the same file
+clears away what a killed one left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["digest_of_file", "temporary_name", "write_file"]
+__all__ = ["appearing", "digest_of_file", "temporary_name", "write_file"]
 
 _CHUNK = 1 << 20
+
+
+@contextlib.contextmanager
+def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[str]:
+    """Yields the name under which to write a local file that then appears at `path` at once.
+
+    On an error nothing is left. What is no regular file, such as a pipe, is written directly.
+
+    Args:
+        path: where the file is to appear; a link is followed.
+        replace: whether it takes the place of a file that is there; where not, that one stays as it is.
+        ending: of the name under which to write.
+    """
+    path = os.path.realpath(path)
+    try:
+        existing: os.stat_result | None = os.stat(path)
+    except OSError:
+        existing = None
+    if existing is not None and not stat.S_ISREG(existing.st_mode):
+        yield path
+        return
+    temporary = os.path.join(os.path.dirname(path), f".{os.urandom(8).hex()}{ending}")
+    try:
+        yield temporary
+        if replace:
+            if existing is not None:
+                os.chmod(temporary, stat.S_IMODE(existing.st_mode))
+            os.replace(temporary, path)
+        else:
+            _move_unless_there(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _move_unless_there(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        if not os.path.exists(target):
+            os.replace(source, target)
 
 
 def temporary_name(path: str) -> str:

@@ -1,16 +1,13 @@
-"""The base of pipes that save items to files of a file system, and the writing of local files in one step.
+"""The base of pipes that save items to files of a file system.
 
 Role: such a pipe takes pairs of metadata and data, writes the data, and yields where it wrote it. It runs in the
-process that iterates it. A local file is written under another name first, so that a reader, or whoever comes after a
-crash, sees all of it or nothing.
+process that iterates it.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from typing import Any
 
 from torchdata.datapipes._checks import check_callable, length_of
@@ -19,7 +16,7 @@ from torchdata.datapipes.iter._held import source_pipe
 from torchdata.datapipes.iter._remote import check_mode, explaining
 from torchdata.datapipes.state import Stateless
 
-__all__ = ["SavesItems", "appearing"]
+__all__ = ["SavesItems"]
 
 
 class SavesItems(Stateless, IterDataPipe[str]):
@@ -79,47 +76,3 @@ class SavesItems(Stateless, IterDataPipe[str]):
 
     def __len__(self) -> int:
         return length_of(self, self.source_datapipe)
-
-
-@contextmanager
-def appearing(path: str, *, replace: bool) -> Iterator[str]:
-    """Yields the name under which to write a local file that then appears at `path` at once.
-
-    On an error nothing is left. What is no regular file, such as a pipe, is written directly.
-
-    Args:
-        path: where the file is to appear; a link is followed.
-        replace: whether it takes the place of a file that is there; where not, that one stays as it is.
-    """
-    path = os.path.realpath(path)
-    try:
-        existing: os.stat_result | None = os.stat(path)
-    except OSError:
-        existing = None
-    if existing is not None and not stat.S_ISREG(existing.st_mode):
-        yield path
-        return
-    folder, name = os.path.split(path)
-    # The end of the name stays, because a compression may be told by it.
-    temporary = os.path.join(folder, f".{os.urandom(8).hex()}-{name[-100:]}")
-    try:
-        yield temporary
-        if replace:
-            if existing is not None:
-                os.chmod(temporary, stat.S_IMODE(existing.st_mode))
-            os.replace(temporary, path)
-        else:
-            _move_unless_there(temporary, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-
-
-def _move_unless_there(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        pass
-    except OSError:  # a file system without hard links
-        if not os.path.exists(target):
-            os.replace(source, target)

@@ -7,6 +7,7 @@ The streams own the files; their recipe is the URL.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from torchdata._optional import optional_import, require
 from torchdata.datapipes._checks import length_of
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter._atomic_files import appearing
 from torchdata.datapipes.iter._held import source_pipe
 from torchdata.datapipes.iter._remote import (
     ListsRoots,
@@ -26,7 +28,7 @@ from torchdata.datapipes.iter._remote import (
     explaining,
     matches,
 )
-from torchdata.datapipes.iter._saving import SavesItems, appearing
+from torchdata.datapipes.iter._saving import SavesItems
 from torchdata.datapipes.state import Stateless
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -240,7 +242,8 @@ class FSSpecSaver(SavesItems):
     def _save(self, path: str, data: Any) -> None:
         fs, inner = _file_system(type(self).__name__, path, self.kwargs_for_connection)
         if _is_local(fs) and "w" in self.mode:
-            with appearing(inner, replace=True) as temporary:
+            # By the extension fsspec may tell a compression.
+            with appearing(inner, replace=True, ending=os.path.splitext(inner)[1]) as temporary:
                 self._write(fs, temporary, data)
         else:
             self._write(fs, inner, data)

@@ -15,6 +15,7 @@ from torchdata._optional import optional_import
 from torchdata.datapipes._checks import length_of
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter._atomic_files import appearing
 from torchdata.datapipes.iter._held import source_pipe
 from torchdata.datapipes.iter._remote import (
     ListsRoots,
@@ -25,7 +26,7 @@ from torchdata.datapipes.iter._remote import (
     explaining,
     matches,
 )
-from torchdata.datapipes.iter._saving import SavesItems, appearing
+from torchdata.datapipes.iter._saving import SavesItems
 from torchdata.datapipes.state import Stateless
 from torchdata.datapipes.utils._streams import StreamWrapper
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from torchdata.datapipes._checks import check_callable, length_of
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter._atomic_files import appearing
 from torchdata.datapipes.iter._held import pair_of, source_pipe
 from torchdata.datapipes.state import Stateless
 from torchdata.datapipes.utils._streams import StreamWrapper
@@ -102,28 +102,14 @@ def _write(path: str, mode: str, data: Any) -> None:
     """Writes the file at `path` so that it is there as a whole or not at all."""
     target = os.path.realpath(path)
     try:
-        before = os.stat(target)
+        os.stat(target)
     except FileNotFoundError:
-        before = None
         os.makedirs(os.path.dirname(target), exist_ok=True)
-    if before is not None and not stat.S_ISREG(before.st_mode):
-        with open(target, mode) as file:
-            file.write(data)
-        return
-    if before is not None and not os.access(target, os.W_OK):  # which renaming over it would not notice
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
-    # Made by `open` rather than by `tempfile`, for the permissions that new files get.
-    temporary = os.path.join(os.path.dirname(target), f".{os.urandom(8).hex()}.part")
-    try:
-        with open(temporary, mode.replace("w", "x")) as file:
-            file.write(data)
-        if before is not None:
-            os.chmod(temporary, stat.S_IMODE(before.st_mode))
-        os.replace(temporary, target)
-    except BaseException:
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-        raise
+    else:
+        if not os.access(target, os.W_OK):  # which renaming over it would not notice
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
+    with appearing(target, replace=True) as written, open(written, mode) as file:
+        file.write(data)
 
 
 @functional_datapipe("check_hash")
