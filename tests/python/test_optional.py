@@ -111,6 +111,17 @@ def test_the_extra_all_holds_every_extra_but_torch() -> None:
     assert everything == f"torchdata-rs[{','.join(sorted(set(EXTRAS) - OTHER_EXTRAS - {'torch'}))}]"
 
 
+def test_the_readme_lists_every_extra_with_what_it_adds() -> None:
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    adds = {name: text for names, text in rows for name in re.findall(r"`(\w+)`", names)}
+    assert set(EXTRAS) <= set(adds)
+    words = {"pillow": "Pillow", "torch": "PyTorch"}
+    for extra in set(EXTRAS) - {"all", "dev", "test"}:
+        for requirement in EXTRAS[extra]:
+            library = re.split(r"[^\w-]", requirement)[0]
+            assert words.get(library, library) in adds[extra], f"{extra} adds {library}"
+
+
 def test_a_library_of_a_library_that_lacks_is_named_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
