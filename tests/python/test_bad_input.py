@@ -12,6 +12,7 @@ import functools
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import lzma
 import os
@@ -218,17 +219,20 @@ def said(error: BaseException) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
+def _descriptors(process: str) -> list[str]:
+    try:
+        return [f"/proc/{process}/fd/{name}" for name in os.listdir(f"/proc/{process}/fd")]
+    except (FileNotFoundError, PermissionError, ProcessLookupError):  # the process has ended
+        return []
+
+
 def open_below(folder: str) -> list[str]:
     """The files of a folder that this process or one of its children has open."""
     found = []
     children = pathlib.Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    for process in ["self", *children]:
-        for name in os.listdir(f"/proc/{process}/fd"):
-            try:
-                target = os.readlink(f"/proc/{process}/fd/{name}")
-            except FileNotFoundError:  # closed meanwhile
-                continue
-            if target.startswith(folder):
+    for link in itertools.chain.from_iterable(map(_descriptors, ["self", *children])):
+        with suppress(FileNotFoundError, ProcessLookupError):  # closed meanwhile, or the process has ended
+            if (target := os.readlink(link)).startswith(folder):
                 found.append(target)
     return found
 
