@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -14,7 +16,12 @@ from typing import Any
 import pytest
 
 from ranks import Job, gloo_job, mpi_job
-from torchdata.dataloader2 import DataLoader2, DistributedReadingService
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
 from torchdata.dataloader2.adapter import FullSync as FullSyncAdapter
 from torchdata.dataloader2.random import dist_share_seed
 from torchdata.datapipes.iter import FullSync, IterableWrapper
@@ -468,9 +475,146 @@ def test_the_length_depends_on_the_shortest_rank_and_is_refused() -> None:
     assert not IterableWrapper([1]).fullsync().is_replicable()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_forgotten_mpi4py_is_named_with_its_extra(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forgotten_mpi4py_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     loader = DataLoader2(IterableWrapper(range(3)), reading_service=DistributedReadingService(backend="mpi"))
     with pytest.raises(ModuleNotFoundError, match=r"torchdata-rs\[mpi\]"):
         list(loader)
+
+
+def test_workers_that_start_before_the_ranks_are_told_apart_are_refused_with_the_remedy() -> None:
+    service = SequentialReadingService(
+        MultiProcessingReadingService(1), DistributedReadingService(20, process_group=Alone())
+    )
+    with (
+        DataLoader2(IterableWrapper(range(3)).sharding_filter(), reading_service=service) as loader,
+        pytest.raises(ValueError, match="DistributedReadingService comes too late.*put it first"),
+    ):
+        list(loader)
+    assert multiprocessing.active_children() == []
+
+
+class Alone:
+    """A job of one rank, which cannot be copied."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def broadcast(self, value: int) -> int:
+        return value
+
+    def all_reduce_min(self, value: int) -> int:
+        return value
+
+
+def test_copies_of_the_pipe_talk_through_the_group_that_the_user_brought() -> None:
+    group = Alone()
+    pipe = IterableWrapper(range(3)).fullsync(process_group=group)
+    assert copy.deepcopy(pipe)._open_group() is group
+    with DataLoader2(pipe) as loader:
+        assert list(loader) == [0, 1, 2]
+
+
+def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        import threading
+        from torch.distributed import distributed_c10d
+        found = []
+        for _ in range(4):
+            pipe = IterableWrapper(range(16)).sharding_filter().map(identity)
+            loader = DataLoader2(pipe, reading_service=DistributedReadingService(20))
+            assert len(list(loader)) == len(list(loader)) == 8
+            next(iter(loader))
+            loader.shutdown()
+            loader.shutdown()
+            groups = len(distributed_c10d._world.pg_map)
+            found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), groups))
+        return found
+    """
+    with gloo_job(tmp_path, body) as job:
+        for found in job.outcomes():
+            assert len(set(found[1:])) == 1
+            assert (found[0][0], found[0][2]) == (1, 1)
+
+
+def test_what_talks_to_other_ranks_is_not_copied_and_says_so(tmp_path: Path) -> None:
+    body = """
+    import copy
+
+    def main(rank):
+        said = []
+        with DataLoader2(IterableWrapper(range(4)), reading_service=DistributedReadingService(20)) as loader:
+            list(loader)
+            for used in (loader.datapipe, loader.reading_service):
+                for duplicate in (copy.deepcopy, pickle.dumps):
+                    try:
+                        duplicate(used)
+                    except TypeError as error:
+                        said.append(str(error))
+        return said
+    """
+    with gloo_job(tmp_path, body) as job:
+        for said in job.outcomes():
+            assert len(said) == 4
+            assert all("a group of ranks in use can be neither pickled nor copied" in text for text in said)
+
+
+def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
+    body = """
+    import threading
+
+    go_on = threading.Event()
+
+    def blocks(item):
+        if item == 4:  # rank 0's
+            go_on.wait(60)
+        return item
+
+    def main(rank):
+        import torch, torch.distributed as dist
+        loader = DataLoader2(
+            IterableWrapper(range(20)).sharding_filter().map(blocks), reading_service=DistributedReadingService(20)
+        )
+        next(iter(loader))
+        threads = [thread for thread in threading.enumerate() if thread.name == "torchdata-prefetch"]
+        loader.shutdown()
+        go_on.set()
+        for thread in threads:
+            thread.join(20)
+        total = torch.tensor(10)
+        dist.all_reduce(total)
+        return len(threads), int(total)
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [(1, 20)] * 2
+
+
+def test_two_of_the_pipe_in_one_graph_keep_apart(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = FullSync(Counting(5 + 3 * rank), timeout=20).map(identity).batch(2)
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
+            return [list(loader), list(loader)]
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [[[[0, 1], [2, 3], [4]]] * 2] * 2
+
+
+def test_a_process_that_ends_in_the_middle_of_an_epoch_says_nothing(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        os._exit = lambda code: None  # the interpreter ends in the ordinary way
+        loader = DataLoader2(
+            IterableWrapper(range(20_000)).sharding_filter(), reading_service=DistributedReadingService(20)
+        )
+        globals().update(kept=loader, items=iter(loader))
+        return next(items)
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [0, 1]
+        for process in job.processes:
+            assert process.communicate(timeout=60)[0] == ""
+            assert process.returncode == 0

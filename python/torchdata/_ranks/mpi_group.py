@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchdata._optional import optional_import
-from torchdata._ranks.waiting import describe_ranks, wait_until
+from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks, wait_until
 
 __all__ = ["MpiGroup"]
 
@@ -17,7 +17,7 @@ __all__ = ["MpiGroup"]
 _ARRIVAL = 1
 
 
-class MpiGroup:
+class MpiGroup(UncopyableGroup):
     """All ranks of `MPI.COMM_WORLD`, through a duplicate of it.
 
     Args:
@@ -58,19 +58,23 @@ class MpiGroup:
         import numpy
 
         cell = numpy.array([value], dtype=numpy.int64)
-        return self._run(self._comm.Ibcast(cell, root=0), cell)
+        return self._run(lambda comm: comm.Ibcast(cell, root=0), cell)
 
     def all_reduce_min(self, value: int) -> int:
         """The least value of all ranks, on every rank."""
         import numpy
 
         mine, least = numpy.array([value], dtype=numpy.int64), numpy.zeros(1, dtype=numpy.int64)
-        return self._run(self._comm.Iallreduce(mine, least, op=self._mpi.MIN), least)
+        return self._run(lambda comm: comm.Iallreduce(mine, least, op=self._mpi.MIN), least)
 
-    def _run(self, request: Any, cell: Any) -> int:
+    def _run(self, start: Any, cell: Any) -> int:
+        comm = self._comm
+        if comm is None or self._given_up:
+            raise GivenUp("the group of ranks was closed")
         self._operation += 1
         if self._broken:
             raise ConnectionError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
+        request = start(comm)
         try:
             if wait_until(request.Test, self._timeout, self._tell_others, lambda: self._given_up):
                 return int(cell[0])
@@ -114,5 +118,5 @@ class MpiGroup:
     def close(self) -> None:
         """Frees the communicator, unless an operation on it never ended."""
         comm, self._comm = self._comm, None
-        if comm is not None and not self._broken and not self._mpi.Is_finalized():
+        if comm is not None and not (self._broken or self._given_up) and not self._mpi.Is_finalized():
             comm.Free()

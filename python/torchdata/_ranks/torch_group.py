@@ -13,7 +13,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from torchdata._ranks.waiting import describe_ranks, wait_until
+from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks, wait_until
 
 __all__ = ["TorchGroup", "require_available", "require_initialized"]
 
@@ -73,7 +73,7 @@ class _SignsOfLife:
 
         store = distributed_c10d._get_default_store()
         store = store.clone() if hasattr(store, "clone") else store  # no waiting for others who use the store
-        self._store = dist.PrefixStore(f"torchdata/{number}", store)
+        self._store: Any = dist.PrefixStore(f"torchdata/{number}", store)
         self._rank, self._ranks = dist.get_rank(), range(dist.get_world_size())
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
@@ -138,19 +138,24 @@ class _SignsOfLife:
         thread.join(_STORE_PATIENCE)
         return answers[0] if answers else None
 
-    def end(self) -> None:
-        """Leaves a last sign, which tells others that look for this rank that it has not died."""
+    def end(self, patience: float = _BEAT) -> None:
+        """Leaves a last sign, which tells others that look for this rank that it has not died.
+
+        Args:
+            patience: seconds to wait for it to be left; 0 where the interpreter may be going away.
+        """
         self._ended = True
         self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_BEAT)
+        if patience > 0 and self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(patience)
+            self._store = None  # and its connection
 
 
 def _parted(signs: dict[int, tuple[int, int, int]], rank: int) -> bool:
     return rank in signs and bool(signs[rank][2])
 
 
-class TorchGroup:
+class TorchGroup(UncopyableGroup):
     """All ranks of the job, through a gloo group of their own.
 
     Args:
@@ -178,19 +183,24 @@ class TorchGroup:
     def broadcast(self, value: int) -> int:
         """The value of rank 0, on every rank."""
         return self._run(
-            value, lambda tensor: self._dist.broadcast(tensor, src=0, group=self._group, async_op=True)
+            value, lambda tensor, group: self._dist.broadcast(tensor, src=0, group=group, async_op=True)
         )
 
     def all_reduce_min(self, value: int) -> int:
         """The least value of all ranks, on every rank."""
         least = self._dist.ReduceOp.MIN
         return self._run(
-            value, lambda tensor: self._dist.all_reduce(tensor, op=least, group=self._group, async_op=True)
+            value, lambda tensor, group: self._dist.all_reduce(tensor, op=least, group=group, async_op=True)
         )
 
     def _run(self, value: int, start: Any) -> int:
         import torch
 
+        group = self._group
+        if (
+            group is None or self._given_up
+        ):  # None is the whole job's group to torch, with other messages under way
+            raise GivenUp("the group of ranks was closed")
         self._signs.operation += 1
         if self._signs.operation == 1:
             self._signs.leave()
@@ -198,7 +208,7 @@ class TorchGroup:
             raise ConnectionError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
         tensor = torch.tensor(value, dtype=torch.int64)
         try:
-            work = start(tensor)
+            work = start(tensor, group)
             if not wait_until(work.is_completed, self._timeout, self._signs.leave, lambda: self._given_up):
                 raise self._failure(None)
             work.wait()
@@ -248,7 +258,7 @@ class TorchGroup:
 
     def __del__(self) -> None:
         if hasattr(self, "_signs"):
-            self._signs.end()
+            self._signs.end(patience=0)
 
     def close(self) -> None:
         """Destroys the process group."""

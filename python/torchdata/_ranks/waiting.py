@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
 
-__all__ = ["GivenUp", "describe_ranks", "wait_until"]
+__all__ = ["GivenUp", "UncopyableGroup", "describe_ranks", "wait_until"]
 
 #: Seconds between two looks: short at first, as ranks that keep in step answer within a fraction of a millisecond.
 _FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
@@ -49,3 +50,13 @@ def describe_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, or `ranks 1, 2`."""
     numbers = list(ranks)
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+class UncopyableGroup:
+    """Base of the groups of this package: a copy would not be known to the other ranks."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a group of ranks in use can be neither pickled nor copied, nor can the pipe or the reading service that "
+            "talks through it: copy them before they are iterated, and give each DataLoader2 a service of its own"
+        )

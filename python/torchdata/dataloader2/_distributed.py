@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, open_group
 from torchdata.dataloader2._interface import IterResetFn, ReadingServiceInterface
-from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
+from torchdata.dataloader2.graph import DataPipe, find_dps, set_graph_random_seed, traverse_dps
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ class DistributedReadingService(ReadingServiceInterface):
         self._fullsync: Any = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
-        """A copy that talks through the same group, where the user brought one."""
+        """A copy that talks through the same group, where the user brought one.
+
+        Raises:
+            TypeError: the service is in use.
+        """
         if self._given_group is not None:
             memo[id(self._given_group)] = self._given_group
         duplicate = type(self).__new__(type(self))
@@ -98,8 +102,17 @@ class DistributedReadingService(ReadingServiceInterface):
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.
+            ValueError: the graph runs in worker processes already, out of reach of the sharding by rank.
         """
+        from torchdata.dataloader2._multiprocessing import _WorkerOutput
         from torchdata.datapipes.iter import FullSync
+
+        if find_dps(traverse_dps(datapipe), _WorkerOutput):
+            raise ValueError(
+                "DistributedReadingService comes too late to share out the items, because worker processes read them "
+                "already: put it first, as in SequentialReadingService(DistributedReadingService(), "
+                "MultiProcessingReadingService(...))"
+            )
 
         group = self._open(self._timeout)
         self._rank, self._world_size, self._pg = group.rank, group.world_size, group

@@ -11,6 +11,7 @@ votes once in every step up to the first in which not all have an item, and in n
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, open_group
+from torchdata._ranks.waiting import UncopyableGroup
 from torchdata.datapipes._checks import check_source
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import close_dropped
@@ -190,6 +192,16 @@ class FullSync(_PrefetchBase[T_co]):
         group, self._group = self._group, None
         if group is not None:
             group.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
+        """A copy that talks through the same group, where the user brought one."""
+        group = self._given_group
+        if group is not None and not isinstance(group, UncopyableGroup):
+            memo[id(group)] = group
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        vars(duplicate).update(copy.deepcopy(self.__getstate__(), memo))
+        return duplicate
 
     def _attributes_to_copy(self) -> dict[str, Any]:
         return {**super()._attributes_to_copy(), "_group": None}
