@@ -566,10 +566,11 @@ def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_j
     body = """
     import threading
 
-    go_on = threading.Event()
+    waits, go_on = threading.Event(), threading.Event()
 
     def blocks(item):
-        if item == 4:  # rank 0's
+        if item == 2:  # rank 0's second, which it reads ahead
+            waits.set()
             go_on.wait(60)
         return item
 
@@ -578,7 +579,9 @@ def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_j
         loader = DataLoader2(
             IterableWrapper(range(20)).sharding_filter().map(blocks), reading_service=DistributedReadingService(20)
         )
-        next(iter(loader))
+        items = iter(loader)
+        next(items)
+        assert rank == 1 or waits.wait(60)
         threads = [thread for thread in threading.enumerate() if thread.name == "torchdata-prefetch"]
         loader.shutdown()
         go_on.set()

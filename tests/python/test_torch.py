@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse_dps
 from torchdata.datapipes import functional_datapipe
 from torchdata.datapipes.iter import (
@@ -396,6 +396,97 @@ def test_a_loop_in_the_manner_of_trainers_sanity_check_training_and_validation_i
                 if step == 2:
                     assert sorted(validate) == [0, 1, 2, 3]
             assert sorted(seen) == list(range(12))
+
+
+@pytest.mark.parametrize("service", [None, InProcessReadingService()])
+def test_a_loader_knows_the_length_of_what_it_reads_itself(service: Any) -> None:
+    loader = DataLoader2(IterableWrapper(range(5)).batch(2), reading_service=service)
+    assert len(loader) == len(list(loader)) == len(loader) == 3
+    assert bool(DataLoader2(IterableWrapper([]), reading_service=service)), (
+        "a loader is true, as it was without length"
+    )
+
+
+def test_a_length_that_is_not_known_is_refused_and_keeps_nobody_from_iterating() -> None:
+    unknown = DataLoader2(IterableWrapper(range(4)).filter(bool))
+    with DataLoader2(
+        IterableWrapper(range(4)).sharding_filter(), reading_service=MultiProcessingReadingService(1)
+    ) as shared:
+        for loader, message in (
+            (unknown, "len"),
+            (shared, "MultiProcessingReadingService shares out"),
+        ):
+            assert loader
+            with pytest.raises(TypeError, match=message):
+                len(loader)
+        assert (list(unknown), list(shared)) == ([1, 2, 3], [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_torchs_loader_keeps_its_workers_from_epoch_to_epoch(method: str) -> None:
+    pipe = IterableWrapper(range(20)).shuffle().sharding_filter().map(plus_one)
+    loader = data.DataLoader(
+        pipe, 4, num_workers=2, shuffle=True, persistent_workers=True, multiprocessing_context=method
+    )
+    orders = [[item for batch in loader for item in batch.tolist()] for _ in range(3)]
+    assert all(sorted(order) == list(range(1, 21)) for order in orders)
+    assert orders[0] != orders[1]
+
+
+def test_pipes_of_torchs_pass_the_linter_the_adapters_and_graph_surgery() -> None:
+    from torchdata.dataloader2.adapter import Shuffle
+    from torchdata.dataloader2.graph import remove_dp
+    from torchdata.dataloader2.linter import _check_shuffle_before_sharding
+
+    theirs = data.datapipes.iter
+    pipe = theirs.IterableWrapper(range(6)).shuffle().sharding_filter().map(plus_one)
+    assert _check_shuffle_before_sharding(pipe)
+    assert not _check_shuffle_before_sharding(theirs.IterableWrapper(range(6)).sharding_filter().shuffle())
+    remove_dp(traverse_dps(pipe), find_dps(traverse_dps(pipe), theirs.ShardingFilter)[0])
+    assert list(Shuffle(False)(pipe)) == list(range(1, 7))
+
+
+def test_graphs_are_pickled_and_sent_to_workers_while_hooks_are_set() -> None:
+    pipe = IterableWrapper(range(3)).sharding_filter().map(plus_one)
+    for base in (IterDataPipe, data.IterDataPipe):
+        seen: list[Any] = []
+        base.set_getstate_hook(lambda state, seen=seen: seen.append(state) or state)
+        try:
+            assert list(pickle.loads(pickle.dumps(pipe))) == list(copy.deepcopy(pipe)) == [1, 2, 3]
+            with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "spawn")) as loader:
+                assert list(loader) == [1, 2, 3]
+        finally:
+            base.set_getstate_hook(None)
+        assert seen
+
+
+WITHOUT_DILL = """
+import sys
+sys.modules["dill"] = None
+import torch.utils.data.graph
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.graph import traverse_dps
+from torchdata.datapipes.iter import IterableWrapper
+if __name__ == "__main__":
+    pipe = IterableWrapper(range(4)).sharding_filter().map(lambda item: item + 1)
+    assert len(traverse_dps(pipe)) == len(torch.utils.data.graph.traverse_dps(pipe)) == 1
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "spawn")) as loader:
+        print(list(loader))
+"""
+
+
+def test_without_dill_functions_without_a_name_are_traversed_and_sent_all_the_same(tmp_path: Any) -> None:
+    script = tmp_path / "without_dill.py"
+    script.write_text(WITHOUT_DILL, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert (done.stdout, done.stderr) == ("[1, 2, 3, 4]\n", "")
 
 
 def test_the_attributes_of_a_loader_are_read_from_outside() -> None:

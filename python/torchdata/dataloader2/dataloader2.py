@@ -37,7 +37,7 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph._serialization import Snapshot, clone, deserialize_datapipe
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.random.seed_generator import check_seed
-from torchdata.dataloader2.reading_service import pause_pipes, resume_pipes
+from torchdata.dataloader2.reading_service import InProcessReadingService, pause_pipes, resume_pipes
 from torchdata.datapipes._traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
 
@@ -230,6 +230,23 @@ class DataLoader2(Generic[T_co]):
             if because is None:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
+
+    def __len__(self) -> int:
+        """The number of items of an epoch, where the whole graph runs in this process.
+
+        Raises:
+            TypeError: it is not known: a pipe does not know its length, or a reading service shares out the items.
+        """
+        service = self.reading_service
+        if service is not None and not isinstance(service, InProcessReadingService):
+            raise TypeError(
+                f"this DataLoader2 has no length: it depends on how {type(service).__name__} shares out the items"
+            )
+        length: int = len(self.datapipe)
+        return length
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length
 
     def seed(self, seed: int) -> None:
         """Sets the seed from which all seeds of the following epochs are drawn.
