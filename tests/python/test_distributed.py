@@ -621,3 +621,21 @@ def test_a_process_that_ends_in_the_middle_of_an_epoch_says_nothing(tmp_path: Pa
         for process in job.processes:
             assert process.communicate(timeout=60)[0] == ""
             assert process.returncode == 0
+
+
+def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        import multiprocessing
+        pipe = FullSync(IterableWrapper(range(40)).sharding_filter(), timeout=20)
+        items = iter(pipe)
+        next(items)
+        child = multiprocessing.get_context("fork").Process(target=pipe.shutdown)
+        child.start()
+        child.join(15)
+        ended = child.exitcode
+        child.kill()
+        return ended, len(list(items))
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [(0, 39)] * 2

@@ -8,6 +8,7 @@ group is in use: when an operation fails, they tell which rank is gone and which
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from datetime import timedelta
@@ -174,6 +175,7 @@ class TorchGroup(UncopyableGroup):
         self._signs = _SignsOfLife(dist, next(_numbers))
         self._broken = False
         self._given_up = False
+        self._process = os.getpid()
 
     @property
     def broken(self) -> bool:
@@ -261,7 +263,9 @@ class TorchGroup(UncopyableGroup):
             self._signs.end(patience=0)
 
     def close(self) -> None:
-        """Destroys the process group."""
+        """Destroys the process group; a forked child leaves it alone, which is its parent's."""
+        if self._process != os.getpid():
+            return
         self._signs.end()
         group, self._group = self._group, None
         if group is not None and not self._broken and self._dist.is_initialized():
