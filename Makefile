@@ -103,7 +103,12 @@ test-loom: ## The engine's lock-free parts under every interleaving: loom
 
 .PHONY: test-python
 test-python: setup ## The facade: pytest
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest -n 2 -m 'not alone'
+	$(BIN)/python -m pytest -m alone
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 .PHONY: test-portable
 test-portable: setup ## The worker tests once more, on the engine's portable fallback

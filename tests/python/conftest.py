@@ -18,6 +18,23 @@ settings.register_profile("project", deadline=None, suppress_health_check=[Healt
 settings.load_profile("project")
 
 
+#: Modules whose tests start processes that share the machine, kill them, or look at what they leave behind.
+ALONE = (
+    "test_demo",
+    "test_disk_caching_processes",
+    "test_distributed",
+    "test_examples",
+    "test_multiprocessing",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is not to run beside other tests."""
+    for item in items:
+        if item.path.stem.startswith(ALONE):
+            item.add_marker("alone")
+
+
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the library believe that torch is not loaded."""

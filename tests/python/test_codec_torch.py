@@ -124,6 +124,17 @@ def test_a_tensor_and_its_view_in_nested_containers_stay_one_memory(loopback):
     assert item["nested"][0].image[2] == 5
 
 
+def test_tensors_of_a_subclass_share_memory_on_arrival_with_each_other_and_with_plain_ones(loopback):
+    whole = torch.zeros(50_000)
+    item = loopback.one(
+        {"first": whole.as_subclass(Marked), "second": whole[10:20].as_subclass(Marked), "plain": whole}
+    )
+    item["plain"][12] = 5
+    assert item["first"][12] == 5
+    assert item["second"][2] == 5
+    assert type(item["second"]) is Marked
+
+
 REDUCERS = """
 import copyreg, sys
 import numpy as np

@@ -21,7 +21,7 @@ from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, Ra
 from torchdata.datapipes.utils import StreamWrapper
 
 DATA = pathlib.Path(__file__).parent / "data" / "rar"
-STORED = {"rar3-subdirs", "rar5-subdirs"}
+STORED = ("rar3-subdirs", "rar5-subdirs")
 TREE = {
     "sub/dir2/file2.txt": b"file2\n",
     "sub/with space/long fn.txt": b"long fn\n",

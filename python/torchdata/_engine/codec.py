@@ -80,12 +80,18 @@ def _tensor_pickler(base: Any) -> Any:
 
         def reducer_override(self, obj: Any) -> Any:
             torch = sys.modules["torch"]
+            if type(obj) is torch.storage.TypedStorage:  # of a tensor of another kind, such as a subclass
+                untyped = obj._untyped_storage
+                if untyped.device.type == "cpu" and untyped.nbytes() > 0:
+                    return _typed_storage, (self._shared(untyped), obj.dtype)
             if type(obj) is not torch.Tensor or not _is_plain(obj) or torch.Tensor in self.dispatch_table:
                 return super().reducer_override(obj) if hasattr(base, "reducer_override") else NotImplemented
-            storage = obj.untyped_storage()
-            shared = self.storages.setdefault(storage.data_ptr(), _Storage(storage))
+            shared = self._shared(obj.untyped_storage())
             dtype, place = str(obj.dtype)[6:], (obj.storage_offset(), tuple(obj.shape), obj.stride())
             return _tensor_from_storage, (shared, dtype, place, obj.requires_grad)
+
+        def _shared(self, storage: Any) -> _Storage:
+            return self.storages.setdefault(storage.data_ptr(), _Storage(storage))
 
     return TensorPickler
 
@@ -117,6 +123,13 @@ def _storage_over(buffer: Any) -> Any:
     import torch
 
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    typed: Any = torch.storage.TypedStorage
+    return typed(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _tensor_from_storage(storage: Any, dtype: str, place: tuple[Any, ...], requires_grad: bool) -> Any:
