@@ -133,10 +133,10 @@ class _Child:
         from torchdata.dataloader2.utils.dispatch import DispatchedSource
 
         setup = self.setup
+        _limit_threads()  # before anything of the user's is imported
         job = setup.job.load() if isinstance(setup.job, SharedPickle) else setup.job
         self.job: Job = job
         _engine.current_sender = self.sender
-        _limit_threads()
         self.worker_info = WorkerInfo(setup.num_workers, setup.worker_id)
         if setup.dispatches:
             self.datapipe = job.datapipe

@@ -142,9 +142,9 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         torch.manual_seed(torch_seed)
     else:
         awaited["torch"] = lambda torch: torch.manual_seed(torch_seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(numpy_seed >> 32)  # the legacy generator takes 32 bits
+    numpy_random = sys.modules.get("numpy.random")  # which NumPy itself imports late
+    if numpy_random is not None:
+        numpy_random.seed(numpy_seed >> 32)  # the legacy generator takes 32 bits
     else:
         awaited["numpy.random"] = lambda numpy_random: numpy_random.seed(numpy_seed >> 32)
     if parent_process() is not None:  # main's imports are the user's
