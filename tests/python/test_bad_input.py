@@ -195,7 +195,7 @@ KINDS: dict[str, Bad] = {
         data, data[:-3], functools.partial(decompressed, kind), "Decompressor", (EOFError, OSError)
     )
     for kind, data in (
-        ("gzip", gzip.compress(TEXT)),
+        ("gzip", gzip.compress(TEXT, mtime=0)),
         ("bz2", bz2.compress(TEXT)),
         ("lzma", lzma.compress(TEXT)),
     )

@@ -258,7 +258,7 @@ ONE = framed(record({"x": ("int", [1])}))
         (ONE[:8] + b"\0\0\0\0" + ONE[12:], "checksum of its length is wrong"),
         (ONE[:-6] + b"!" + ONE[-5:], "checksum of its data is wrong"),
         (b"no TFRecord file at all", "no .uncompressed. TFRecord file"),
-        (gzip.compress(ONE), "no .uncompressed. TFRecord file"),
+        (gzip.compress(ONE, mtime=0), "no .uncompressed. TFRecord file"),
         (framed(b"\xff\xff"), "no valid protocol buffer"),
         (framed(struct.pack("<Q", 2**40))[16:16] + struct.pack("<Q", 2**40), "truncated"),
         (struct.pack("<Q", 2**40) + TFRecordWriter.masked_crc(struct.pack("<Q", 2**40)), "2 GiB"),
