@@ -14,6 +14,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from torchdata.datapipes.iter._held import HoldsStream
@@ -340,3 +341,61 @@ class ArchiveLoader(HoldsStream):
         if self.length == -1:
             raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
         return self.length
+
+
+class IndexedArchive(Archive):
+    """An archive whose members stand in a directory, which is read as a whole."""
+
+    def __init__(self, path: str, source: Any, start: int | None = None) -> None:
+        super().__init__(path, source, start)
+        #: Index of the entry behind the last one that was yielded.
+        self.next = 0
+
+    def entries(self) -> list[Any]:
+        """The directory. Entries have a `filename`."""
+        raise NotImplementedError
+
+    def open_entry(self, index: int) -> Any:
+        """Opens the entry `index` of the directory."""
+        raise NotImplementedError
+
+
+class IndexedLoader(ArchiveLoader):
+    """A loader of archives with a directory: the place in one is an index into it."""
+
+    max_ratio: float | None
+
+    def _open(self, path: str, stream: Any) -> IndexedArchive:
+        """The archive in a stream."""
+        raise NotImplementedError
+
+    def _is_file(self, entry: Any) -> bool:
+        """Whether an entry is a member to yield: no folder and no link."""
+        raise NotImplementedError
+
+    def _check(self, entry: Any) -> None:
+        """Raises an error for a member that cannot or must not be read."""
+        raise NotImplementedError
+
+    def _error_of_archive(self, path: str, error: Exception) -> Exception:
+        """The error to raise for one that reading the archive met."""
+        raise NotImplementedError
+
+    def _place_of(self, archive: IndexedArchive) -> int:
+        return archive.next
+
+    def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
+        try:
+            archive = self._open(path, stream)
+            entries, parent, folder = archive.entries(), archive.parent, folder_of(path)
+            archive.next = place or 0
+            self._archive = archive  # now that it is open and in its place
+            for index in range(archive.next, len(entries)):
+                entry = entries[index]
+                archive.next = index + 1
+                if self._is_file(entry):
+                    name = path_in(folder, entry.filename)
+                    self._check(entry)
+                    yield name, StreamWrapper(archive.open_entry(index), parent, name)
+        except Exception as error:
+            raise self._error_of_archive(path, error)

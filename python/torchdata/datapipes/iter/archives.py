@@ -29,6 +29,8 @@ from torchdata.datapipes.iter._archive import (
     ArchiveLoader,
     Counted,
     Entry,
+    IndexedArchive,
+    IndexedLoader,
     bare,
     bzip2_reader,
     check_max_ratio,
@@ -439,14 +441,12 @@ def _keep_in_memory(stream: StreamWrapper | None) -> None:
             stream.detach_from_parent(io.BytesIO(raw.content(0, raw.size)))
 
 
-class _ZipArchive(Archive):
+class _ZipArchive(IndexedArchive):
     """A zip archive."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         super().__init__(path, source, start)
         self._zip: zipfile.ZipFile | None = None
-        #: Index of the entry behind the last one that was yielded.
-        self.next = 0
 
     @property
     def zip(self) -> zipfile.ZipFile:
@@ -459,6 +459,10 @@ class _ZipArchive(Archive):
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
         return explained(zipfile.BadZipFile, f"{name!r} of {self.path!r} in ZipArchiveLoader", error)
+
+    def entries(self) -> list[Any]:
+        """The directory."""
+        return list(self.zip.infolist())
 
     def open_entry(self, index: int) -> Any:
         """Opens the entry `index` of the archive's directory."""
@@ -501,7 +505,7 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 @functional_datapipe("load_from_zip")
-class ZipArchiveLoader(ArchiveLoader):
+class ZipArchiveLoader(IndexedLoader):
     """Reads zip archives: yields pairs of path and stream, one per file.
 
     A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
@@ -534,22 +538,15 @@ class ZipArchiveLoader(ArchiveLoader):
         self.length = check_int("ZipArchiveLoader", "length", length, least=-1)
         self.max_ratio = check_max_ratio("ZipArchiveLoader", max_ratio)
 
-    def _place_of(self, archive: _ZipArchive) -> int:
-        return archive.next
+    def _open(self, path: str, stream: Any) -> _ZipArchive:
+        return _ZipArchive(path, stream)
 
-    def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
-        try:
-            archive = _ZipArchive(path, stream)
-            entries, parent, folder = archive.zip.infolist(), archive.parent, folder_of(path)
-            archive.next = place or 0
-            self._archive = archive  # now that it is open and in its place
-            for index in range(archive.next, len(entries)):
-                info = entries[index]
-                archive.next = index + 1
-                if not info.filename.endswith("/") and not stat.S_ISLNK(info.external_attr >> 16):
-                    name = path_in(folder, info.filename)
-                    if info.file_size > SMALLEST_BOMB:
-                        refuse_bomb(info.file_size, info.compress_size, self.max_ratio)
-                    yield name, StreamWrapper(archive.open_entry(index), parent, name)
-        except Exception as error:
-            raise explained(zipfile.BadZipFile, f"the zip archive {path!r} in ZipArchiveLoader", error)
+    def _is_file(self, entry: Any) -> bool:
+        return not entry.filename.endswith("/") and not stat.S_ISLNK(entry.external_attr >> 16)
+
+    def _check(self, entry: Any) -> None:
+        if entry.file_size > SMALLEST_BOMB:
+            refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
+
+    def _error_of_archive(self, path: str, error: Exception) -> Exception:
+        return explained(zipfile.BadZipFile, f"the zip archive {path!r} in ZipArchiveLoader", error)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torchdata._optional import optional_import
@@ -19,19 +19,16 @@ from torchdata.datapipes._checks import check_int
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.iter._archive import (
     MAX_RATIO,
-    Archive,
-    ArchiveLoader,
     Entry,
+    IndexedArchive,
+    IndexedLoader,
     bare,
     check_max_ratio,
     explained,
-    folder_of,
-    path_in,
     refuse_bomb,
     seekable,
 )
 from torchdata.datapipes.iter._held import source_pipe
-from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["RarArchiveLoader"]
 
@@ -44,14 +41,12 @@ def _rarfile() -> Any:
     return optional_import("rarfile", extra="rar", needed_by="RarArchiveLoader")
 
 
-class _RarArchive(Archive):
+class _RarArchive(IndexedArchive):
     """A RAR archive, of version 3 or 5."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         super().__init__(path, source, start)
         self._rar: Any = None
-        #: Index of the entry behind the last one that was yielded.
-        self.next = 0
 
     @property
     def rar(self) -> Any:
@@ -69,6 +64,10 @@ class _RarArchive(Archive):
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
         return _explained(f"{name!r} of {self.path!r} in RarArchiveLoader", error)
+
+    def entries(self) -> list[Any]:
+        """The directory."""
+        return list(self.rar.infolist())
 
     def open_entry(self, index: int) -> Any:
         """Opens the entry `index` of the archive when it is read."""
@@ -179,7 +178,7 @@ class _WhenRead:
 
 
 @functional_datapipe("load_from_rar")
-class RarArchiveLoader(ArchiveLoader):
+class RarArchiveLoader(IndexedLoader):
     """Reads RAR archives: yields pairs of path and stream, one per file. Needs the extra `rar`.
 
     A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
@@ -218,27 +217,16 @@ class RarArchiveLoader(ArchiveLoader):
         self.length = check_int("RarArchiveLoader", "length", length, least=-1)
         self.max_ratio = check_max_ratio("RarArchiveLoader", max_ratio)
 
-    def _place_of(self, archive: _RarArchive) -> int:
-        return archive.next
+    def _open(self, path: str, stream: Any) -> _RarArchive:
+        return _RarArchive(path, stream)
 
-    def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
-        try:
-            archive = _RarArchive(path, stream)
-            entries, parent, folder = archive.rar.infolist(), archive.parent, folder_of(path)
-            archive.next = place or 0
-            self._archive = archive  # now that it is open and in its place
-            for index in range(archive.next, len(entries)):
-                info = entries[index]
-                archive.next = index + 1
-                if not info.is_dir() and not info.is_symlink():
-                    name = path_in(folder, info.filename)
-                    self._check(info)
-                    yield name, StreamWrapper(archive.open_entry(index), parent, name)
-        except Exception as error:
-            raise _explained(f"the RAR archive {path!r} in RarArchiveLoader", error)
+    def _is_file(self, entry: Any) -> bool:
+        return not entry.is_dir() and not entry.is_symlink()
 
-    def _check(self, info: Any) -> None:
-        """Raises an error for a member that cannot or must not be read."""
-        if info.needs_password():
-            raise _rarfile().PasswordRequired(f"its member {info.filename!r} is encrypted")
-        refuse_bomb(info.file_size, info.compress_size, self.max_ratio)
+    def _error_of_archive(self, path: str, error: Exception) -> Exception:
+        return _explained(f"the RAR archive {path!r} in RarArchiveLoader", error)
+
+    def _check(self, entry: Any) -> None:
+        if entry.needs_password():
+            raise _rarfile().PasswordRequired(f"its member {entry.filename!r} is encrypted")
+        refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)

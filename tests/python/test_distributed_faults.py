@@ -1,0 +1,287 @@
+"""Ranks that raise, die, hang, are cut off or leave: the others fail within the time-out, and nothing stays behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from ranks import Job, gloo_job, mpi_job
+
+pytest.importorskip("torch", reason="ranks on gloo need torch")
+pytest.importorskip("mpi4py", reason="ranks on MPI need mpi4py")
+
+Start = Callable[..., AbstractContextManager[Job]]
+
+each_backend = pytest.mark.parametrize(
+    ("start", "backend"), [(gloo_job, "gloo"), (mpi_job, "mpi")], ids=["gloo", "mpi"]
+)
+
+
+@each_backend
+def test_a_rank_that_raises_makes_the_others_fail_with_its_name(
+    start: Start, backend: str, tmp_path: Path
+) -> None:
+    body = f"""
+    def fail_on(rank):
+        def check(item):
+            if rank == 1 and item >= 10:
+                raise ValueError("a bad item")
+            return item
+        return check
+    def main(rank):
+        pipe = IterableWrapper(range(30)).sharding_filter().map(fail_on(rank))
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20, backend="{backend}")) as loader:
+            return list(loader)
+    """
+    with start(tmp_path, body, 3) as job:
+        first, second, third = job.outcomes()
+    assert isinstance(second, ValueError)
+    for other in (first, third):
+        assert isinstance(other, RuntimeError)
+        assert "rank 1 raised an exception" in str(other)
+
+
+WAIT_AT = """
+def slow(rank):
+    def wait(item):
+        if rank == 1 and item >= 12:
+            open(os.path.join(os.environ["OUTCOMES"], "reached"), "w").close()
+            time.sleep({seconds})
+        return item
+    return wait
+
+def main(rank):
+    pipe = IterableWrapper(range(60)).sharding_filter().map(slow(rank))
+    service = DistributedReadingService({timeout}, backend="{backend}")
+    loader = DataLoader2(pipe, reading_service=service)
+    begin = time.monotonic()
+    try:
+        list(loader)
+    except Exception as error:
+        error.add_note(f"{{time.monotonic() - begin}}")
+        raise
+    finally:
+        loader.shutdown()
+"""
+
+
+def wait_for(path: Path) -> None:
+    import time
+
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def test_a_rank_that_is_killed_is_reported_by_the_others_by_name(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, WAIT_AT.format(seconds=1000, timeout=20, backend="gloo"), 3) as job:
+        wait_for(tmp_path / "reached")
+        job.kill(1, signal.SIGKILL)
+        for rank in (0, 2):
+            error, _ = job.outcome(rank, 40)
+            assert isinstance(error, ConnectionError), error
+            assert "rank 1 of 3 gave no sign of life" in str(error)
+
+
+@each_backend
+def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(
+    start: Start, backend: str, tmp_path: Path
+) -> None:
+    with start(tmp_path, WAIT_AT.format(seconds=1000, timeout=3, backend=backend), 2) as job:
+        error, _ = job.outcome(0)
+        assert isinstance(error, TimeoutError), error
+        assert "rank 1 of 2 did not come along" in str(error)
+        assert 3 <= float(error.__notes__[-1]) < 5 + 1.5, (
+            "the time-out and two seconds, and the time to get there"
+        )
+
+
+def test_a_rank_that_is_stopped_gives_no_sign_of_life(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, WAIT_AT.format(seconds=1000, timeout=3, backend="gloo"), 2) as job:
+        wait_for(tmp_path / "reached")
+        job.kill(1, signal.SIGSTOP)
+        error, _ = job.outcome(0)
+        assert isinstance(error, ConnectionError), error
+        assert "rank 1 of 2 gave no sign of life" in str(error)
+        job.kill(1, signal.SIGCONT)
+
+
+def test_a_slow_rank_within_the_time_out_is_waited_for(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, WAIT_AT.format(seconds=0.2, timeout=20, backend="gloo"), 2) as job:
+        assert job.outcomes() == [None, None]
+
+
+NETWORK = """
+import os, subprocess, sys, time
+from datetime import timedelta
+
+def ip(*command):
+    subprocess.run(["ip", *command], check=True)
+
+ip("link", "set", "lo", "up")
+ip("addr", "add", "10.77.0.1/32", "dev", "lo", "label", "lo:1")
+import torch.distributed as dist
+job, cut = sys.argv[1], sys.argv[2].split()
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+ranks = []
+for rank in range(3):
+    environment = os.environ | {
+        "RANK": str(rank), "WORLD_SIZE": "3", "STORE_HOST": "127.0.0.1", "STORE_PORT": str(store.port),
+        "GLOO_SOCKET_IFNAME": "lo:1" if rank == 1 else "lo",
+    }
+    ranks.append(subprocess.Popen([sys.executable, job], env=environment))
+while not os.path.exists(os.path.join(os.environ["OUTCOMES"], "reached")):
+    time.sleep(0.01)
+ip(*cut)
+for process in ranks:
+    process.wait()
+"""
+
+#: A network of the test's own, in which it may do what it likes.
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+def runs_networks() -> bool:
+    try:
+        probe = [*NAMESPACE, "ip", "link", "set", "lo", "up"]
+        return subprocess.run(probe, capture_output=True, timeout=30).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ("link set lo down", "the store of the job does not answer"),
+        ("addr del 10.77.0.1/32 dev lo", "all ranks live and have come along; the network between them"),
+    ],
+    ids=["from everything", "rank 1 from the others"],
+)
+def test_ranks_that_are_cut_off_fail_within_the_time_out(cut: str, message: str, tmp_path: Path) -> None:
+    if not runs_networks():
+        pytest.skip("network namespaces of one's own are not allowed here, or iproute2 is missing")
+    body = """
+    def pace(item):
+        if item >= 12:
+            open(os.path.join(os.environ["OUTCOMES"], "reached"), "w").close()
+            time.sleep(0.05)
+        return item
+
+    def main(rank):
+        pipe = IterableWrapper(range(100_000)).sharding_filter().map(pace)
+        with DataLoader2(pipe, reading_service=DistributedReadingService(3)) as loader:
+            last = time.monotonic()
+            try:
+                for _ in loader:
+                    last = time.monotonic()
+            except Exception as error:
+                error.add_note(str(time.monotonic() - last))
+                raise
+    """
+    with gloo_job(tmp_path, body, 0) as job:
+        job.start_in_network([*NAMESPACE, sys.executable, "-c", NETWORK], cut)
+        for rank in range(3):
+            error = job.outcome(rank)[0]
+            assert isinstance(error, ConnectionError), error
+            assert message in str(error)
+            assert float(error.__notes__[-1]) < 3 + 2 + 1, (
+                "the time-out and two seconds, and the pace of items"
+            )
+
+
+def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        import threading
+        from torch.distributed import distributed_c10d
+        found = []
+        for _ in range(4):
+            pipe = IterableWrapper(range(16)).sharding_filter().map(identity)
+            loader = DataLoader2(pipe, reading_service=DistributedReadingService(20))
+            assert len(list(loader)) == len(list(loader)) == 8
+            next(iter(loader))
+            loader.shutdown()
+            loader.shutdown()
+            groups = len(distributed_c10d._world.pg_map)
+            found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), groups))
+        return found
+    """
+    with gloo_job(tmp_path, body) as job:
+        for found in job.outcomes():
+            assert len(set(found[1:])) == 1
+            assert (found[0][0], found[0][2]) == (1, 1)
+
+
+def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
+    body = """
+    import threading
+
+    waits, go_on = threading.Event(), threading.Event()
+
+    def blocks(item):
+        if item == 2:  # rank 0's second, which it reads ahead
+            waits.set()
+            go_on.wait(60)
+        return item
+
+    def main(rank):
+        import torch, torch.distributed as dist
+        loader = DataLoader2(
+            IterableWrapper(range(20)).sharding_filter().map(blocks), reading_service=DistributedReadingService(20)
+        )
+        items = iter(loader)
+        next(items)
+        assert rank == 1 or waits.wait(60)
+        threads = [thread for thread in threading.enumerate() if thread.name == "torchdata-prefetch"]
+        loader.shutdown()
+        go_on.set()
+        for thread in threads:
+            thread.join(20)
+        total = torch.tensor(10)
+        dist.all_reduce(total)
+        return len(threads), int(total)
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [(1, 20)] * 2
+
+
+def test_a_process_that_ends_in_the_middle_of_an_epoch_says_nothing(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        os._exit = lambda code: None  # the interpreter ends in the ordinary way
+        loader = DataLoader2(
+            IterableWrapper(range(20_000)).sharding_filter(), reading_service=DistributedReadingService(20)
+        )
+        globals().update(kept=loader, items=iter(loader))
+        return next(items)
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [0, 1]
+        for process in job.processes:
+            assert process.communicate(timeout=60)[0] == ""
+            assert process.returncode == 0
+
+
+def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        import multiprocessing
+        pipe = FullSync(IterableWrapper(range(40)).sharding_filter(), timeout=20)
+        items = iter(pipe)
+        next(items)
+        child = multiprocessing.get_context("fork").Process(target=pipe.shutdown)
+        child.start()
+        child.join(15)
+        ended = child.exitcode
+        child.kill()
+        return ended, len(list(items))
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [(0, 39)] * 2
