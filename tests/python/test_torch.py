@@ -65,6 +65,13 @@ class OurDoubler(IterDataPipe):
             yield -item
 
 
+def run_code(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh interpreter, in which warnings are errors."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+
+
 WHO_COMES_FIRST = """
 import sys
 if sys.argv[1] == "torch":
@@ -80,8 +87,10 @@ if sys.argv[1] == "nobody":
     sys.exit()
 import torch.utils.data as data
 assert len(sys.meta_path) == len(before) - (sys.argv[1] == "we")
-assert isinstance(pipe, data.IterDataPipe) and isinstance(pipe, data.IterableDataset)
+assert isinstance(pipe, data.IterDataPipe) and isinstance(pipe, data.IterableDataset) and isinstance(pipe, data.Dataset)
 assert issubclass(Mapper, data.IterDataPipe) and not isinstance(pipe, data.MapDataPipe)
+assert isinstance(by_index, data.Dataset) and not isinstance(by_index, data.IterableDataset)
+assert issubclass(Mapper, data.Dataset) and not isinstance([1], data.Dataset)
 assert isinstance(by_index, data.MapDataPipe) and not isinstance(by_index, data.IterDataPipe)
 theirs = data.datapipes.iter.IterableWrapper(range(3)).map(str)
 assert isinstance(theirs, IterDataPipe) and not isinstance(theirs, (Mapper, MapDataPipe))
@@ -101,10 +110,65 @@ print(list(DataLoader2(theirs.prefetch(2))), list(pipe) == list(theirs))
     ],
 )
 def test_classes_know_each_other_whoever_is_imported_first(who: str, printed: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-c", WHO_COMES_FIRST, who]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    done = run_code(WHO_COMES_FIRST, who)
     assert (done.stdout, done.stderr) == (printed, "")
+
+
+CLASSES_THAT_WERE_THERE_BEFORE_TORCH = """
+import copy, dataclasses, pickle
+from typing import Generic, TypeVar
+from torchdata.datapipes.iter import IterDataPipe
+from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
+T = TypeVar("T")
+class Words(IterDataPipe[T]):
+    def __init__(self, words): self.words = words
+    def __iter__(self): yield from self.words
+class Loud: pass
+class LoudWords(Loud, Words[str], Generic[T]): pass
+@dataclasses.dataclass
+class Count(IterDataPipe[int]):
+    stop: int
+    def __iter__(self): yield from range(self.stop)
+class Slots(IterDataPipe):
+    __slots__ = ("stop",)
+    def __iter__(self): yield 1
+class Listed(list, MapDataPipe): pass
+pipes = [LoudWords("ab"), Count(2), Slots(), Listed([7]), SequenceWrapper([8])]
+running = iter(pipes[0].map(str.upper))
+saved = pickle.dumps(pipes[1])
+seen = [next(running)]
+import torch.utils.data as data
+for pipe in pipes:
+    assert isinstance(pipe, data.Dataset) and issubclass(type(pipe), data.Dataset), pipe
+seen += running
+class Both(IterDataPipe, data.Dataset):
+    def __iter__(self): yield 5
+print(seen, list(pickle.loads(saved)), list(copy.deepcopy(pipes[1])), pipes[3][0], list(Both() + Both()))
+print(list(pipes[4] + Listed([9])))
+"""
+
+
+def test_pipes_of_before_become_datasets_in_the_middle_of_an_iteration() -> None:
+    done = run_code(CLASSES_THAT_WERE_THERE_BEFORE_TORCH)
+    assert (done.stdout, done.stderr) == ("['A', 'B'] [0, 1] [0, 1] 7 [5, 5]\n[8, 9]\n", "")
+
+
+def test_a_torch_whose_dataset_cannot_be_a_base_is_imported_all_the_same() -> None:
+    """The class of a torch to come might be laid out so that nothing can become its subclass later."""
+    done = run_code(
+        "import abc, sys, types, warnings\n"
+        "class Theirs(abc.ABC): functions = {}\n"
+        "module = sys.modules['torch.utils.data'] = types.ModuleType('torch.utils.data')\n"
+        "module.DataLoader, module.Dataset, module.IterDataPipe = object, int, Theirs\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    from torchdata.datapipes.iter import IterableWrapper\n"
+        "print([str(warning.message)[:65] for warning in caught])\n"
+        "print(isinstance(IterableWrapper([1]), Theirs), list(IterableWrapper([1])))\n"
+    )
+    assert done.stdout == (
+        "['IterDataPipe could not be made a subclass of builtins.int, so isi']\nTrue [1]\n"
+    ), done.stderr
 
 
 def test_every_import_of_the_package_leaves_torch_alone() -> None:
@@ -114,10 +178,8 @@ def test_every_import_of_the_package_leaves_torch_alone() -> None:
         "import torchdata.dataloader2.adapter, torchdata.dataloader2.linter, torchdata.dataloader2.reading_service\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "False\n"
+    done = run_code(code)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 def shuffled_and_sharded() -> Any:

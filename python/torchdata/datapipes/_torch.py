@@ -3,15 +3,16 @@
 Role: in torchdata 0.9 the two bases of all pipes *were* torch's. Here they are classes of their own, because the
 package never imports torch; so once somebody else has imported it, before or after this package, ours are registered
 as virtual subclasses of torch's, torch's count as subclasses of ours, and functional forms and methods that were put
-on one are found on the other. Runs in every process that imports both. Torch is changed in three ways: by
-`ABC.register`, by entries in its registries of functional forms, and in its decorator `functional_datapipe`, which
-tells pipes by their metaclass and would refuse ours.
+on one are found on the other. `Dataset`, which is no ABC, becomes a base of ours in earnest. Runs in every process
+that imports both. Torch is changed in three ways: by `ABC.register`, by entries in its registries of functional forms,
+and in its decorator `functional_datapipe`, which tells pipes by their metaclass and would refuse ours.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -48,6 +49,7 @@ class Counterpart:
             return
         base.register(ours)  # before `counts` holds: ABC refuses circles
         self.base = base
+        _derive(ours, getattr(module, "Dataset", None))
         for name, form in ours.functions.items():
             base.functions.setdefault(name, form)
         for name, method in vars(ours).items():
@@ -83,6 +85,22 @@ class Counterpart:
     def hook(self, name: str) -> Callable[..., Any] | None:
         """The hook of that name which torch's graph tools have set for the time of a traversal."""
         return None if self.base is None else getattr(self.base, name, None)
+
+
+def _derive(ours: Any, dataset: Any) -> None:
+    """Makes `dataset`, a class that takes no virtual subclasses, a base of `ours`: one that has the last word.
+
+    Instances stay what they are, because neither class lays out memory of its own.
+    """
+    if isinstance(dataset, type) and not issubclass(ours, dataset):
+        try:
+            ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last is Generic
+        except TypeError as error:  # a torch that is laid out otherwise is still to be imported
+            warnings.warn(
+                f"{ours.__name__} could not be made a subclass of {dataset.__module__}.{dataset.__qualname__}, so "
+                f"isinstance(pipe, {dataset.__qualname__}) is False; all else works: {error}",
+                stacklevel=2,
+            )
 
 
 def meet_torch(*bases: Any) -> None:

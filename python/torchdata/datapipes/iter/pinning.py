@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_callable
@@ -34,6 +35,7 @@ class PinMemory(_PrefetchBase[T_co]):
     Raises:
         TypeError: `pin_memory_fn` is no function.
         RuntimeError: while iterating, there is no CUDA device (unless `pin_memory_fn` is one of your own).
+        ValueError: while iterating, `device` is no CUDA device (with the same exception).
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -51,6 +53,12 @@ class PinMemory(_PrefetchBase[T_co]):
         self.device = device
         self.pin_memory_fn = pin_memory_fn
 
+    def __iter__(self) -> Iterator[T_co]:
+        items, error = self._restored
+        if items and self.pin_memory_fn is _default_fn:  # they were pinned where the state was saved
+            self._restored = (_default_fn(items, _require_cuda(self.device)), error)
+        return super().__iter__()
+
     def _worker(self) -> Callable[[_PrefetchData], None]:
         device = self.device
         if self.pin_memory_fn is _default_fn:
@@ -62,6 +70,12 @@ class PinMemory(_PrefetchBase[T_co]):
         prefetch_data: _PrefetchData, pin_memory_fn: Callable[[Any, Any], Any], device: Any
     ) -> None:
         """What the thread runs: reads the source and pins, until it ends, fails, or the iteration is given up."""
+        try:
+            _work_for(device)
+        except BaseException as error:
+            if prefetch_data.queue.reserve():
+                prefetch_data.queue.fail(error)
+            return
         _fill(prefetch_data, lambda item: pin_memory_fn(item, device))
 
     def is_replicable(self) -> bool:
@@ -72,11 +86,12 @@ class PinMemory(_PrefetchBase[T_co]):
         raise NotImplementedError("PinMemory is read by iterating, not by index")
 
 
-def _require_cuda(device: Any) -> Any:
-    """The device to pin for.
+def _require_cuda(device: Any) -> int:
+    """The number of the device to pin for, of the current one where `device` leaves it open.
 
     Raises:
         RuntimeError: PyTorch or CUDA is missing.
+        ValueError: the device is none of CUDA's.
     """
     remedy = "take pin_memory out of the pipeline here, or give it a pin_memory_fn of your own"
     if importlib.util.find_spec("torch") is None:
@@ -87,4 +102,19 @@ def _require_cuda(device: Any) -> Any:
         raise RuntimeError(
             f"PinMemory needs a CUDA device, but PyTorch {torch.__version__} finds none; {remedy}"
         )
-    return torch.cuda.current_device() if device is None else device
+    if isinstance(device, int):
+        return device
+    wanted = torch.device("cuda" if device is None else device)
+    if wanted.type != "cuda":
+        raise ValueError(f"PinMemory: device must be a CUDA device such as 'cuda:0', but got {device!r}")
+    return torch.cuda.current_device() if wanted.index is None else wanted.index
+
+
+def _work_for(device: Any) -> None:
+    """Makes `device` the calling thread's own, since CUDA takes the first one for a thread that has not chosen.
+
+    Else whatever pins in the thread would take memory on the first GPU, that of another rank.
+    """
+    torch = sys.modules.get("torch")
+    if device is not None and torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(device)

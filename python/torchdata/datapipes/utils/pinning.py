@@ -33,7 +33,7 @@ def pin_memory_fn(data: Any, device: Any = None) -> Any:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(data, torch.Tensor):
-        return data.pin_memory() if device is None else data.pin_memory(device)
+        return _pin(torch, data, device)
     if hasattr(data, "pin_memory"):
         return data.pin_memory()
     if isinstance(data, (str, bytes)):
@@ -46,6 +46,21 @@ def pin_memory_fn(data: Any, device: Any = None) -> Any:
     if isinstance(data, Sequence) and not isinstance(data, (range, memoryview, bytearray)):
         return _like_sequence(data, [pin_memory_fn(member, device) for member in data])
     return data
+
+
+def _pin(torch: Any, tensor: Any, device: Any) -> Any:
+    try:
+        if device is None:
+            return tensor.pin_memory()
+        with torch.cuda.device(device):  # the method's own argument for it is deprecated
+            return tensor.pin_memory()
+    except RuntimeError as error:
+        if torch.cuda.is_available():
+            raise
+        raise RuntimeError(
+            f"pin_memory_fn needs a CUDA device, but PyTorch {torch.__version__} finds none; "
+            "call it only where torch.cuda.is_available()"
+        ) from error
 
 
 def _like_mapping(data: Any, members: dict[Any, Any]) -> Any:
