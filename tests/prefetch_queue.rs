@@ -129,6 +129,24 @@ fn pausing_waits_for_the_item_in_the_making_and_gives_up_in_time() {
 }
 
 #[test]
+fn a_parked_producer_is_not_waited_for_and_keeps_its_place() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(1));
+    assert_eq!(queue.reserve(NOW), Reserve::Granted);
+    let pausing = thread::spawn({
+        let queue = Arc::clone(&queue);
+        move || queue.pause(LONG)
+    });
+    eventually(|| queue.is_paused());
+    queue.park();
+    assert!(pausing.join().unwrap());
+    assert_eq!(queue.snapshot(|&item| item, |&error| error), Buffered { items: vec![], error: None });
+    queue.commit(Ok(1));
+    assert_eq!(queue.pop(NOW), Pop::Item(1));
+    assert_eq!(queue.reserve(Duration::from_millis(5)), Reserve::TimedOut, "still paused");
+}
+
+#[test]
 fn pausing_amid_a_stream_shows_every_item_made_and_loses_none() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(4));

@@ -78,12 +78,13 @@ def test_ranks_with_workers_shard_by_rank_and_then_by_worker(method: str, tmp_pa
     assert outcomes[1] == [[2, 3, 6, 7, 10, 11, 14, 15]] * 2
 
 
-def test_mpi_ranks_with_workers_and_without_torch(tmp_path: Path) -> None:
-    body = """
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_mpi_ranks_with_workers_and_without_torch(method: str, tmp_path: Path) -> None:
+    body = f"""
     def main(rank):
         pipe = IterableWrapper(range(16)).shuffle().sharding_filter().map(identity)
         service = SequentialReadingService(
-            DistributedReadingService(20, backend="mpi"), MultiProcessingReadingService(2, "spawn")
+            DistributedReadingService(20, backend="mpi"), MultiProcessingReadingService(2, "{method}")
         )
         with DataLoader2(pipe, reading_service=service) as loader:
             loader.seed(3)
@@ -225,6 +226,65 @@ def test_what_a_rank_had_read_ahead_is_part_of_its_state_and_voted_on_again(tmp_
         for head, rest, restored, anew in job.outcomes():
             assert head + rest == list(range(10)) == anew
             assert restored == rest
+
+
+def test_a_state_is_saved_while_another_rank_is_late(tmp_path: Path) -> None:
+    body = """
+    from torchdata.datapipes.state import is_restorable, load_state, save_state
+
+    def build(check):
+        return FullSync(IterableWrapper(range(10)).map(check), timeout=40)
+
+    def main(rank):
+        saved = os.path.join(os.environ["OUTCOMES"], "saved")
+        def check(item):
+            while rank == 1 and item == 3 and not os.path.exists(saved):
+                time.sleep(0.01)
+            return item
+        pipe = build(check)
+        items = iter(pipe)
+        head = [next(items) for _ in range(3)]
+        assert is_restorable(pipe)
+        if rank == 0:  # it votes on the fourth, which the other rank has not read
+            while pipe._data.voted_on != 3:
+                time.sleep(0.01)
+            state = save_state(pipe)
+            open(saved, "w").close()
+        else:
+            state = save_state(pipe)
+        rest = list(items)
+        other = build(identity)
+        load_state(other, state)
+        return head, rest, list(other), list(other)
+    """
+    with gloo_job(tmp_path, body) as job:
+        for head, rest, restored, anew in job.outcomes():
+            assert head + rest == list(range(10)) == anew
+            assert restored == rest
+
+
+def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_others_votes(
+    tmp_path: Path,
+) -> None:
+    body = """
+    def main(rank):
+        import torch.distributed as dist
+        pipe = IterableWrapper(range(400)).sharding_filter().map(identity)
+        service = SequentialReadingService(DistributedReadingService(40), MultiProcessingReadingService(1))
+        with DataLoader2(pipe, reading_service=service) as loader:
+            items = iter(loader)
+            items.limit(3)
+            parts = [list(items)]
+            while parts[-1]:
+                dist.barrier()  # no rank votes while it is paused, and none goes on before all are
+                items.resume()
+                parts.append(list(items))
+            return [len(part) for part in parts], sum(parts, [])
+    """
+    with gloo_job(tmp_path, body) as job:
+        for rank, (lengths, items) in enumerate(job.outcomes()):
+            assert lengths == [3] * 66 + [2, 0]
+            assert items == list(range(rank, 400, 2))
 
 
 def test_one_rank_alone_needs_no_others(tmp_path: Path) -> None:

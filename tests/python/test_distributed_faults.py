@@ -47,6 +47,35 @@ def test_a_rank_that_raises_makes_the_others_fail_with_its_name(
         assert "rank 1 raised an exception" in str(other)
 
 
+def test_what_a_rank_was_voting_on_when_another_failed_is_part_of_its_state(tmp_path: Path) -> None:
+    body = """
+    from torchdata.datapipes.state import load_state, save_state
+
+    def build(fails):
+        def check(item):
+            if fails and item == 3:
+                raise ValueError("a bad item")
+            return item
+        return FullSync(IterableWrapper(range(8)).map(check), timeout=20)
+
+    def main(rank):
+        pipe, seen = build(rank == 1), []
+        try:
+            for item in pipe:
+                seen.append(item)
+        except (RuntimeError, ValueError):
+            state = save_state(pipe)
+        again = build(False)
+        if rank == 0:
+            load_state(again, state)
+        return seen, list(again)
+    """
+    with gloo_job(tmp_path, body) as job:
+        first, second = job.outcomes()
+    assert first == ([0, 1, 2], [3, 4, 5, 6, 7])
+    assert second == ([0, 1, 2], [0, 1, 2, 3, 4])
+
+
 WAIT_AT = """
 def slow(rank):
     def wait(item):

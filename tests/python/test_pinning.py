@@ -14,7 +14,7 @@ import pytest
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import PinMemory as PinMemoryAdapter
 from torchdata.datapipes.iter import IterableWrapper, PinMemory
-from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.state import is_restorable, load_state, save_state
 from torchdata.datapipes.utils import pin_memory_fn
 
 torch = pytest.importorskip("torch", reason="pinned memory is torch's")
@@ -201,6 +201,8 @@ def test_what_was_saved_after_pinning_is_pinned_again(monkeypatch: pytest.Monkey
     items = iter(pipe)
     assert int(next(items)) == 0
     state = save_state(pipe)
+    assert is_restorable(pipe)
+    pipe.shutdown()  # or its thread pins on
     restored = IterableWrapper([torch.tensor(n) for n in range(4)]).pin_memory(device=1)
     load_state(restored, state)
     gpus.pinned.clear()

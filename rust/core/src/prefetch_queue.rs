@@ -169,9 +169,21 @@ impl<T, E> PrefetchQueue<T, E> {
         self.hand_over(Message::End, true);
     }
 
+    /// Says that the item is made and its source left alone, though it is handed over later.
+    ///
+    /// To be called by a producer that has more to wait for than its source. Its place stays reserved, and pausing does
+    /// not wait for it.
+    pub fn park(&self) {
+        self.stand_still(false);
+    }
+
     fn hand_over(&self, message: Message<T, E>, last: bool) {
         // The reservation left a place; only a producer that never reserved can find none, and its message is void.
         let _ = self.sender.try_send(message);
+        self.stand_still(last);
+    }
+
+    fn stand_still(&self, last: bool) {
         let mut gate = lock(&self.gate);
         gate.producing = false;
         gate.finished |= last;

@@ -65,6 +65,12 @@ impl PyPrefetchQueue {
         Ok(answer == Reserve::Granted)
     }
 
+    /// Says that the item is made, and handed over later: pausing does not wait for that.
+    fn park(&self) -> PyResult<()> {
+        self.get()?.park();
+        Ok(())
+    }
+
     /// Hands over the item that was reserved for.
     fn put(&self, item: Py<PyAny>) -> PyResult<()> {
         self.get()?.commit(Ok(item));

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_callable
@@ -53,11 +53,11 @@ class PinMemory(_PrefetchBase[T_co]):
         self.device = device
         self.pin_memory_fn = pin_memory_fn
 
-    def __iter__(self) -> Iterator[T_co]:
-        items, error = self._restored
-        if items and self.pin_memory_fn is _default_fn:  # they were pinned where the state was saved
-            self._restored = (_default_fn(items, _require_cuda(self.device)), error)
-        return super().__iter__()
+    def _prepare_restored(self, items: list[Any]) -> list[Any]:
+        """Pins the items of a loaded state, which were pinned where it was saved."""
+        if items and self.pin_memory_fn is _default_fn:
+            return [_default_fn(item, _require_cuda(self.device)) for item in items]
+        return items
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
         device = self.device

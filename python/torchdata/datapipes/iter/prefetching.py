@@ -139,10 +139,15 @@ class _PrefetchBase(IterDataPipe[T_co]):
         """The function that the thread runs. It must not refer to the pipe."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
+    def _prepare_restored(self, items: list[Any]) -> list[Any]:
+        """Makes items of a loaded state again what they were when they were held ready."""
+        return items
+
     def __iter__(self) -> Iterator[T_co]:
         self._end_thread()
         data = _PrefetchData(iter(self.source_datapipe), self.buffer_size)
-        data.queue.restore(*self._restored)
+        items, error = self._restored
+        data.queue.restore(self._prepare_restored(items), error)
         self._restored = ([], None)
         self._data = data
         data.start(self._worker())

@@ -36,7 +36,20 @@ _HAS, _ENDED = 1, 0
 _PARTING = 5.0
 
 
-def _fill_in_step(data: _PrefetchData, group: RankGroup) -> None:
+class _StepData(_PrefetchData):
+    """What the thread of one iteration shares with its consumer: the queue, and what is being voted on."""
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        super().__init__(source, buffer_size=1)
+        #: Held to move an item from `voted_on` to the queue, and to look at both.
+        self.lock = threading.Lock()
+        #: The item that was read and is not in the queue yet. It stays here where the ranks fail.
+        self.voted_on: Any = _END
+        #: What the source of this rank raised.
+        self.failure: BaseException | None = None
+
+
+def _fill_in_step(data: _StepData, group: RankGroup) -> None:
     """Moves items into the queue as long as every rank has one. Runs in the pipe's thread."""
     queue, source, data.source = data.queue, data.source, None
     assert source is not None
@@ -49,6 +62,8 @@ def _fill_in_step(data: _PrefetchData, group: RankGroup) -> None:
             except BaseException as error:
                 failure = error
         vote = -(group.rank + 1) if failure is not None else _ENDED if item is _END else _HAS
+        data.voted_on, data.failure = item, failure
+        queue.park()  # whoever pauses this rank waits for its source, but not for other ranks: they may be paused, too
         try:
             least = group.all_reduce_min(vote)
         except BaseException as error:
@@ -57,20 +72,23 @@ def _fill_in_step(data: _PrefetchData, group: RankGroup) -> None:
         if failure is not None:
             queue.fail(failure)
             return
-        if least != _HAS:
+        if least == _ENDED:
+            data.voted_on = _END
             if item is not _END:
                 close_dropped(item)
-            if least == _ENDED:
-                queue.finish()
-            else:
-                queue.fail(
-                    RuntimeError(
-                        f"rank {-least - 1} raised an exception while it read its items, so that FullSync ends rank "
-                        f"{group.rank}, too; the cause is in the output of that rank"
-                    )
-                )
+            queue.finish()
             return
-        queue.put(item)
+        if least != _HAS:
+            queue.fail(
+                RuntimeError(
+                    f"rank {-least - 1} raised an exception while it read its items, so that FullSync ends rank "
+                    f"{group.rank}, too; the cause is in the output of that rank"
+                )
+            )
+            return
+        with data.lock:
+            queue.put(item)
+            data.voted_on = _END
         del item
 
 
@@ -144,12 +162,30 @@ class FullSync(_PrefetchBase[T_co]):
         source = chain(items, iter(self.source_datapipe) if error is None else _failing(error))
         if group.world_size == 1:
             return source
-        self._data = data = _PrefetchData(source, self.buffer_size)
+        self._data = data = _StepData(source)
         data.start(functools.partial(_fill_in_step, group=group))
         return _Reader(data)
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
         return functools.partial(_fill_in_step, group=self._open_group())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The item that is held ready, the one that is voted on, and what the source of this rank raised.
+
+        Failures of other ranks are no part of it, and what was voted on at that time is: it was not yielded.
+        """
+        items, error = self._restored
+        data = self._data
+        if isinstance(data, _StepData) and not data.is_inherited():
+            with self.held(), data.lock:
+                items, error = data.queue.snapshot()[0], data.failure
+                if data.voted_on is not _END:
+                    items.append(data.voted_on)
+        return {"items": list(items), "error": error}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration begin with the saved items, each of which is voted on again."""
+        super().load_state_dict(state_dict)
 
     def is_replicable(self) -> bool:
         """Whether copies of the pipe may run in workers: no."""
