@@ -22,6 +22,8 @@ _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "to
 #: By old module: the module where its names live now, and the names. `XIterDataPipe`, `XMapDataPipe` and `XDataPipe`
 #: are called `X` there; others keep their names, unless an equals sign tells the new one.
 OLD_PLACES: dict[str, tuple[str, str]] = {
+    # Functions that users put in place of process_init_fn import it, and need none of its names here.
+    "torchdata.dataloader2.communication": ("torchdata._engine", ""),
     f"{_ITER}.load": (_ITER, ""),
     f"{_ITER}.load.aisio": (_ITER, "AISFileListerIterDataPipe AISFileLoaderIterDataPipe"),
     f"{_ITER}.load.fsspec": (

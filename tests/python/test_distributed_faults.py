@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -132,6 +133,20 @@ def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(
         )
 
 
+@each_backend
+def test_a_rank_that_comes_when_the_others_have_given_up_is_told_why(
+    start: Start, backend: str, tmp_path: Path
+) -> None:
+    """Rank 1 comes to an operation that the others left; else it would take the network for broken."""
+    with start(tmp_path, WAIT_AT.format(seconds=6, timeout=3, backend=backend), 3) as job:
+        first, late, third = (job.outcome(rank)[0] for rank in range(3))
+    for error in (first, third):
+        assert isinstance(error, (TimeoutError, ConnectionError)), error
+        assert "rank 1 of 3 did not come along" in str(error)
+    assert isinstance(late, ConnectionError), late
+    assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not come along", str(late)), late
+
+
 def test_a_rank_that_is_stopped_gives_no_sign_of_life(tmp_path: Path) -> None:
     with gloo_job(tmp_path, WAIT_AT.format(seconds=1000, timeout=3, backend="gloo"), 2) as job:
         wait_for(tmp_path / "reached")
@@ -151,26 +166,40 @@ NETWORK = """
 import os, subprocess, sys, time
 from datetime import timedelta
 
-def ip(*command):
-    subprocess.run(["ip", *command], check=True)
+def ip(*command, of=()):
+    subprocess.run([*of, "ip", *command], check=True)
 
+# Rank 1 has a machine of its own. One cable joins it to that of the others: with addresses for the job's store (10.78)
+# and others for the data (10.77).
 ip("link", "set", "lo", "up")
-ip("addr", "add", "10.77.0.1/32", "dev", "lo", "label", "lo:1")
+machine = subprocess.Popen(["unshare", "--net", "sleep", "1000"])
+there = ["nsenter", "--net", "--target", str(machine.pid)]
+while os.readlink(f"/proc/{machine.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+    time.sleep(0.01)
+ip("link", "add", "here", "type", "veth", "peer", "name", "there")
+ip("link", "set", "there", "netns", str(machine.pid))
+ip("link", "set", "lo", "up", of=there)
+for name, host, machine_of in (("here", 2, ()), ("there", 1, there)):
+    ip("link", "set", name, "up", of=machine_of)
+    for net in ("10.77", "10.78"):
+        ip("addr", "add", f"{net}.0.{host}/24", "dev", name, "label", f"{name}:{net}", of=machine_of)
 import torch.distributed as dist
 job, cut = sys.argv[1], sys.argv[2].split()
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+store = dist.TCPStore("10.78.0.2", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
 ranks = []
 for rank in range(3):
     environment = os.environ | {
-        "RANK": str(rank), "WORLD_SIZE": "3", "STORE_HOST": "127.0.0.1", "STORE_PORT": str(store.port),
-        "GLOO_SOCKET_IFNAME": "lo:1" if rank == 1 else "lo",
+        "RANK": str(rank), "WORLD_SIZE": "3", "STORE_HOST": "10.78.0.2", "STORE_PORT": str(store.port),
+        "GLOO_SOCKET_IFNAME": "there:10.77" if rank == 1 else "here:10.77",
     }
-    ranks.append(subprocess.Popen([sys.executable, job], env=environment))
+    ranks.append(subprocess.Popen([*(there if rank == 1 else ()), sys.executable, job], env=environment))
 while not os.path.exists(os.path.join(os.environ["OUTCOMES"], "reached")):
     time.sleep(0.01)
-ip(*cut)
+ip(*cut, of=there)
 for process in ranks:
     process.wait()
+machine.kill()
+machine.wait()
 """
 
 #: A network of the test's own, in which it may do what it likes.
@@ -185,15 +214,22 @@ def runs_networks() -> bool:
         return False
 
 
+NO_SIGN = "rank 1 of 3 gave no sign of life and must have died or been cut off"
+NO_STORE = "the store of the job does not answer"
+NO_NETWORK = "all ranks live and have come along; the network between them"
+
+
 @pytest.mark.parametrize(
-    ("cut", "message"),
+    ("cut", "messages"),
     [
-        ("link set lo down", "the store of the job does not answer"),
-        ("addr del 10.77.0.1/32 dev lo", "all ranks live and have come along; the network between them"),
+        ("link set there down", [NO_SIGN, NO_STORE, NO_SIGN]),
+        ("addr del 10.77.0.1/24 dev there", [NO_NETWORK] * 3),
     ],
-    ids=["from everything", "rank 1 from the others"],
+    ids=["from everything", "from the data of the others"],
 )
-def test_ranks_that_are_cut_off_fail_within_the_time_out(cut: str, message: str, tmp_path: Path) -> None:
+def test_when_a_rank_is_cut_off_all_fail_within_the_time_out(
+    cut: str, messages: list[str], tmp_path: Path
+) -> None:
     if not runs_networks():
         pytest.skip("network namespaces of one's own are not allowed here, or iproute2 is missing")
     body = """
@@ -219,7 +255,7 @@ def test_ranks_that_are_cut_off_fail_within_the_time_out(cut: str, message: str,
         for rank in range(3):
             error = job.outcome(rank)[0]
             assert isinstance(error, ConnectionError), error
-            assert message in str(error)
+            assert messages[rank] in str(error)
             assert float(error.__notes__[-1]) < 3 + 2 + 1, (
                 "the time-out and two seconds, and the pace of items"
             )

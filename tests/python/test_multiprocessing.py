@@ -9,9 +9,10 @@ import time
 import numpy as np
 import pytest
 
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, reading_service
 from torchdata.dataloader2.linter import DataPipeLintWarning
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.dataloader2.utils import process_reset_fn
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -296,6 +297,51 @@ def replace_by_nothing(datapipe, worker_info):
 def add_epoch_seed(datapipe, worker_info, seed_generator):
     random.seed(seed_generator.generate_shared_seed())
     return datapipe
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monkeypatch):
+    """As packages do that bring what they need of 0.9's function along, with all of its parameters."""
+
+    def init(
+        datapipe,
+        worker_info,
+        custom_init_fn,
+        worker_prefetch_cnt,
+        dispatching_req_queue,
+        dispatching_res_queue,
+    ):
+        from torchdata.dataloader2 import communication  # noqa: F401
+        from torchdata.dataloader2.graph import find_dps, traverse_dps
+        from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe
+
+        assert find_dps(traverse_dps(datapipe), _DummyIterDataPipe) == []
+        assert (dispatching_req_queue, dispatching_res_queue) == (None, None)
+        return custom_init_fn(datapipe, worker_info)
+
+    def reset(datapipe, worker_info, seed_generator, **options):
+        datapipe.resets = getattr(datapipe, "resets", 0) + 1
+        return process_reset_fn(datapipe, worker_info, seed_generator, **options)
+
+    monkeypatch.setattr(reading_service, "process_init_fn", init)
+    monkeypatch.setattr(reading_service, "process_reset_fn", reset)
+    dealt = IterableWrapper(range(6)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+
+    def numbered(datapipe, worker_info):
+        return Numbered(datapipe, worker_info.worker_id)
+
+    with loader(dealt.map(identity), worker_init_fn=numbered, multiprocessing_context=method) as dl:
+        assert list(dl) == [(0, 1, 0), (1, 1, 1), (0, 1, 2), (1, 1, 3), (0, 1, 4), (1, 1, 5)]
+        assert {resets for _, resets, _ in dl} == {2}
+
+
+class Numbered(IterDataPipe):
+    def __init__(self, source_datapipe, number):
+        self.source_datapipe, self.number = source_datapipe, number
+
+    def __iter__(self):
+        for item in self.source_datapipe:
+            yield self.number, self.resets, item
 
 
 def test_worker_init_fn_and_reset_fn_change_the_graph():

@@ -403,17 +403,30 @@ def test_graphs_are_searched_and_changed_by_exact_class_while_they_are_built() -
     assert list(pipe) == [[7, 8], [9]]
 
 
-def test_a_running_pipe_may_search_and_change_the_graph_below_it() -> None:
-    class Cutting(IterDataPipe):
-        def __init__(self, source_datapipe: Any) -> None:
-            self.source_datapipe = source_datapipe
+class Cutting(IterDataPipe):
+    """Puts another source below itself while it runs, as samplers of graphs do."""
 
-        def __iter__(self) -> Any:
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Any:
+        for item in list(self.source_datapipe):
             (source,) = find_dps(traverse_dps(self), IterableWrapper)
-            replace_dp(traverse_dps(self), source, IterableWrapper([5, 6]))
+            graph = replace_dp(traverse_dps(self), source, IterableWrapper([item, 10 * item]))
+            assert list_dps(graph)[0] is self
             yield from self.source_datapipe
 
-    assert list(Cutting(IterableWrapper([1]).map(plus_one))) == [6, 7]
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | None) -> None:
+    pipe = Cutting(IterableWrapper([1, 2, 3, 4]).sharding_filter().map(plus_one))
+    if method is None:
+        with DataLoader2(pipe) as loader:
+            assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
+    else:
+        # Workers share out the sources that are put in, too: each takes its part of the two items.
+        with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+            assert list(loader) == [3, 31, 5, 51]
 
 
 def who_am_i(item: int) -> Any:

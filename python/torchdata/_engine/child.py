@@ -38,6 +38,9 @@ class Job:
     datapipe: Any
     init_fn: Callable[[Any, Any], Any] | None
     reset_fn: Callable[[Any, Any, Any], Any] | None
+    #: What stands in place of `process_init_fn` and `process_reset_fn` in main, where users have replaced them.
+    process_init_fn: Callable[..., Any] | None = None
+    process_reset_fn: Callable[..., Any] | None = None
 
 
 @dataclass
@@ -145,8 +148,16 @@ class _Child:
             assert isinstance(source, DispatchedSource)
             source.open_stream = self._open_dispatched
         tell_torch(setup.worker_id, setup.num_workers, job.datapipe)
-        # Looked up in the module at call time: users replace it there.
-        self.datapipe = reading_service.process_init_fn(job.datapipe, self.worker_info, job.init_fn)
+        # Looked up in the module at call time: users replace it there. All that they may expect to get is given.
+        init = job.process_init_fn or reading_service.process_init_fn
+        self.datapipe = init(
+            job.datapipe,
+            worker_info=self.worker_info,
+            custom_init_fn=job.init_fn,
+            worker_prefetch_cnt=0,
+            dispatching_req_queue=None,
+            dispatching_res_queue=None,
+        )
 
     def _open_dispatched(self) -> Iterator[Any]:
         assert self.dispatched is not None
@@ -163,7 +174,8 @@ class _Child:
             return
         iterator = None
         try:
-            self.datapipe = reading_service.process_reset_fn(
+            reset = self.job.process_reset_fn or reading_service.process_reset_fn
+            self.datapipe = reset(
                 self.datapipe,
                 self.worker_info,
                 seed_generator,

@@ -13,8 +13,11 @@ from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks, w
 
 __all__ = ["MpiGroup"]
 
-#: Tag of the messages by which a rank that waits long says which operation it is at.
-_ARRIVAL = 1
+#: Tags of the messages by which a rank that waits long says which operation it is at, and one that gives up says why.
+_ARRIVAL, _LAST_WORDS = 1, 2
+
+#: Most bytes of last words, few enough to be sent to ranks that never come to read them.
+_MOST_WORDS = 500
 
 
 class MpiGroup(UncopyableGroup):
@@ -76,28 +79,49 @@ class MpiGroup(UncopyableGroup):
             raise ConnectionError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
         request = start(comm)
         try:
-            if wait_until(request.Test, self._timeout, self._tell_others, lambda: self._given_up):
+            if wait_until(request.Test, self._timeout, self._tell_arrival, self._is_given_up):
                 return int(cell[0])
+            raise self._timed_out()
         except BaseException:
             self._broken = True
             raise
-        self._broken = True
+
+    def _timed_out(self) -> TimeoutError:
         missing = self._missing()
         who = f"{describe_ranks(missing)} of {self.world_size}" if missing else "another rank"
-        raise TimeoutError(
-            f"{self._whose} on rank {self.rank}: {who} did not come along within {self._timeout:g} s: waiting for "
-            "data, busy between two items, out of the loop, or dead; raise the timeout if that is how it should be"
+        fault = f"{who} did not come along within {self._timeout:g} s"
+        self._tell_others(fault.encode()[:_MOST_WORDS], _LAST_WORDS)
+        return TimeoutError(
+            f"{self._whose} on rank {self.rank}: {fault}: waiting for data, busy between two items, out of the loop, "
+            "or dead; raise the timeout if that is how it should be"
         )
 
-    def _tell_others(self) -> None:
+    def _is_given_up(self) -> bool:
+        """Whether this rank gave up.
+
+        Raises:
+            ConnectionError: another rank did, so that the operation never ends.
+        """
+        status = self._mpi.Status()
+        if self._comm.Iprobe(source=self._mpi.ANY_SOURCE, tag=_LAST_WORDS, status=status):
+            words = bytearray(status.Get_count(self._mpi.BYTE))
+            self._comm.Recv([words, self._mpi.BYTE], source=status.Get_source(), tag=_LAST_WORDS)
+            self._tell_others(bytes(words), _LAST_WORDS)
+            raise ConnectionError(
+                f"{self._whose} on rank {self.rank}: {describe_ranks([status.Get_source()])} of {self.world_size} gave "
+                f"up before: {words.decode(errors='replace')}"
+            )
+        return self._given_up
+
+    def _tell_arrival(self) -> None:
         import numpy
 
-        at = numpy.array([self._operation], dtype=numpy.int64)
+        self._tell_others(numpy.array([self._operation], dtype=numpy.int64), _ARRIVAL)
+
+    def _tell_others(self, what: Any, tag: int) -> None:
         self._sent = [request for request in self._sent if not request.Test()]
         self._sent += [
-            self._comm.Isend(at, dest=rank, tag=_ARRIVAL)
-            for rank in range(self.world_size)
-            if rank != self.rank
+            self._comm.Isend(what, dest=rank, tag=tag) for rank in range(self.world_size) if rank != self.rank
         ]
 
     def _missing(self) -> list[int]:

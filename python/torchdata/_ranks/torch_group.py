@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks, wait_until
 
@@ -66,8 +66,21 @@ def require_initialized(whose: str) -> Any:
     return dist
 
 
+class _Others(NamedTuple):
+    """What other ranks are up to where an operation failed."""
+
+    #: Those without a sign of life.
+    gone: list[int]
+    #: Those that live but have not come to this rank's operation.
+    late: list[int]
+    #: Those that gave up, with what they said of it.
+    said: dict[int, str]
+
+
 class _SignsOfLife:
-    """What the ranks leave in the store: a count that grows while they live, and the operation that they are at."""
+    """What the ranks leave in the store: a count that grows while they live, the operation that they are at, and why
+    they gave up.
+    """
 
     def __init__(self, dist: Any, number: int) -> None:
         from torch.distributed import distributed_c10d
@@ -81,6 +94,8 @@ class _SignsOfLife:
         self._ended = False
         #: The number of the operation that this rank is at or was at last.
         self.operation = 0
+        #: Why this rank gave up, for the others.
+        self.last_words = ""
 
     def leave(self) -> None:
         """Leaves a sign now, and goes on leaving them. Does not wait for the store, which may be out of reach."""
@@ -93,8 +108,12 @@ class _SignsOfLife:
 
     def _leave_many(self) -> None:
         try:
+            told = False
             for beat in itertools.count():
                 last = self._ended
+                if self.last_words and not told:  # before the sign that lets others look for them
+                    self._store.set(f"words/{self._rank}", self.last_words)
+                    told = True
                 self._store.set(str(self._rank), f"{beat} {self.operation} {int(last)}")
                 if last:
                     return
@@ -108,12 +127,9 @@ class _SignsOfLife:
         found = [rank for rank in self._ranks if self._store.check([str(rank)])]
         return {rank: tuple(map(int, self._store.get(str(rank)).split())) for rank in found}  # type: ignore[misc]
 
-    def missing(self) -> tuple[list[int], list[int]] | None:
-        """The ranks without a sign of life, and those that live but have not come to this rank's operation.
-
-        None where the store does not answer.
-        """
-        answers: list[tuple[list[int], list[int]]] = []
+    def look_around(self) -> _Others | None:
+        """What the other ranks are up to, after a watch; None where the store does not answer."""
+        answers: list[_Others] = []
 
         def look() -> None:
             before, until = self._read(), time.monotonic() + _WATCH
@@ -126,7 +142,13 @@ class _SignsOfLife:
                     rank for rank in silent if now.get(rank) == before.get(rank) and not _parted(now, rank)
                 ]
             late = [rank for rank in self._ranks if rank not in silent and now[rank][1] < self.operation]
-            answers.append((silent, [rank for rank in late if rank != self._rank]))
+            said = {
+                rank: self._store.get(f"words/{rank}").decode()
+                for rank in self._ranks
+                if rank != self._rank and self._store.check([f"words/{rank}"])
+            }
+            late = [rank for rank in late if rank != self._rank and rank not in said]
+            answers.append(_Others([rank for rank in silent if rank not in said], late, said))
 
         def look_quietly() -> None:
             try:
@@ -224,35 +246,45 @@ class TorchGroup(UncopyableGroup):
         return int(tensor.item())
 
     def _failure(self, error: Exception | None) -> Exception:
-        """What went wrong, with the names of the ranks at fault."""
+        """What went wrong, with the names of the ranks at fault, which is also left for the other ranks."""
         self._broken = True
         try:
             self._signs.leave()
-            missing = self._signs.missing()
+            others = self._signs.look_around()
         except Exception:
-            missing = None
+            others = None
         why = f"no answer within {self._timeout:g} s" if error is None else f"a connection broke: {error}"
         me = f"{self._whose} on rank {self.rank}"
-        if missing is None:
+        if others is None:
             return ConnectionError(
                 f"{me}: {why}; the store of the job does not answer either: the process that holds it is gone (rank 0, "
                 "or torchrun's agent), or this rank is cut off from it"
             )
-        gone, late = missing
-        if gone:
+        kind: type[Exception] = ConnectionError
+        advice = ""
+        if others.gone:
+            fault = (
+                f"{describe_ranks(others.gone)} of {self.world_size} gave no sign of life and must have died or been "
+                "cut off"
+            )
+        elif others.late:
+            kind = TimeoutError
+            fault = f"{describe_ranks(others.late)} of {self.world_size} did not come along"
+            advice = (
+                ": not dead, but waiting for data, busy between two items, or out of the loop; raise the timeout if "
+                "that is how it should be"
+            )
+        elif others.said:
+            rank, fault = min(others.said.items())
+            me += f": {describe_ranks([rank])} of {self.world_size} gave up before"
+        else:
             return ConnectionError(
-                f"{me}: {describe_ranks(gone)} of {self.world_size} gave no sign of life and must have died or been "
-                f"cut off ({why})"
+                f"{me}: {why}, though all ranks live and have come along; the network between them, or the process "
+                "group, is broken"
             )
-        if late:
-            return TimeoutError(
-                f"{me}: {describe_ranks(late)} of {self.world_size} did not come along ({why}): not dead, but waiting "
-                "for data, busy between two items, or out of the loop; raise the timeout if that is how it should be"
-            )
-        return ConnectionError(
-            f"{me}: {why}, though all ranks live and have come along; the network between them, or the process group, "
-            "is broken"
-        )
+        self._signs.last_words = fault
+        self._signs.leave()
+        return kind(f"{me}: {fault} ({why}){advice}")
 
     def give_up(self) -> None:
         """Ends the wait of another thread, if there is one, at once."""

@@ -17,7 +17,7 @@ from torchdata._engine.processes import Children
 from torchdata.dataloader2._interface import ReadingServiceInterface
 from torchdata.dataloader2.graph import DataPipe, replace_dp, set_graph_random_seed, traverse_dps
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.utils import WorkerInfo, process_init_fn
+from torchdata.dataloader2.utils import WorkerInfo, process_init_fn, process_reset_fn
 from torchdata.dataloader2.utils.dispatch import (
     DispatchedSource,
     find_lca_round_robin_sharding_dp,
@@ -171,21 +171,21 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def _warn_of_copies(self, datapipe: DataPipe) -> None:
         """Warns of items that several workers would yield, unless functions of the user's may divide them."""
-        from torchdata.dataloader2 import reading_service
         from torchdata.dataloader2.linter import warn_of_silent_findings
 
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
-        if self.num_workers > 1 and no_functions and reading_service.process_init_fn is process_init_fn:
+        if self.num_workers > 1 and no_functions and not _replaced_functions():
             warn_of_silent_findings(datapipe, self.num_workers)
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Children:
         share = math.ceil(self.main_prefetch_cnt / self.num_workers)
         self._dispatches = dispatching is not None
+        replaced = _replaced_functions()
         return Children(
             multiprocessing.get_context(self.multiprocessing_context),
             self.num_workers,
-            Job(branch, self.worker_init_fn, self.worker_reset_fn),
-            None if dispatching is None else Job(dispatching, None, self.worker_reset_fn),
+            Job(branch, self.worker_init_fn, self.worker_reset_fn, **replaced),
+            None if dispatching is None else Job(dispatching, None, self.worker_reset_fn, **replaced),
             window=max(1, self.worker_prefetch_cnt + share),
             dispatch_window=max(1, self.worker_prefetch_cnt),
             memory_budget=self.memory_budget,
@@ -276,6 +276,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
                 "a MultiProcessingReadingService with running workers can be neither pickled nor copied"
             )
         return self.__dict__
+
+
+def _replaced_functions() -> dict[str, Callable[..., DataPipe]]:
+    """What users have put in place of the functions that prepare a graph in each process; spawned ones have ours."""
+    from torchdata.dataloader2 import reading_service
+
+    ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
+    now = {name: getattr(reading_service, name) for name in ours}
+    return {name: function for name, function in now.items() if function is not ours[name]}
 
 
 class _Limit:

@@ -56,6 +56,14 @@ class DispatchedSource(Stateless, IterDataPipe[Any]):
         return {**state, "open_stream": None} if isinstance(state, dict) else state
 
 
+class _DummyIterDataPipe(IterDataPipe[Any]):
+    """What stood in a worker's graph in 0.9 until a function of the worker connected it to the dispatching process.
+
+    Functions that users put in place of `process_init_fn` look for it. They find none, because `DispatchedSource` is
+    connected by the worker runtime, and have nothing to do.
+    """
+
+
 def find_lca_round_robin_sharding_dp(graph: DataPipeGraph) -> DataPipe | None:
     """The pipe at whose end the graph is cut for the dispatching process, or None where nothing is
     dispatched.
