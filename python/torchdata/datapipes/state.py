@@ -23,6 +23,7 @@ from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = [
     "STATE_VERSION",
+    "Counting",
     "Stateless",
     "forget_state",
     "is_restorable",
@@ -44,6 +45,28 @@ class Stateless:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes nothing: the sources hold all there is."""
+
+
+class Counting:
+    """Mixin for pipes whose own state is how many items they have yielded.
+
+    `__iter__` begins with the item of number `_position`.
+    """
+
+    _position = 0
+
+    def reset(self) -> None:
+        """Begins with the first item."""
+        self._position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of items yielded."""
+        token = token_of(self)
+        return {"position": self._position if token.armed else token.yielded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on after the saved number of items."""
+        self._position = state_dict["position"]
 
 
 def _is_torchs(datapipe: Any) -> bool:

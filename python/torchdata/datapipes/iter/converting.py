@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torchdata.datapipes.state import Counting
 
 __all__ = ["MapToIterConverter"]
 
 
-class MapToIterConverter(IterDataPipe[Any]):
+class MapToIterConverter(Counting, IterDataPipe[Any]):
     """Yields the items of a MapDataPipe, in the order of its indices or of given ones.
 
     Functional form of MapDataPipe: `to_iter_datapipe`.
@@ -41,11 +42,6 @@ class MapToIterConverter(IterDataPipe[Any]):
         if indices is not None and not isinstance(indices, Sequence):
             indices = list(indices)  # whatever it is, it must be there again for the next epoch
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
-        self._position = 0
-
-    def reset(self) -> None:
-        """Goes back to the first index."""
-        self._position = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self._items(self._position)
@@ -58,15 +54,6 @@ class MapToIterConverter(IterDataPipe[Any]):
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of indices read."""
-        token = token_of(self)
-        return {"position": self._position if token.armed else token.yielded}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on at the saved index."""
-        self._position = state_dict["position"]
 
 
 def _is_map_pipe(value: Any) -> bool:

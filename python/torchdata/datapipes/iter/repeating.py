@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torchdata.datapipes._checks import check_int, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
-from torchdata.datapipes.state import forget_state
+from torchdata.datapipes.state import Counting, forget_state
 
 __all__ = ["Cycler", "Enumerator", "Repeater"]
 
@@ -141,7 +141,7 @@ class Repeater(IterDataPipe[T_co]):
 
 
 @functional_datapipe("enumerate")
-class Enumerator(IterDataPipe[tuple[int, Any]]):
+class Enumerator(Counting, IterDataPipe[tuple[int, Any]]):
     """Numbers the items: yields `(number, item)`.
 
     Args:
@@ -161,23 +161,9 @@ class Enumerator(IterDataPipe[tuple[int, Any]]):
         source_datapipe = check_source("Enumerator", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.starting_index = check_int("Enumerator", "starting_index", starting_index)
-        self._position = 0
-
-    def reset(self) -> None:
-        """Numbers from the start."""
-        self._position = 0
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         return enumerate(self.source_datapipe, self.starting_index + self._position)
 
     def __len__(self) -> int:
         return length_of(self, self.source_datapipe)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of items yielded."""
-        token = token_of(self)
-        return {"position": self._position if token.armed else token.yielded}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on numbering where the saved one stood."""
-        self._position = state_dict["position"]

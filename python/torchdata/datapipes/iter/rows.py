@@ -13,8 +13,8 @@ from typing import Any
 
 from torchdata.datapipes._checks import check_hashable, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
-from torchdata.datapipes.state import Stateless
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.state import Counting, Stateless
 
 __all__ = ["IndexAdder", "Rows2Columnar"]
 
@@ -83,7 +83,7 @@ class Rows2Columnar(Stateless, IterDataPipe[dict[Any, list[Any]]]):
 
 
 @functional_datapipe("add_index")
-class IndexAdder(IterDataPipe[dict[Any, Any]]):
+class IndexAdder(Counting, IterDataPipe[dict[Any, Any]]):
     """Numbers the items, which are dicts: puts the number of each, from 0, into it.
 
     The dicts are changed in place, not copied.
@@ -106,11 +106,6 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
         self.source_datapipe = check_source("IndexAdder", source_datapipe, "source_datapipe")
         check_hashable("IndexAdder", "index_name", [index_name])
         self.index_name = index_name
-        self._position = 0
-
-    def reset(self) -> None:
-        """Numbers from the start."""
-        self._position = 0
 
     def __iter__(self) -> Iterator[dict[Any, Any]]:
         return map(self._numbered, self.source_datapipe, count(self._position))
@@ -125,12 +120,3 @@ class IndexAdder(IterDataPipe[dict[Any, Any]]):
 
     def __len__(self) -> int:
         return length_of(self, self.source_datapipe)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of items yielded."""
-        token = token_of(self)
-        return {"position": self._position if token.armed else token.yielded}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on numbering where the saved one stood."""
-        self._position = state_dict["position"]

@@ -15,8 +15,8 @@ from torchdata.datapipes._checks import check_callable, check_input_col, check_i
 from torchdata.datapipes._columns import on_columns
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import PLAIN_TYPES, close_dropped
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
-from torchdata.datapipes.state import Stateless
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.state import Counting, Stateless
 
 __all__ = ["Filter", "Header"]
 
@@ -73,7 +73,7 @@ def _to_bool(keep: Any) -> bool:
 
 
 @functional_datapipe("header")
-class Header(IterDataPipe[T_co]):
+class Header(Counting, IterDataPipe[T_co]):
     """Passes on the first items only.
 
     Args:
@@ -93,11 +93,6 @@ class Header(IterDataPipe[T_co]):
         source_datapipe = check_source("Header", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.limit = None if limit is None else check_int("Header", "limit", limit, least=0)
-        self._position = 0
-
-    def reset(self) -> None:
-        """Counts from the start."""
-        self._position = 0
 
     def __iter__(self) -> Iterator[T_co]:
         source = iter(self.source_datapipe)
@@ -122,12 +117,3 @@ class Header(IterDataPipe[T_co]):
             )
             return self.limit
         return length if self.limit is None else min(length, self.limit)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of items passed on."""
-        token = token_of(self)
-        return {"position": self._position if token.armed else token.yielded}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on after the saved number of items."""
-        self._position = state_dict["position"]

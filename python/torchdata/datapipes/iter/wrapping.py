@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_int, check_iterable, check_source
 from torchdata.datapipes._registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
-from torchdata.datapipes.state import Stateless
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.state import Counting, Stateless
 
 __all__ = ["IterableWrapper", "LengthSetter"]
 
@@ -90,7 +90,7 @@ class LengthSetter(Stateless, IterDataPipe[T_co]):
         return self.length
 
 
-class IterableWrapper(IterDataPipe[T_co]):
+class IterableWrapper(Counting, IterDataPipe[T_co]):
     """Begins a pipeline over any iterable.
 
     Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time;
@@ -115,11 +115,6 @@ class IterableWrapper(IterDataPipe[T_co]):
         check_iterable("IterableWrapper", "iterable", iterable)
         self.iterable = iterable
         self.deepcopy = deepcopy
-        self._position = 0
-
-    def reset(self) -> None:
-        """Goes back to the first item."""
-        self._position = 0
 
     def __iter__(self) -> Iterator[T_co]:
         source: Any = self.iterable
@@ -143,15 +138,6 @@ class IterableWrapper(IterDataPipe[T_co]):
         if isinstance(self.iterable, Sized):
             return len(self.iterable)
         raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of items read."""
-        token = token_of(self)
-        return {"position": self._position if token.armed else token.yielded}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on at the saved position."""
-        self._position = state_dict["position"]
 
 
 def _caller_of_iter() -> int:
