@@ -8,9 +8,21 @@ import subprocess
 import sys
 from collections import UserDict, namedtuple
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopback import Loopback
 
 torch = pytest.importorskip("torch", reason="torch's tensors need torch")
+
+Pair = namedtuple("Pair", "image label")
+
+
+class Marked(torch.Tensor):
+    pass
+
 
 TENSORS = {
     "float": lambda: torch.arange(10.0),
@@ -67,6 +79,125 @@ def test_tensors_that_share_storage_in_an_item_share_it_on_arrival(loopback):
         assert second[0] == 1
 
 
+BIG = torch.arange(1_000_000.0).view(1000, 1000)
+
+VIEWS = {
+    "rows": lambda: [BIG[3], BIG[900]],
+    "rows in named tuples": lambda: [Pair(BIG[3], 1), Pair(BIG[900], 2)],
+    "neighbours": lambda: (BIG[0, :64], BIG[0, 64:65]),
+    "a column": lambda: BIG[:, 3],
+    "a column in a named tuple": lambda: Pair(BIG[:, 3], 1),
+    "a transposed part": lambda: {"part": BIG[:2].t()},
+    "nothing": lambda: [BIG[0:0], Pair(BIG[:, 0:0], 1)],
+    "another type": lambda: [BIG[2].view(torch.int32), Pair(BIG[7], 1)],
+    "a subclass": lambda: [BIG[2].clone().as_subclass(Marked), BIG[7]],
+}
+
+
+def tensors_in(item):
+    if isinstance(item, torch.Tensor):
+        return [item]
+    if isinstance(item, (tuple, list, dict)):
+        return [
+            found
+            for value in (item.values() if isinstance(item, dict) else item)
+            for found in tensors_in(value)
+        ]
+    return []
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_of_a_large_tensor_only_what_an_item_holds_is_sent(loopback, name):
+    item = VIEWS[name]()
+    received = tensors_in(loopback.one(item))
+    for sent, found in zip(tensors_in(item), received, strict=True):
+        assert type(found) is type(sent)
+        assert (found.shape, found.dtype) == (sent.shape, sent.dtype)
+        assert torch.equal(found, sent)
+        assert found.untyped_storage().nbytes() == sent.nbytes
+
+
+ELEMENTS = np.arange(11.0)
+
+OVERLAPPING = {
+    "windows": lambda: [BIG[0, 0:20], BIG[0, 10:30], BIG[0, 25:26]],
+    "a chain": lambda: [BIG[0, 20:30], BIG[0, 0:10], BIG[0, 5:25]],
+    "a part, then the whole": lambda: (BIG[0, 5:10], {"whole": BIG[0]}),
+    "columns": lambda: [BIG[:20, 3], BIG[:20, 4]],
+    "in named tuples": lambda: [Pair(BIG[0, 0:20], 1), Pair(BIG[0, 10:30], 2)],
+    "of other types": lambda: [
+        BIG[0, 1:20],
+        BIG[0, 10:30].view(torch.uint8)[1:],
+        BIG[0, :15].view(torch.int32),
+    ],
+    "of an array": lambda: [torch.from_numpy(ELEMENTS[:7]), torch.from_numpy(ELEMENTS[4:])],
+    "of one memory at odd places": lambda: [
+        torch.from_numpy(ELEMENTS.view(np.uint8)[3:80]),
+        torch.from_numpy(ELEMENTS)[1:],
+    ],
+    "one twice": lambda: [BIG[5], BIG[5]],
+    "of a subclass": lambda: [ROW.as_subclass(Marked)[3:7], ROW[:5]],
+    "of arrays and subclasses": lambda: [
+        torch.from_numpy(ELEMENTS[:7]).as_subclass(Marked),
+        torch.from_numpy(ELEMENTS[4:]),
+    ],
+}
+
+ROW = torch.arange(10.0)
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_what_is_written_into_one_tensor_of_an_item_is_seen_in_those_that_overlap_it(loopback, name):
+    def written(tensors):
+        """What the tensors hold after each of them was written to, in turn; the originals are put back."""
+        before = [tensor.clone() for tensor in tensors]
+        for number, tensor in enumerate(tensors):
+            tensor.fill_(number + 1)
+        after = [tensor.clone() for tensor in tensors]
+        for tensor, values in zip(tensors, before, strict=True):
+            tensor.copy_(values)
+        return before, after
+
+    item = OVERLAPPING[name]()
+    received = tensors_in(loopback.one(item))
+    expected, found = written(tensors_in(item)), written(received)
+    for sent, arrived in zip([*expected[0], *expected[1]], [*found[0], *found[1]], strict=True):
+        assert type(arrived) is type(sent)
+        assert torch.equal(arrived, sent)
+    assert sum(tensor.untyped_storage().nbytes() for tensor in received) < BIG.nbytes
+
+
+@settings(max_examples=150)
+@given(
+    views=st.lists(
+        st.tuples(
+            st.integers(0, 60), st.integers(0, 20), st.sampled_from(["plain", "pair", "subclass", "bytes"])
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_views_of_one_memory_overlap_on_arrival_as_they_did_before(views):
+    whole = torch.arange(80, dtype=torch.int32)
+
+    def view(start, size, kind):
+        part = whole[start : start + size]
+        if kind == "bytes":
+            return part.view(torch.uint8)
+        return Pair(part, 1) if kind == "pair" else part.as_subclass(Marked) if kind == "subclass" else part
+
+    sent = [view(*each) for each in views]
+    received = tensors_in(Loopback().one(sent))
+    originals = tensors_in(sent)
+    for here, there in zip(originals, received, strict=True):
+        assert torch.equal(here, there)
+    for number, (here, there) in enumerate(zip(originals, received, strict=True)):
+        here += number + 1
+        there += number + 1
+    for here, there in zip(originals, received, strict=True):
+        assert torch.equal(here, there)
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:TypedStorage is deprecated")
 def test_quantised_tensors_arrive_with_their_scale(loopback):
     tensor = torch.quantize_per_tensor(torch.arange(4000.0), scale=0.5, zero_point=3, dtype=torch.qint8)
@@ -74,10 +205,6 @@ def test_quantised_tensors_arrive_with_their_scale(loopback):
     assert received.is_quantized
     assert (received.q_scale(), received.q_zero_point()) == (0.5, 3)
     assert torch.equal(received.int_repr(), tensor.int_repr())
-
-
-class Marked(torch.Tensor):
-    pass
 
 
 @pytest.mark.parametrize("size", [3, 50_000])
@@ -91,9 +218,6 @@ def test_subclasses_and_attributes_of_tensors_arrive(loopback, size):
     tensor = torch.arange(size)
     tensor.note = "kept"
     assert loopback.one(tensor).note == "kept"
-
-
-Pair = namedtuple("Pair", "image label")
 
 
 @dataclasses.dataclass

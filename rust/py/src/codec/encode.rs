@@ -1,5 +1,6 @@
 //! Items to bytes and buffers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pyo3::buffer::PyBuffer;
@@ -16,6 +17,9 @@ use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
 /// Deeper nesting is left to pickle, which has its own limit.
 const DEEPEST: usize = 64;
+
+/// A part of this process' memory: the address of its first byte, and that behind its last one.
+type Span = (usize, usize);
 
 /// A large buffer of an item.
 pub enum OutBuffer {
@@ -54,8 +58,8 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// Containers and arrays of the item that something else refers to as well.
     visited: FxHashSet<usize>,
-    /// Addresses of the memory of the item's tensors.
-    storages: FxHashSet<usize>,
+    /// Where the item's tensors lie: the address behind each one's last byte, by that of its first.
+    spans: BTreeMap<usize, usize>,
     /// Whether a member was pickled, which may hold what other members hold, too.
     pickled_member: bool,
 }
@@ -79,7 +83,7 @@ impl Encoder {
         self.payload.clear();
         self.buffers.clear();
         self.visited.clear();
-        self.storages.clear();
+        self.spans.clear();
         self.pickled_member = false;
     }
 
@@ -102,9 +106,15 @@ impl Encoder {
         if !self.pickled_member && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Notes the memory of a tensor. What two tensors of the item share is shared on arrival, too, which only pickle can do.
-    fn visit_storage(&mut self, address: usize) -> Result<(), Stop> {
-        if address == 0 || self.storages.insert(address) { Ok(()) } else { Err(Stop::Whole) }
+    /// Notes where a tensor lies. Memory that two tensors of the item share is shared on arrival, too, which only
+    /// pickling can do.
+    fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
+        if start == end {
+            return Ok(());
+        }
+        let overlaps = self.spans.range(..end).next_back().is_some_and(|(_, &before)| before > start);
+        self.spans.insert(start, end);
+        if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
     /// Pickles what has no encoding of its own. In an item with more members that is done to one member at most, and only
@@ -114,10 +124,7 @@ impl Encoder {
             return Err(Stop::Whole);
         }
         self.pickled_member = true;
-        for address in self.pickle(item)? {
-            self.visit_storage(address)?;
-        }
-        Ok(())
+        self.pickle(item)?.into_iter().try_for_each(|span| self.visit_span(span))
     }
 
     fn put(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>, depth: usize) -> Result<(), Stop> {
@@ -271,12 +278,14 @@ impl Encoder {
     fn tensor(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
         self.visit(item)?;
         let py = item.py();
-        let (storage, parts): (usize, Bound<'_, PyAny>) =
+        let (span, parts): (Option<Span>, Bound<'_, PyAny>) =
             helpers(py)?.tensor_parts.bind(py).call1((item,))?.extract()?;
-        self.visit_storage(storage)?;
+        if let Some(span) = span {
+            self.visit_span(span)?;
+        }
         if !parts.is_instance_of::<PyTuple>() {
-            self.pickle(&parts)?;
-            return Ok(());
+            let spans = self.pickle(&parts)?;
+            return if span.is_some() { Ok(()) } else { spans.into_iter().try_for_each(|span| self.visit_span(span)) };
         }
         let (dtype, shape, grad, data, len): (String, Vec<u64>, bool, usize, usize) = parts.extract()?;
         self.tag(Tag::Tensor);
@@ -290,10 +299,10 @@ impl Encoder {
         Ok(())
     }
 
-    /// Returns the addresses of the memory of the tensors in `item`.
-    fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    /// Returns where the tensors in `item` lie; the spans do not overlap.
+    fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         let py = item.py();
-        let (pickled, buffers, storages): (Bound<'_, PyAny>, Vec<PyBuffer<u8>>, Vec<usize>) =
+        let (pickled, buffers, spans): (Bound<'_, PyAny>, Vec<PyBuffer<u8>>, Vec<Span>) =
             helpers(py)?.pickled_parts.bind(py).call1((item,))?.extract()?;
         self.tag(Tag::Pickle);
         let bytes = pickled.cast::<PyBytes>()?.as_bytes();
@@ -303,7 +312,7 @@ impl Encoder {
             let (data, len) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes());
             self.bulk(data, len, || Owner::Buffer { _buffer: buffer });
         }
-        Ok(storages)
+        Ok(spans)
     }
 
     /// Bytes inline where they are few, else as a reference to an out-of-band buffer.

@@ -7,11 +7,11 @@ use pyo3::types::PyType;
 
 /// Functions of `torchdata._engine.codec`.
 pub struct Helpers {
-    /// obj -> (pickle, [buffers], [addresses of the memory of its tensors])
+    /// obj -> (pickle, [buffers], [where its tensors lie])
     pub pickled_parts: Py<PyAny>,
     /// (pickle, [buffers]) -> obj
     pub loads: Py<PyAny>,
-    /// tensor -> (address of its storage, parts or something to pickle)
+    /// tensor -> (where it lies, parts or something to pickle)
     pub tensor_parts: Py<PyAny>,
     /// (dtype name, shape, requires_grad, buffer) -> tensor
     pub tensor_over: Py<PyAny>,
