@@ -79,6 +79,23 @@ def test_tensors_that_share_storage_in_an_item_share_it_on_arrival(loopback):
         assert second[0] == 1
 
 
+@pytest.fixture
+def elsewhere():
+    """Makes torch create tensors on another device than the CPU unless told otherwise, as scripts for GPUs do."""
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+def test_tensors_arrive_on_the_cpu_whatever_the_default_device_is(loopback, elsewhere):
+    whole = torch.arange(6.0, device="cpu")
+    sent = [whole, whole[1:], whole[:0], Pair(whole.view(2, 3).t(), 1), whole.clone().as_subclass(Marked)]
+    for item in (sent, *sent):
+        for here, there in zip(tensors_in(item), tensors_in(loopback.one(item)), strict=True):
+            assert there.device.type == "cpu"
+            assert torch.equal(here, there)
+
+
 BIG = torch.arange(1_000_000.0).view(1000, 1000)
 
 VIEWS = {

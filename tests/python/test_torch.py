@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.dataloader2.graph import find_dps, list_dps, replace_dp, traverse_dps
+from torchdata.dataloader2.graph import (
+    find_dps,
+    list_dps,
+    replace_dp,
+    traverse_dps,
+)
+from torchdata.dataloader2.graph.settings import apply_random_seed
 from torchdata.datapipes import functional_datapipe
 from torchdata.datapipes.iter import (
     SHARDING_PRIORITIES,
@@ -441,6 +447,20 @@ def test_torch_knows_which_worker_it_is_in(method: str) -> None:
         for _ in range(2):
             assert sorted(set(loader)) == [(0, 2, True, "Mapper"), (1, 2, True, "Mapper")]
     assert torch.utils.data.get_worker_info() is None
+
+
+def test_seeds_come_from_the_cpu_whatever_the_default_device_is() -> None:
+    generator = torch.Generator().manual_seed(3)
+    torch.set_default_device("meta")
+    try:
+        pipe = apply_random_seed(IterableWrapper(range(50)).shuffle().sharding_filter(), generator)
+        assert sorted(pipe) == list(range(50))
+        with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
+            first, second = list(loader), list(loader)
+    finally:
+        torch.set_default_device(None)
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
 
 
 def test_without_a_seed_seeds_come_from_torchs_generator() -> None:

@@ -232,7 +232,7 @@ def _part_of(storage: Any, offset: int, size: int) -> Any:
 
     if (offset, size) == (0, storage.nbytes()):
         return storage
-    part = torch.empty(0, dtype=torch.uint8).set_(storage, offset, (size,), (1,))
+    part = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, offset, (size,), (1,))
     return _storage_over(part.numpy())
 
 
@@ -246,7 +246,9 @@ def _typed_storage(storage: Any, dtype: Any, offset: int, size: int) -> Any:
 def _empty_tensor(dtype: str, shape: Any, stride: Any, requires_grad: bool) -> Any:
     import torch
 
-    return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), requires_grad=requires_grad)
+    return torch.empty_strided(
+        shape, stride, dtype=getattr(torch, dtype), device="cpu", requires_grad=requires_grad
+    )
 
 
 def _tensor_from_storage(
@@ -254,7 +256,7 @@ def _tensor_from_storage(
 ) -> Any:
     import torch
 
-    tensor = torch.empty(0, dtype=getattr(torch, dtype))
+    tensor = torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
     elements, odd = divmod(offset, tensor.element_size())
     if odd:  # the memory was shared at places that are no multiples of an element's size
         storage, elements = _part_of(storage, offset, storage.nbytes() - offset), 0
@@ -295,7 +297,7 @@ def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer:
     import torch
 
     if len(buffer) == 0:
-        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
     else:
         tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
     return tensor.requires_grad_() if requires_grad else tensor

@@ -230,7 +230,7 @@ class TorchGroup(UncopyableGroup):
             self._signs.leave()
         if self._broken:
             raise ConnectionError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
-        tensor = torch.tensor(value, dtype=torch.int64)
+        tensor = torch.tensor(value, dtype=torch.int64, device="cpu")
         try:
             work = start(tensor, group)
             if not wait_until(work.is_completed, self._timeout, self._signs.leave, lambda: self._given_up):

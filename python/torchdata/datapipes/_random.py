@@ -17,5 +17,5 @@ def draw_seed() -> int:
     """
     torch = sys.modules.get("torch")
     if torch is not None:
-        return int(torch.empty((), dtype=torch.int64).random_().item())
+        return int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
     return random.getrandbits(63)

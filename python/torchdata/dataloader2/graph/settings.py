@@ -230,7 +230,9 @@ def _seed_source(rng: Any) -> Callable[[], int]:
         return lambda: int(rng.generate_shared_seed())
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(rng, torch.Generator):
-        return lambda: int(torch.empty((), dtype=torch.int64).random_(generator=rng).item())
+        return lambda: int(
+            torch.empty((), dtype=torch.int64, device=rng.device).random_(generator=rng).item()
+        )
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(rng, numpy.random.Generator):
         return lambda: int(rng.integers(2**63 - 1, endpoint=True))
