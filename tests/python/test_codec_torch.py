@@ -215,6 +215,23 @@ def test_views_of_one_memory_overlap_on_arrival_as_they_did_before(views):
         assert torch.equal(here, there)
 
 
+def freed(size):
+    """A tensor whose storage was shrunk, as sharded training does."""
+    tensor = torch.ones(5000)
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: freed(0), lambda: freed(400), lambda: torch._efficientzerotensor(5000)]
+)
+@pytest.mark.parametrize("inside", [lambda tensor: tensor, lambda tensor: Pair(tensor, 1)])
+def test_tensors_without_memory_are_refused_and_nothing_is_read_behind_it(loopback, make, inside):
+    with pytest.raises(ValueError, match=r"of shape \(5000,\) cannot be sent.*clone it first"):
+        loopback.one(inside(make()))
+    assert torch.equal(loopback.one(torch.ones(3)), torch.ones(3))
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:TypedStorage is deprecated")
 def test_quantised_tensors_arrive_with_their_scale(loopback):
     tensor = torch.quantize_per_tensor(torch.arange(4000.0), scale=0.5, zero_point=3, dtype=torch.qint8)

@@ -193,19 +193,36 @@ def _tensor_pickler(base: Any) -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether the tensor is nothing but elements in memory."""
+    """Whether the tensor is nothing but elements in memory.
+
+    Raises:
+        ValueError: the memory is not there.
+    """
     torch = sys.modules["torch"]
-    return (
+    if not (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and tensor.is_leaf
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__)
-    )
+    ):
+        return False
+    if tensor.numel() > 0:
+        start, end = _span_of(tensor)
+        begins, there = tensor.storage_offset() * tensor.element_size(), tensor.untyped_storage().nbytes()
+        if start == 0 or begins + (end - start) > there:
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} cannot be sent, because its elements are not in memory: its "
+                f"storage was resized to {there} bytes, or it is one of the zeros that autograd does not write out; "
+                "clone it first"
+            )
+    return True
 
 
 def _span_of(tensor: Any) -> Span:
     """Where the elements of a plain tensor that has some lie, and what is between them."""
     start, size = tensor.data_ptr(), tensor.element_size()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * size
 
@@ -275,6 +292,9 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     `span` is where it lies, by which tensors that overlap are found; None where pickling it tells. `what` is (dtype
     name, shape, requires_grad, address, bytes) where its elements can be copied as they lie, else an object to pickle
     instead.
+
+    Raises:
+        ValueError: the tensor's memory is not there.
     """
     if not _is_plain(tensor):
         return None, tensor
