@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import warnings
 from collections import UserDict, namedtuple
 
 import numpy as np
@@ -107,13 +108,72 @@ VIEWS = {
     "a transposed part": lambda: {"part": BIG[:2].t()},
     "nothing": lambda: [BIG[0:0], Pair(BIG[:, 0:0], 1)],
     "another type": lambda: [BIG[2].view(torch.int32), Pair(BIG[7], 1)],
-    "a subclass": lambda: [BIG[2].clone().as_subclass(Marked), BIG[7]],
+    "a subclass": lambda: [BIG[2].as_subclass(Marked), BIG[7], Pair(BIG[20:, 9].as_subclass(Marked), 1)],
+    "columns": lambda: [BIG[:, 3], BIG[:, 4]],
+    "every other one": lambda: (BIG[0, ::2], Pair(BIG[0, 1::2], 1)),
 }
+
+
+class StorageOf:
+    """Holds the storage of a tensor alone."""
+
+    def __init__(self, tensor):
+        self.untyped = tensor.untyped_storage()
+
+
+class Handed:
+    """Hands its tensors over when it is pickled, and counts."""
+
+    def __init__(self):
+        whole = torch.arange(10.0)
+        self.tensors, self.times = [whole, whole[2:]], 0
+
+    def __getstate__(self):
+        self.times += 1
+        state, self.tensors = dict(vars(self)), []
+        return state
+
+
+def test_an_item_with_tensors_is_pickled_once(loopback):
+    held_elsewhere = torch.ones(3)
+    for item in (Handed(), [Handed(), 1], {"a": Handed(), "b": torch.ones(3)}, [Handed(), held_elsewhere]):
+        received = loopback.one(item)
+        handed = (
+            received
+            if isinstance(received, Handed)
+            else next(iter(received if isinstance(received, list) else received.values()))
+        )
+        assert handed.times == 1
+        first, second = handed.tensors
+        first[3] = 7
+        assert second[1] == 7
+
+
+def test_nested_tensors_and_storages_arrive(loopback):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(4, 3)])
+        received = loopback.one((nested, 1))[0]
+        assert [part.tolist() for part in received.unbind()] == [part.tolist() for part in nested.unbind()]
+    tensor = torch.arange(5000.0)
+    assert loopback.one(tensor.untyped_storage()).tolist() == tensor.untyped_storage().tolist()
+    shared, storage = loopback.one((tensor, tensor.untyped_storage()))
+    storage.fill_(0)
+    assert shared.sum() == 0
+
+
+def test_large_pickles_refer_to_tensors_too(loopback):
+    words = [f"word {number}" for number in range(20_000)]
+    received = loopback.one(Pair(torch.arange(3), Sample(torch.arange(40_000), words)))
+    assert torch.equal(received.label.image, torch.arange(40_000))
+    assert received.label.label == words
 
 
 def tensors_in(item):
     if isinstance(item, torch.Tensor):
         return [item]
+    if isinstance(item, StorageOf):
+        return [torch.empty(0).set_(item.untyped)]
     if isinstance(item, (tuple, list, dict)):
         return [
             found
@@ -140,7 +200,8 @@ OVERLAPPING = {
     "windows": lambda: [BIG[0, 0:20], BIG[0, 10:30], BIG[0, 25:26]],
     "a chain": lambda: [BIG[0, 20:30], BIG[0, 0:10], BIG[0, 5:25]],
     "a part, then the whole": lambda: (BIG[0, 5:10], {"whole": BIG[0]}),
-    "columns": lambda: [BIG[:20, 3], BIG[:20, 4]],
+    "columns and a row": lambda: [BIG[:20, 3], BIG[:20, 4], BIG[2]],
+    "a storage": lambda: (BIG[0, 3:8].clone(), ROW[2:5], {"all": StorageOf(ROW)}),
     "in named tuples": lambda: [Pair(BIG[0, 0:20], 1), Pair(BIG[0, 10:30], 2)],
     "of other types": lambda: [
         BIG[0, 1:20],

@@ -188,6 +188,27 @@ def test_every_import_of_the_package_leaves_torch_alone() -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
+class TorchStream(data.IterableDataset):
+    def __iter__(self) -> Any:
+        yield from range(3)
+
+
+def test_pipes_and_datasets_of_torch_are_added_in_either_order() -> None:
+    tensors, pipe = data.TensorDataset(torch.arange(2)), SequenceWrapper([7])
+    assert isinstance(pipe + tensors, data.ConcatDataset)
+    assert list(pipe + tensors) == [7, (torch.tensor(0),), (torch.tensor(1),)]
+    assert list(tensors + pipe) == [(torch.tensor(0),), (torch.tensor(1),), 7]
+    assert list(pipe + data.Subset(tensors, [1])) == [7, (torch.tensor(1),)]
+    stream = IterableWrapper([7])
+    assert list(stream + TorchStream()) == [7, 0, 1, 2]
+    assert list(TorchStream() + stream) == [0, 1, 2, 7]
+    for both in (stream + IterableWrapper([8]), stream + data.datapipes.iter.IterableWrapper([8])):
+        assert isinstance(both, IterDataPipe), "pipes stay pipes"
+        assert list(both) == [7, 8]
+    with pytest.raises(TypeError, match="Concater"):
+        stream + [8]
+
+
 def shuffled_and_sharded() -> Any:
     return IterableWrapper(range(20)).shuffle().sharding_filter().map(plus_one)
 

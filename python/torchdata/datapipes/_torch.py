@@ -37,6 +37,7 @@ class Counterpart:
     def __init__(self, name: str) -> None:
         self.name = name
         self.base: Any = None
+        self._module: Any = None
 
     def counts(self, cls: type) -> bool:
         """Whether `cls` is torch's base, or derived from it."""
@@ -48,7 +49,7 @@ class Counterpart:
         if base is None or self.base is not None:
             return
         base.register(ours)  # before `counts` holds: ABC refuses circles
-        self.base = base
+        self.base, self._module = base, module
         _derive(ours, getattr(module, "Dataset", None))
         for name, form in ours.functions.items():
             base.functions.setdefault(name, form)
@@ -81,6 +82,15 @@ class Counterpart:
             raise AttributeError(name)
         bind = getattr(type(found), "__get__", None)
         return found if bind is None else bind(found, datapipe, type(datapipe))
+
+    def joiner(self, other: Any) -> Any:
+        """What joins a pipe of this kind with `other`, if that is a dataset of torch's and no pipe: a class of torch's."""
+        torchs = self._module
+        if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
+            return None
+        if not isinstance(other, torchs.Dataset):
+            return None
+        return torchs.ChainDataset if self.name == "IterDataPipe" else torchs.ConcatDataset
 
     def hook(self, name: str) -> Callable[..., Any] | None:
         """The hook of that name which torch's graph tools have set for the time of a traversal."""

@@ -190,7 +190,8 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pi
         raise NotImplementedError(f"{type(self).__name__} is read by iterating, not by index")
 
     def __add__(self, other: Any) -> Any:
-        return self.concat(other)
+        joiner = self.counterpart.joiner(other)
+        return self.concat(other) if joiner is None else joiner([self, other])
 
     def reset(self) -> None:
         """Brings the pipe to the start of an iteration. Called whenever an iterator is made."""
@@ -221,7 +222,8 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pipe
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
 
     def __add__(self, other: Any) -> Any:
-        return self.concat(other)
+        joiner = self.counterpart.joiner(other)
+        return self.concat(other) if joiner is None else joiner([self, other])
 
 
 meet_torch(IterDataPipe, MapDataPipe)

@@ -60,15 +60,15 @@ pub struct Encoder {
     visited: FxHashSet<usize>,
     /// Where the item's tensors lie: the address behind each one's last byte, by that of its first.
     spans: BTreeMap<usize, usize>,
-    /// Whether a member was pickled, which may hold what other members hold, too.
-    pickled_member: bool,
+    /// The member that is to be pickled, which may hold what other members hold, too, and where in the payload.
+    pickled_member: Option<(usize, Py<PyAny>)>,
 }
 
 impl Encoder {
     /// Encodes an item that goes out of `arena` into `self.payload` and `self.buffers`.
     pub fn encode(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>) -> PyResult<()> {
         self.clear();
-        match self.put(item, arena, 0) {
+        match self.put(item, arena, 0).and_then(|()| self.pickle_member(item.py())) {
             Ok(()) => Ok(()),
             Err(Stop::Error(error)) => Err(error),
             Err(Stop::Whole) => {
@@ -84,7 +84,7 @@ impl Encoder {
         self.buffers.clear();
         self.visited.clear();
         self.spans.clear();
-        self.pickled_member = false;
+        self.pickled_member = None;
     }
 
     fn tag(&mut self, tag: Tag) {
@@ -103,7 +103,7 @@ impl Encoder {
             return Ok(());
         }
         let pointer = object.as_ptr() as usize;
-        if !self.pickled_member && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
+        if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
     /// Notes where a tensor lies. Memory that two tensors of the item share is shared on arrival, too, which only
@@ -120,11 +120,25 @@ impl Encoder {
     /// Pickles what has no encoding of its own. In an item with more members that is done to one member at most, and only
     /// where nothing in it can lie elsewhere in the item as well.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
-        if depth > 0 && (self.pickled_member || !self.visited.is_empty()) {
+        if depth == 0 {
+            self.pickle(item)?;
+            return Ok(());
+        }
+        if self.pickled_member.is_some() || !self.visited.is_empty() {
             return Err(Stop::Whole);
         }
-        self.pickled_member = true;
-        self.pickle(item)?.into_iter().try_for_each(|span| self.visit_span(span))
+        self.pickled_member = Some((self.payload.len(), item.clone().unbind()));
+        Ok(())
+    }
+
+    /// Pickles the member that was put off until it was known that the item need not be pickled as a whole: pickling may
+    /// be costly, and objects may count on it that they are pickled once.
+    fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
+        let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
+        let behind = self.payload.split_off(place);
+        let spans = self.pickle(member.bind(py))?;
+        self.payload.extend_from_slice(&behind);
+        spans.into_iter().try_for_each(|span| self.visit_span(span))
     }
 
     fn put(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>, depth: usize) -> Result<(), Stop> {

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// Functions of `torchdata._engine.codec`.
+/// Functions of `torchdata._engine.codec` and, for tensors, of `torchdata._engine.tensors`.
 pub struct Helpers {
     /// obj -> (pickle, [buffers], [where its tensors lie])
     pub pickled_parts: Py<PyAny>,
@@ -27,11 +27,12 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     HELPERS.get_or_try_init(py, || {
         let module = PyModule::import(py, "torchdata._engine.codec")?;
         let get = |name| module.getattr(name).map(Bound::unbind);
+        let tensors = PyModule::import(py, "torchdata._engine.tensors")?;
         Ok(Helpers {
             pickled_parts: get("pickled_parts")?,
             loads: get("loads")?,
-            tensor_parts: get("tensor_parts")?,
-            tensor_over: get("tensor_over")?,
+            tensor_parts: tensors.getattr("tensor_parts")?.unbind(),
+            tensor_over: tensors.getattr("tensor_over")?.unbind(),
             has_own_reducer: get("has_own_reducer")?,
             data_chunk: module.getattr("DataChunk")?.cast_into::<PyType>()?.unbind(),
         })

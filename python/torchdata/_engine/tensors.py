@@ -1,0 +1,373 @@
+"""Tensors of an item that is pickled: which of them overlap in memory, and their memory beside the pickle.
+
+Role: used by the codec (codec.py and rust/py/src/codec) wherever torch is loaded. A pickle refers to tensors by number;
+`Departing` collects them while it is written and lays them out, `Arrived` makes them again while it is read. Imports
+torch only where there are tensors.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+__all__ = ["Departing", "Place", "Span", "arriving", "tensor_over", "tensor_parts", "tensor_pickler"]
+
+#: A part of this process' memory: the address of its first byte, and that behind its last one.
+Span = tuple[int, int]
+
+
+class Place(NamedTuple):
+    """Where a tensor or a storage lies."""
+
+    #: The number of the block of memory, and the byte in it.
+    block: int
+    offset: int
+    #: Of a tensor (dtype name, shape, strides, requires_grad), of a storage the number of its bytes.
+    what: tuple[str, tuple[int, ...], tuple[int, ...], bool] | int
+
+
+class Departing:
+    """The tensors and storages of an item while it is pickled, which refers to them by number.
+
+    Which of them overlap is known when all have been seen; then they are laid out: those that have elements in common
+    in one block, so that they have them in common on arrival, too, each of the others in a block of its own. What else
+    is in their storage is left where it is.
+    """
+
+    def __init__(self) -> None:
+        #: What was met: its span, what it is, and the object, which keeps the memory.
+        self.places: list[tuple[Span, Any, Any]] = []
+
+    def add_tensor(self, tensor: Any) -> int:
+        what = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), tensor.requires_grad
+        self.places.append((_span_of(tensor), what, tensor))
+        return len(self.places) - 1
+
+    def add_storage(self, storage: Any) -> int:
+        start, size = storage.data_ptr(), storage.nbytes()
+        self.places.append(((start, start + size), size, storage))
+        return len(self.places) - 1
+
+    def lay_out(self) -> tuple[list[Place], list[memoryview], list[Span]]:
+        """The places, the blocks, and the parts of memory that they were in, which do not overlap."""
+        places: list[Any] = [None] * len(self.places)
+        blocks: list[memoryview] = []
+        spans = []
+        for span, members in self._overlapping(range(len(self.places))):
+            spans.append(span)
+            for group in self._with_elements_in_common(members):
+                if len(group) == 1:
+                    self._close_gaps(group[0])
+                start = min(self.places[number][0][0] for number in group)
+                end = max(self.places[number][0][1] for number in group)
+                for number in group:
+                    (first, _), what, _ = self.places[number]
+                    places[number] = Place(len(blocks), first - start, what)
+                owners = [self.places[number][2] for number in group]
+                blocks.append(memoryview(_bytes_at((start, end), owners)))
+        return places, blocks, spans
+
+    def _overlapping(self, numbers: Iterable[int]) -> list[tuple[Span, list[int]]]:
+        groups: list[tuple[Span, list[int]]] = []
+        for number in sorted(numbers, key=lambda number: self.places[number][0]):
+            start, end = self.places[number][0]
+            if groups and start < groups[-1][0][1]:
+                (first, last), members = groups[-1]
+                groups[-1] = (first, max(last, end)), [*members, number]
+            else:
+                groups.append(((start, end), [number]))
+        return groups
+
+    def _with_elements_in_common(self, numbers: list[int]) -> list[list[int]]:
+        """Takes apart what only interleaves, such as columns of a matrix."""
+        if len(numbers) == 1 or len(numbers) > _MOST_COMPARED or not any(map(self._has_gaps, numbers)):
+            return [numbers]
+        groups: list[list[int]] = []
+        for number in numbers:
+            touched = [group for group in groups if any(self._share(number, other) for other in group)]
+            groups = [group for group in groups if group not in touched]
+            groups.append([member for group in touched for member in group] + [number])
+        return groups
+
+    def _has_gaps(self, number: int) -> bool:
+        _, what, obj = self.places[number]
+        return isinstance(what, tuple) and not obj.is_contiguous()
+
+    def _share(self, one: int, other: int) -> bool:
+        import numpy
+
+        most: Any = _MOST_WORK
+        try:
+            return bool(numpy.shares_memory(self._as_array(one), self._as_array(other), max_work=most))
+        except RuntimeError:  # more work than that
+            return True
+
+    def _as_array(self, number: int) -> Any:
+        span, what, obj = self.places[number]
+        if not isinstance(what, tuple):
+            return _bytes_at(span, obj)
+        _, shape, strides, _ = what
+        size = obj.element_size()
+        return _array_at(span[0], obj, shape, f"|V{size}", tuple(stride * size for stride in strides))
+
+    def _close_gaps(self, number: int) -> None:
+        """Copies a tensor between whose elements something else lies."""
+        (start, end), what, tensor = self.places[number]
+        if isinstance(what, tuple) and end - start > tensor.nbytes:
+            tensor = tensor.detach().clone()
+            self.places[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
+
+
+#: How many overlapping tensors are compared with each other, and how long two of them (as NumPy counts it).
+_MOST_COMPARED, _MOST_WORK = 16, 10_000
+
+
+def _bytes_at(span: Span, owner: Any) -> Any:
+    return _array_at(span[0], owner, (span[1] - span[0],), "|u1", None)
+
+
+def _array_at(start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> Any:
+    """An array over memory at an address; what owns the memory lives as long."""
+    import numpy
+
+    return numpy.asarray(_Interface(start, owner, shape, typestr, strides))
+
+
+class _Interface:
+    """What NumPy asks for an array over memory of others'."""
+
+    def __init__(self, start: int, owner: Any, shape: tuple[int, ...], typestr: str, strides: Any) -> None:
+        self._owner = owner
+        self.__array_interface__ = {
+            "version": 3, "data": (start, False), "shape": shape, "typestr": typestr, "strides": strides
+        }  # fmt: skip
+
+
+class Arrived:
+    """The blocks of an item while it is unpickled; each becomes one storage, however many tensors lie in it."""
+
+    def __init__(self, places: list[Place], blocks: list[Any]) -> None:
+        self._places, self._blocks = places, blocks
+        self._storages: dict[int, Any] = {}
+
+    def storage(self, number: int) -> Any:
+        block, offset, size = self._places[number]
+        return _part_of(self._whole(block), offset, size)
+
+    def tensor(self, number: int) -> Any:
+        import torch
+
+        block, offset, (dtype, shape, strides, requires_grad) = self._places[number]  # type: ignore[misc]
+        storage, tensor = self._whole(block), torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
+        elements, odd = divmod(offset, tensor.element_size())
+        if odd:  # the memory was shared at places that are no multiples of an element's size
+            storage, elements = _part_of(storage, offset, storage.nbytes() - offset), 0
+        tensor = tensor.set_(storage, elements, shape, strides)
+        return tensor.requires_grad_() if requires_grad else tensor
+
+    def _whole(self, block: int) -> Any:
+        if block not in self._storages:
+            self._storages[block] = _storage_over(self._blocks[block])
+        return self._storages[block]
+
+
+class _Arrivals(threading.local):
+    #: The item that this thread is unpickling, the inner one where an object in an item unpickles another.
+    innermost: Arrived | None = None
+
+
+_arrivals = _Arrivals()
+
+
+@contextmanager
+def arriving(places: list[Place], blocks: list[Any]) -> Iterator[None]:
+    """Within this context a pickle is read that refers to tensors at these places."""
+    before, _arrivals.innermost = _arrivals.innermost, Arrived(places, blocks)
+    try:
+        yield
+    finally:
+        _arrivals.innermost = before
+
+
+def _arrived() -> Arrived:
+    assert _arrivals.innermost is not None, "referred to outside of an item"
+    return _arrivals.innermost
+
+
+def _tensor_at(number: int) -> Any:
+    return _arrived().tensor(number)
+
+
+def _storage_at(number: int) -> Any:
+    return _arrived().storage(number)
+
+
+def _typed_storage_at(number: int, dtype: Any) -> Any:
+    import torch
+
+    typed: Any = torch.storage.TypedStorage
+    return typed(wrap_storage=_storage_at(number), dtype=dtype, _internal=True)
+
+
+def _empty_tensor(dtype: str, shape: Any, stride: Any, requires_grad: bool) -> Any:
+    import torch
+
+    return torch.empty_strided(
+        shape, stride, dtype=getattr(torch, dtype), device="cpu", requires_grad=requires_grad
+    )
+
+
+def _storage_over(buffer: Any) -> Any:
+    import torch
+
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _part_of(storage: Any, offset: int, size: Any) -> Any:
+    """The storage, or one of its own over a part of the memory."""
+    import torch
+
+    if (offset, size) == (0, storage.nbytes()):
+        return storage
+    part = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, offset, (size,), (1,))
+    return _storage_over(part.numpy())
+
+
+@functools.cache
+def tensor_pickler(base: Any) -> Any:
+    """A subclass of the pickler that leaves the memory of tensors to `Departing`."""
+
+    class TensorPickler(base):  # type: ignore[misc]
+        def __init__(self, tensors: Departing, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if not hasattr(self, "dispatch_table"):
+                self.dispatch_table = copyreg.dispatch_table
+            self.tensors = tensors
+
+        def reducer_override(self, obj: Any) -> Any:
+            torch = sys.modules["torch"]
+            reduced: Any = NotImplemented
+            if isinstance(obj, torch.Tensor):
+                reduced = self._reduce_tensor(torch, obj)
+            elif type(obj) is torch.UntypedStorage and _is_memory(obj):
+                reduced = _storage_at, (self.tensors.add_storage(obj),)
+            elif type(obj) is torch.storage.TypedStorage and _is_memory(obj._untyped_storage):
+                reduced = _typed_storage_at, (self.tensors.add_storage(obj._untyped_storage), obj.dtype)
+            if reduced is NotImplemented and hasattr(base, "reducer_override"):
+                return super().reducer_override(obj)
+            return reduced
+
+        def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
+            cls = type(tensor)
+            if cls in self.dispatch_table or cls.__reduce_ex__ is not torch.Tensor.__reduce_ex__:
+                return NotImplemented
+            if (
+                cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+            ):  # it has no elements of its own
+                return NotImplemented
+            with torch._C.DisableTorchFunctionSubclass():
+                if not _is_plain(tensor):
+                    return NotImplemented
+                state = torch._utils._get_obj_state(tensor)
+                rebuild: Any = _tensor_at
+                if tensor.numel() > 0:
+                    parts: Any = (self.tensors.add_tensor(tensor),)
+                else:
+                    rebuild = _empty_tensor
+                    parts = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), tensor.requires_grad
+            if cls is torch.Tensor and not state:
+                return rebuild, parts
+            return torch._tensor._rebuild_from_type_v2, (rebuild, cls, parts, state)
+
+    return TensorPickler
+
+
+def _is_memory(storage: Any) -> bool:
+    return bool(storage.device.type == "cpu" and storage.nbytes() > 0)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether the tensor is nothing but elements in memory.
+
+    Raises:
+        ValueError: the memory is not there.
+    """
+    torch = sys.modules["torch"]
+    if not (
+        tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+        and tensor.is_leaf
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
+    ):
+        return False
+    if tensor.numel() > 0:
+        start, end = _span_of(tensor)
+        begins, there = tensor.storage_offset() * tensor.element_size(), tensor.untyped_storage().nbytes()
+        if start == 0 or begins + (end - start) > there:
+            raise ValueError(
+                f"a tensor of shape {tuple(tensor.shape)} cannot be sent, because its elements are not in memory: its "
+                f"storage was resized to {there} bytes, or it is one of the zeros that autograd does not write out; "
+                "clone it first"
+            )
+    return True
+
+
+def _span_of(tensor: Any) -> Span:
+    """Where the elements of a plain tensor that has some lie, and what is between them."""
+    start, size = tensor.data_ptr(), tensor.element_size()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * size
+
+
+def _without_gaps(tensor: Any) -> Any:
+    """The tensor, copied if there is something else between its elements."""
+    start, end = _span_of(tensor)
+    return (
+        tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        if end - start > tensor.nbytes
+        else tensor
+    )
+
+
+def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
+    """How a tensor is to be sent: (span, what).
+
+    `span` is where it lies, by which tensors that overlap are found; None where pickling it tells. `what` is (dtype
+    name, shape, requires_grad, address, bytes) where its elements can be copied as they lie, else an object to pickle
+    instead.
+
+    Raises:
+        ValueError: the tensor's memory is not there.
+    """
+    if tensor.__dict__ or not _is_plain(tensor):
+        return None, tensor
+    if tensor.numel() == 0:
+        return (0, 0), (str(tensor.dtype)[6:], tuple(tensor.shape), tensor.requires_grad, 0, 0)
+    if not tensor.is_contiguous():
+        return _span_of(tensor), _without_gaps(tensor)
+    start, size = tensor.data_ptr(), tensor.nbytes
+    return (start, start + size), (
+        str(tensor.dtype)[6:],
+        tuple(tensor.shape),
+        tensor.requires_grad,
+        start,
+        size,
+    )
+
+
+def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer: Any) -> Any:
+    """A tensor over the memory of `buffer`, without a copy."""
+    import torch
+
+    if len(buffer) == 0:
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
+    else:
+        tensor = torch.frombuffer(buffer, dtype=getattr(torch, dtype)).view(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
