@@ -84,7 +84,7 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """What joins a pipe of this kind with `other`, if that is a dataset of torch's and no pipe: a class of torch's."""
+        """A class of torch's that joins a pipe of this kind with `other`, if that is its dataset and no pipe; else None."""
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None
