@@ -84,7 +84,7 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """A class of torch's that joins a pipe of this kind with `other`, if that is its dataset and no pipe; else None."""
+        """What joins a pipe of this kind with `other`, a dataset of torch's; None where it is none, or a pipe."""
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None
