@@ -266,9 +266,8 @@ def tensor_pickler(base: Any) -> Any:
             cls = type(tensor)
             if cls in self.dispatch_table or cls.__reduce_ex__ is not torch.Tensor.__reduce_ex__:
                 return NotImplemented
-            if (
-                cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
-            ):  # it has no elements of its own
+            # A class that handles its operators by itself need not have elements in memory.
+            if cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
                 return NotImplemented
             with torch._C.DisableTorchFunctionSubclass():
                 if not _is_plain(tensor):
