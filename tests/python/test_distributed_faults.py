@@ -77,6 +77,35 @@ def test_what_a_rank_was_voting_on_when_another_failed_is_part_of_its_state(tmp_
     assert second == ([0, 1, 2], [0, 1, 2, 3, 4])
 
 
+@pytest.mark.parametrize("broken_off_by", [[0], [0, 1]], ids=["one rank", "all ranks"])
+def test_what_a_rank_was_voting_on_when_a_loop_was_left_is_part_of_its_state(
+    broken_off_by: list[int], tmp_path: Path
+) -> None:
+    body = f"""
+    from torchdata.datapipes.state import load_state, save_state
+
+    def build():
+        return FullSync(IterableWrapper(range(12)).map(identity), timeout=20)
+
+    def main(rank):
+        outcomes = []
+        for attempt in range(10):
+            pipe = build()
+            items = iter(pipe)
+            seen = [next(items) for _ in range(5)]
+            if rank in {broken_off_by}:
+                time.sleep(0.002 * (attempt % 4))
+                del items
+            time.sleep(0.05)
+            restored = build()
+            load_state(restored, save_state(pipe))
+            outcomes.append(seen + list(restored))
+        return outcomes
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [[list(range(12))] * 10] * 2
+
+
 WAIT_AT = """
 def slow(rank):
     def wait(item):
@@ -145,6 +174,109 @@ def test_a_rank_that_comes_when_the_others_have_given_up_is_told_why(
         assert "rank 1 of 3 did not come along" in str(error)
     assert isinstance(late, ConnectionError), late
     assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not come along", str(late)), late
+
+
+@each_backend
+@pytest.mark.parametrize("late_by", [0.05, 0.4])
+def test_a_rank_that_comes_just_too_late_is_the_one_that_is_named(
+    start: Start, backend: str, late_by: float, tmp_path: Path
+) -> None:
+    with start(tmp_path, WAIT_AT.format(seconds=2 + late_by, timeout=2, backend=backend), 3) as job:
+        for rank in range(3):
+            assert "rank 1 of 3 did not come along" in str(job.outcome(rank)[0])
+
+
+def test_a_rank_that_is_slow_with_its_first_item_is_late_and_not_dead(tmp_path: Path) -> None:
+    body = """
+    def slow(item):
+        time.sleep(5 if int(os.environ["RANK"]) == 1 else 0)
+        return item
+    def main(rank):
+        pipe = IterableWrapper(range(20)).sharding_filter().map(slow)
+        with DataLoader2(pipe, reading_service=DistributedReadingService(2)) as loader:
+            return list(loader)
+    """
+    with gloo_job(tmp_path, body) as job:
+        error = job.outcome(0)[0]
+        assert isinstance(error, TimeoutError), error
+        assert "rank 1 of 2 did not come along" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("start", "backend", "who"),
+    [(gloo_job, "gloo", "rank 1"), (mpi_job, "mpi", "another rank")],
+    ids=["gloo", "mpi"],
+)
+def test_a_rank_that_never_begins_is_reported_within_the_time_out(
+    start: Start, backend: str, who: str, tmp_path: Path
+) -> None:
+    body = f"""
+    def main(rank):
+        time.sleep(rank * 1000)
+        with DataLoader2(Counting(3), reading_service=DistributedReadingService(2, backend="{backend}")) as loader:
+            return list(loader)
+    """
+    with start(tmp_path, body) as job:
+        error, seconds = job.outcome(0)
+        assert isinstance(error, TimeoutError), error
+        assert f"{who} of 2 did not begin to iterate within 2 s" in str(error)
+        assert seconds < 2 + 2 + 10, "the time-out and two seconds, and the import of torch"
+
+
+def test_an_exception_in_the_loop_of_a_rank_is_told_to_one_that_comes_later(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = IterableWrapper(range(40)).sharding_filter()
+        with DataLoader2(pipe, reading_service=DistributedReadingService(30)) as loader:
+            for number, item in enumerate(loader):
+                if number == 3 and rank == 0:
+                    time.sleep(0.3)
+                    raise KeyError("in the training")
+                if number == 3:
+                    time.sleep(8)
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert isinstance(job.outcome(0)[0], KeyError)
+        error = job.outcome(1)[0]
+        assert isinstance(error, ConnectionError), error
+        assert "rank 0 of 2 gave up before: rank 0 of 2 left its loop" in str(error)
+
+
+def test_an_mpi_that_threads_may_not_call_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    body = """
+    import mpi4py
+    mpi4py.rc.thread_level = "serialized"
+    def main(rank):
+        return list(DataLoader2(Counting(3), reading_service=DistributedReadingService(20, backend="mpi")))
+    """
+    with mpi_job(tmp_path, body, 1) as job:
+        error = job.outcome(0)[0]
+        assert isinstance(error, RuntimeError), error
+        assert "MPI_THREAD_MULTIPLE" in str(error)
+
+
+def test_on_mpi_nothing_piles_up_where_a_rank_keeps_others_waiting(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        from mpi4py import MPI
+        from torchdata._ranks import open_group, waiting
+        waiting.LONG = 0.0  # every wait is one of which others are told
+        group = open_group("mpi", 20, "test")
+        for _ in range(300):
+            time.sleep(0.0003 * rank)
+            group.all_reduce_min(1)
+        MPI.COMM_WORLD.Barrier()
+        pending = 0
+        while group._comm.Iprobe(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG):
+            group._comm.Recv(bytearray(8), source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+            pending += 1
+        group.close()
+        return pending, len(group._sent)
+    """
+    with mpi_job(tmp_path, body) as job:
+        for pending, kept in job.outcomes():
+            assert pending < 10
+            assert kept < 10
 
 
 def test_a_rank_that_is_stopped_gives_no_sign_of_life(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ DEFAULT_TIMEOUT = 30 * 60
 
 
 class RankGroup(Protocol):
-    """The ranks of a job. Users may bring an object of their own, which need not have the last three members."""
+    """The ranks of a job. Users may bring an object of their own, which need not have the last four members."""
 
     rank: int
     world_size: int
@@ -30,6 +30,9 @@ class RankGroup(Protocol):
     @property
     def broken(self) -> bool:
         """Whether an operation has failed, after which the group cannot be used any more."""
+
+    def show_life(self) -> None:
+        """Lets others know, where that is possible, that this rank lives, before its first operation."""
 
     def give_up(self) -> None:
         """Ends the wait of another thread, if there is one, at once."""

@@ -6,10 +6,11 @@ default). Owns a communicator of its own, so that its messages never mix with ot
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from torchdata._optional import optional_import
-from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks, wait_until
+from torchdata._ranks.waiting import LONG, GivenUp, UncopyableGroup, describe_ranks, wait_until
 
 __all__ = ["MpiGroup"]
 
@@ -36,15 +37,21 @@ class MpiGroup(UncopyableGroup):
         optional_import("mpi4py", extra="mpi", needed_by=f"{whose} on MPI")
         from mpi4py import MPI
 
-        if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise RuntimeError(
-                f"{whose} needs an MPI that lets any thread call it (MPI_THREAD_SERIALIZED or above): leave "
-                "mpi4py.rc.thread_level at its default, or start MPI so"
+                f"{whose} needs an MPI that threads may call at the same time (MPI_THREAD_MULTIPLE), because it talks "
+                "to other ranks while your program does: leave mpi4py.rc.thread_level at its default, or start MPI so"
             )
         self._mpi: Any = MPI
         self._timeout, self._whose = timeout, whose
-        self._comm: Any = MPI.COMM_WORLD.Dup()
-        self.rank, self.world_size = self._comm.Get_rank(), self._comm.Get_size()
+        self.rank, self.world_size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+        self._comm: Any
+        self._comm, opened = MPI.COMM_WORLD.Idup()
+        if not wait_until(opened.Test, timeout, lambda: None, lambda: False):
+            raise TimeoutError(
+                f"{whose} on rank {self.rank}: another rank of {self.world_size} did not begin to iterate within "
+                f"{timeout:g} s: busy, or dead; raise the timeout if that is how it should be"
+            )
         self._operation = 0
         self._arrived: dict[int, int] = {}
         self._sent: list[Any] = []
@@ -80,6 +87,7 @@ class MpiGroup(UncopyableGroup):
         request = start(comm)
         try:
             if wait_until(request.Test, self._timeout, self._tell_arrival, self._is_given_up):
+                self._missing()  # takes in what others told, or it would pile up
                 return int(cell[0])
             raise self._timed_out()
         except BaseException:
@@ -87,7 +95,13 @@ class MpiGroup(UncopyableGroup):
             raise
 
     def _timed_out(self) -> TimeoutError:
-        missing = self._missing()
+        # Others that wait, too, tell so after a while; one that comes meanwhile, too late, is the one who did not come.
+        before = missing = self._missing()
+        until = time.monotonic() + 2 * LONG
+        while missing and time.monotonic() < until:
+            time.sleep(0.01)
+            missing = self._missing()
+        missing = missing or before
         who = f"{describe_ranks(missing)} of {self.world_size}" if missing else "another rank"
         fault = f"{who} did not come along within {self._timeout:g} s"
         self._tell_others(fault.encode()[:_MOST_WORDS], _LAST_WORDS)
@@ -134,6 +148,9 @@ class MpiGroup(UncopyableGroup):
             self._arrived[status.Get_source()] = int(at[0])
         others = (rank for rank in range(self.world_size) if rank != self.rank)
         return [rank for rank in others if self._arrived.get(rank, 0) < self._operation]
+
+    def show_life(self) -> None:
+        """Does nothing: a death ends the job, and who is late is told by messages."""
 
     def give_up(self) -> None:
         """Ends the wait of another thread, if there is one, at once."""

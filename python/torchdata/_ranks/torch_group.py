@@ -97,6 +97,14 @@ class _SignsOfLife:
         #: Why this rank gave up, for the others.
         self.last_words = ""
 
+    def absent_after(self, seconds: float) -> list[int]:
+        """Waits until all ranks have come so far; the ranks that have not done so after some seconds."""
+        keys = {rank: f"opened/{rank}" for rank in self._ranks}
+        self._store.set(keys[self._rank], "")
+        if wait_until(lambda: self._store.check([*keys.values()]), seconds, lambda: None, lambda: False):
+            return []
+        return [rank for rank, key in keys.items() if not self._store.check([key])]
+
     def leave(self) -> None:
         """Leaves a sign now, and goes on leaving them. Does not wait for the store, which may be out of reach."""
         self._wake.set()
@@ -127,8 +135,12 @@ class _SignsOfLife:
         found = [rank for rank in self._ranks if self._store.check([str(rank)])]
         return {rank: tuple(map(int, self._store.get(str(rank)).split())) for rank in found}  # type: ignore[misc]
 
-    def look_around(self) -> _Others | None:
-        """What the other ranks are up to, after a watch; None where the store does not answer."""
+    def look_around(self, timed_out: bool) -> _Others | None:
+        """What the other ranks are up to, after a watch; None where the store does not answer.
+
+        Args:
+            timed_out: whether this rank has waited as long as it would.
+        """
         answers: list[_Others] = []
 
         def look() -> None:
@@ -142,6 +154,9 @@ class _SignsOfLife:
                     rank for rank in silent if now.get(rank) == before.get(rank) and not _parted(now, rank)
                 ]
             late = [rank for rank in self._ranks if rank not in silent and now[rank][1] < self.operation]
+            # One that came in the meantime, too late, is the one who did not come.
+            if timed_out and not late:
+                late = [rank for rank in self._ranks if before.get(rank, (0, 0, 0))[1] < self.operation]
             said = {
                 rank: self._store.get(f"words/{rank}").decode()
                 for rank in self._ranks
@@ -193,10 +208,17 @@ class TorchGroup(UncopyableGroup):
         dist = require_initialized(whose)
         self._dist, self._timeout, self._whose = dist, timeout, whose
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout + _MARGIN))
         self._signs = _SignsOfLife(dist, next(_numbers))
+        absent = self._signs.absent_after(timeout)
+        if absent:
+            raise TimeoutError(
+                f"{whose} on rank {self.rank}: {describe_ranks(absent)} of {self.world_size} did not begin to iterate "
+                f"within {timeout:g} s: busy, or dead; raise the timeout if that is how it should be"
+            )
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout + _MARGIN))
         self._broken = False
         self._given_up = False
+        self._shows_life = False
         self._process = os.getpid()
 
     @property
@@ -226,8 +248,7 @@ class TorchGroup(UncopyableGroup):
         ):  # None is the whole job's group to torch, with other messages under way
             raise GivenUp("the group of ranks was closed")
         self._signs.operation += 1
-        if self._signs.operation == 1:
-            self._signs.leave()
+        self.show_life()
         if self._broken:
             raise ConnectionError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
         tensor = torch.tensor(value, dtype=torch.int64, device="cpu")
@@ -250,7 +271,7 @@ class TorchGroup(UncopyableGroup):
         self._broken = True
         try:
             self._signs.leave()
-            others = self._signs.look_around()
+            others = self._signs.look_around(timed_out=error is None)
         except Exception:
             others = None
         why = f"no answer within {self._timeout:g} s" if error is None else f"a connection broke: {error}"
@@ -286,9 +307,17 @@ class TorchGroup(UncopyableGroup):
         self._signs.leave()
         return kind(f"{me}: {fault} ({why}){advice}")
 
+    def show_life(self) -> None:
+        """Begins to leave signs of life, by which others tell that this rank is only late."""
+        if not self._shows_life:
+            self._shows_life = True
+            self._signs.leave()
+
     def give_up(self) -> None:
         """Ends the wait of another thread, if there is one, at once."""
         self._given_up = True
+        if not self._broken:
+            self._signs.last_words = f"{describe_ranks([self.rank])} of {self.world_size} left its loop"
 
     def __del__(self) -> None:
         if hasattr(self, "_signs"):

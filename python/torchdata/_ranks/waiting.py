@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-__all__ = ["GivenUp", "UncopyableGroup", "describe_ranks", "wait_until"]
+__all__ = ["LONG", "GivenUp", "UncopyableGroup", "describe_ranks", "wait_until"]
 
 #: Seconds between two looks: short at first, as ranks that keep in step answer within a fraction of a millisecond.
 _FIRST_NAP, _LONGEST_NAP = 20e-6, 2e-3
 
 #: Seconds after which a wait is a long one.
-_LONG = 0.3
+LONG = 0.3
 
 
 class GivenUp(Exception):
@@ -34,7 +34,7 @@ def wait_until(
     nap, told = _FIRST_NAP, False
     while not done():
         waited = time.monotonic() - begin
-        if not told and waited > min(_LONG, timeout):
+        if not told and waited > min(LONG, timeout):
             when_long()
             told = True
         if waited > timeout:

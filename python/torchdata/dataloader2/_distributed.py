@@ -139,6 +139,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self._fullsync.reset()
         seed = seed_generator.generate_shared_seed()
         shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
+        if self._sync_group is not None and self._sync_group is not self._given_group:
+            self._sync_group.show_life()  # not before: workers are forked when services are initialised
         seed_generator.seed(shared % 2**64)
         set_graph_random_seed(self._datapipe, seed_generator.spawn(self._rank, inplace=True))
         return iter_reset_fn

@@ -43,7 +43,7 @@ class _StepData(_PrefetchData):
         super().__init__(source, buffer_size=1)
         #: Held to move an item from `voted_on` to the queue, and to look at both.
         self.lock = threading.Lock()
-        #: The item that was read and is not in the queue yet. It stays here where the ranks fail.
+        #: The item that was read and is not in the queue yet. It stays here where the ranks end or fail.
         self.voted_on: Any = _END
         #: What the source of this rank raised.
         self.failure: BaseException | None = None
@@ -73,9 +73,6 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             queue.fail(failure)
             return
         if least == _ENDED:
-            data.voted_on = _END
-            if item is not _END:
-                close_dropped(item)
             queue.finish()
             return
         if least != _HAS:
@@ -103,7 +100,8 @@ class FullSync(_PrefetchBase[T_co]):
 
     A rank that raises or dies makes the others fail within the time-out, with an error that names it; one that leaves
     its loop ends the loops of all. `DistributedReadingService` appends the pipe by itself. It reads one item ahead, and
-    stays in the main process when there are workers.
+    stays in the main process when there are workers. Put pipes that read ahead in a thread (`prefetch`, `pin_memory`)
+    before it: behind it they wait for other ranks' items even to be paused, as `limit()` and saving a state do.
 
     Args:
         datapipe: the pipe to read, which every rank has.
@@ -139,6 +137,7 @@ class FullSync(_PrefetchBase[T_co]):
         self.timeout = timeout
         self._given_group = process_group
         self._group: RankGroup | None = None
+        self._data: _StepData | None = None
 
     def set_process_group(self, process_group: RankGroup | None) -> None:
         """Takes another group of ranks from the next iteration on."""
@@ -151,6 +150,7 @@ class FullSync(_PrefetchBase[T_co]):
             return self._given_group
         if self._group is None or self._group.broken:
             self._group = open_group("gloo", self.timeout, "FullSync")
+        self._group.show_life()
         return self._group
 
     def __iter__(self) -> Iterator[T_co]:
@@ -172,11 +172,11 @@ class FullSync(_PrefetchBase[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The item that is held ready, the one that is voted on, and what the source of this rank raised.
 
-        Failures of other ranks are no part of it, and what was voted on at that time is: it was not yielded.
+        Failures of other ranks are no part of it. What was voted on when they ended or failed is: it was not yielded.
         """
         items, error = self._restored
         data = self._data
-        if isinstance(data, _StepData) and not data.is_inherited():
+        if data is not None and not data.is_inherited():
             with self.held(), data.lock:
                 items, error = data.queue.snapshot()[0], data.failure
                 if data.voted_on is not _END:
@@ -213,6 +213,8 @@ class FullSync(_PrefetchBase[T_co]):
         if thread.is_alive():
             self._data = data
             raise TimeoutError(self._still_busy("restarted"))
+        if data.voted_on is not _END:
+            close_dropped(data.voted_on)
 
     def shutdown(self) -> None:
         """Ends the thread and closes the pipe's own group of ranks. More calls do nothing."""
