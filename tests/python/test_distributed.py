@@ -23,6 +23,7 @@ from torchdata.dataloader2 import (
 from torchdata.dataloader2.adapter import FullSync as FullSyncAdapter
 from torchdata.dataloader2.random import dist_share_seed
 from torchdata.datapipes.iter import FullSync, IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
 
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 pytest.importorskip("mpi4py", reason="ranks on MPI need mpi4py")
@@ -269,6 +270,41 @@ def test_ranks_that_pause_and_meet_between_two_pauses_do_not_wait_for_each_other
             assert items == list(range(rank, 400, 2))
 
 
+class OnlyVotes:
+    rank, world_size = 0, 1
+
+    def all_reduce_min(self, value: int) -> int:
+        return value
+
+
+class Agrees(OnlyVotes):
+    """A job of two ranks, of which the other always has an item."""
+
+    world_size = 2
+
+
+class NeverAnswers(Agrees):
+    def __init__(self) -> None:
+        self.answer = threading.Event()
+
+    def all_reduce_min(self, value: int) -> int:
+        self.answer.wait(60)
+        return 0
+
+
+def test_a_pipe_behind_that_cannot_be_paused_names_the_cause_and_the_remedy() -> None:
+    group = NeverAnswers()
+    pipe = IterableWrapper(range(4)).fullsync(process_group=group).prefetch(1)
+    pipe.patience = 0.2
+    items = iter(pipe)
+    with pytest.raises(
+        TimeoutError, match=r"FullSync below it waits for other ranks.*put Prefetcher before FullSync"
+    ):
+        pipe.pause()
+    group.answer.set()
+    assert list(items) == []
+
+
 def test_one_rank_alone_needs_no_others(tmp_path: Path) -> None:
     body = """
     def main(rank):
@@ -323,6 +359,12 @@ def test_without_a_process_group_the_remedy_is_named(build: Any) -> None:
         ),
         (lambda: FullSync(IterableWrapper([1]), process_group=3), TypeError, "has no rank, world_size"),
         (lambda: DistributedReadingService(-1), ValueError, "timeout is a number of seconds above 0"),
+        (lambda: DistributedReadingService(float("inf")), ValueError, r"and at most 1e\+08, but got inf"),
+        (
+            lambda: FullSync(IterableWrapper([1]), timeout=float("nan")),
+            ValueError,
+            "FullSync: timeout is a number",
+        ),
         (
             lambda: DistributedReadingService(backend="nccl"),
             ValueError,
@@ -374,6 +416,39 @@ class Alone:
 
     def all_reduce_min(self, value: int) -> int:
         return value
+
+
+def test_what_was_read_ahead_on_two_ranks_stays_in_the_state_on_one() -> None:
+    def build(group: OnlyVotes) -> Any:
+        return FullSync(IterableWrapper(range(10)), process_group=group)
+
+    pipe = build(Agrees())
+    items = iter(pipe)
+    head = [next(items), next(items)]
+    state = save_state(pipe)
+    pipe.shutdown()
+    alone, again = build(OnlyVotes()), build(OnlyVotes())
+    load_state(alone, state)
+    iter(alone)
+    load_state(again, save_state(alone))
+    assert head + list(again) == list(range(10)) == list(again)
+
+
+def test_groups_that_the_program_destroyed_do_not_keep_a_loader_from_shutting_down(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        import torch.distributed as dist
+        loader = DataLoader2(Counting(4000), reading_service=DistributedReadingService(20))
+        next(iter(loader))
+        dist.destroy_process_group()
+        store = dist.TCPStore(os.environ["STORE_HOST"], int(os.environ["STORE_PORT"]), is_master=False)
+        dist.init_process_group("gloo", store=dist.PrefixStore("again", store), rank=rank, world_size=2)
+        loader.shutdown()
+        with DataLoader2(Counting(3), reading_service=DistributedReadingService(20)) as another:
+            return list(another)
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [[0, 1, 2]] * 2
 
 
 def test_copies_of_the_pipe_talk_through_the_group_that_the_user_brought() -> None:

@@ -223,6 +223,43 @@ def test_a_rank_that_never_begins_is_reported_within_the_time_out(
         assert seconds < 2 + 2 + 10, "the time-out and two seconds, and the import of torch"
 
 
+def test_a_source_that_fails_to_begin_makes_the_others_fail_with_its_name_at_once(tmp_path: Path) -> None:
+    body = """
+    class Eager(IterDataPipe):
+        def __init__(self, fails):
+            self.fails = fails
+        def __iter__(self):
+            if self.fails:
+                raise FileNotFoundError("no data here")
+            return iter(range(10))
+    def main(rank):
+        loader = DataLoader2(Eager(rank == 1), reading_service=DistributedReadingService(1000))
+        return list(loader)
+    """
+    with gloo_job(tmp_path, body) as job:
+        first, second = job.outcomes()
+    assert isinstance(second, FileNotFoundError)
+    assert isinstance(first, RuntimeError)
+    assert "rank 1 raised an exception" in str(first)
+
+
+def test_a_rank_that_came_to_an_end_is_not_waited_for_in_the_next_epoch(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        with DataLoader2(Counting(20), reading_service=DistributedReadingService(1000)) as loader:
+            for epoch in range(2):
+                for item in loader:
+                    if rank == 1 and item == 3:
+                        raise KeyError("in the training")
+                time.sleep(1)
+    """
+    with gloo_job(tmp_path, body) as job:
+        error, failed = job.outcomes()
+    assert isinstance(failed, KeyError)
+    assert isinstance(error, ConnectionError), error
+    assert "rank 1 of 2 had shut down the loader or come to an end" in str(error)
+
+
 def test_an_exception_in_the_loop_of_a_rank_is_told_to_one_that_comes_later(tmp_path: Path) -> None:
     body = """
     def main(rank):

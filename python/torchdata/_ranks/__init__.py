@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["DEFAULT_TIMEOUT", "RankGroup", "check_group", "open_group"]
+__all__ = ["DEFAULT_TIMEOUT", "RankGroup", "check_group", "check_timeout", "open_group"]
 
 #: Seconds after which an operation among the ranks fails.
 DEFAULT_TIMEOUT = 30 * 60
+
+#: Three years, in seconds: longer times are too large for those that wait.
+_LONGEST_TIMEOUT = 1e8
 
 
 class RankGroup(Protocol):
@@ -41,15 +44,25 @@ class RankGroup(Protocol):
         """Frees what the group holds."""
 
 
-def check_group(group: Any, whose: str) -> None:
+def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:
     """Raises TypeError unless `group` can do what is asked of a group of ranks."""
-    lacking = [
-        name for name in ("rank", "world_size", "broadcast", "all_reduce_min") if not hasattr(group, name)
-    ]
+    needed = ["rank", "world_size", *(["broadcast"] if broadcasts else []), "all_reduce_min"]
+    lacking = [name for name in needed if not hasattr(group, name)]
     if lacking:
         raise TypeError(
-            f"{whose}: process_group must have rank, world_size, broadcast(value) and all_reduce_min(value), but "
-            f"{group!r} has no {', '.join(lacking)}"
+            f"{whose}: process_group must have {', '.join(needed)}, but {group!r} has no {', '.join(lacking)}"
+        )
+
+
+def check_timeout(timeout: Any, whose: str) -> None:
+    """Raises ValueError unless `timeout` is one."""
+    if (
+        isinstance(timeout, bool)
+        or not isinstance(timeout, (int, float))
+        or not 0 < timeout <= _LONGEST_TIMEOUT
+    ):
+        raise ValueError(
+            f"{whose}: timeout is a number of seconds above 0 and at most {_LONGEST_TIMEOUT:g}, but got {timeout!r}"
         )
 
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ __all__ = ["TorchGroup", "require_available", "require_initialized"]
 
 #: Seconds between two signs of life, and how long a rank is watched before it is taken for dead.
 _BEAT, _WATCH = 0.25, 1.0
+
+#: Seconds between two looks for ranks that have not begun: so many ranks look that the store must not be asked often.
+_LONGEST_NAP = 0.05
 
 #: Seconds that the store may take to answer.
 _STORE_PATIENCE = 1.7
@@ -73,6 +77,8 @@ class _Others(NamedTuple):
     gone: list[int]
     #: Those that live but have not come to this rank's operation.
     late: list[int]
+    #: Those that ended in good order without having come to it.
+    left: list[int]
     #: Those that gave up, with what they said of it.
     said: dict[int, str]
 
@@ -99,11 +105,16 @@ class _SignsOfLife:
 
     def absent_after(self, seconds: float) -> list[int]:
         """Waits until all ranks have come so far; the ranks that have not done so after some seconds."""
-        keys = {rank: f"opened/{rank}" for rank in self._ranks}
-        self._store.set(keys[self._rank], "")
-        if wait_until(lambda: self._store.check([*keys.values()]), seconds, lambda: None, lambda: False):
-            return []
-        return [rank for rank, key in keys.items() if not self._store.check([key])]
+        self._store.set(f"opened/{self._rank}", "")
+        if self._store.add("opened", 1) >= len(self._ranks):
+            self._store.set("all opened", "")
+        until, nap = time.monotonic() + seconds, 0.001
+        while not self._store.check(["all opened"]):
+            if time.monotonic() > until:
+                return [rank for rank in self._ranks if not self._store.check([f"opened/{rank}"])]
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+        return []
 
     def leave(self) -> None:
         """Leaves a sign now, and goes on leaving them. Does not wait for the store, which may be out of reach."""
@@ -163,7 +174,9 @@ class _SignsOfLife:
                 if rank != self._rank and self._store.check([f"words/{rank}"])
             }
             late = [rank for rank in late if rank != self._rank and rank not in said]
-            answers.append(_Others([rank for rank in silent if rank not in said], late, said))
+            left = [rank for rank in late if _parted(now, rank)]
+            late = [rank for rank in late if rank not in left]
+            answers.append(_Others([rank for rank in silent if rank not in said], late, left, said))
 
         def look_quietly() -> None:
             try:
@@ -298,6 +311,8 @@ class TorchGroup(UncopyableGroup):
         elif others.said:
             rank, fault = min(others.said.items())
             me += f": {describe_ranks([rank])} of {self.world_size} gave up before"
+        elif others.left:
+            fault = f"{describe_ranks(others.left)} of {self.world_size} had shut down the loader or come to an end"
         else:
             return ConnectionError(
                 f"{me}: {why}, though all ranks live and have come along; the network between them, or the process "
@@ -330,4 +345,5 @@ class TorchGroup(UncopyableGroup):
         self._signs.end()
         group, self._group = self._group, None
         if group is not None and not self._broken and self._dist.is_initialized():
-            self._dist.destroy_process_group(group)
+            with suppress(ValueError):  # the program has destroyed all groups, this one with them
+                self._dist.destroy_process_group(group)

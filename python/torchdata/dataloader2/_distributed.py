@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, open_group
+from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_timeout, open_group
 from torchdata.dataloader2._interface import IterResetFn, ReadingServiceInterface
 from torchdata.dataloader2.graph import DataPipe, find_dps, set_graph_random_seed, traverse_dps
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
@@ -41,7 +41,7 @@ class DistributedReadingService(ReadingServiceInterface):
     Raises:
         RuntimeError: PyTorch is not installed or was built without `torch.distributed`, and the backend is gloo.
         ModuleNotFoundError: mpi4py is not installed, and the backend is mpi.
-        ValueError: `timeout` is not positive, or the backend is unknown.
+        ValueError: `timeout` is not positive or over three years, or the backend is unknown.
         TypeError: `process_group` lacks one of its members.
 
     Example:
@@ -66,12 +66,11 @@ class DistributedReadingService(ReadingServiceInterface):
         backend: str = "gloo",
         process_group: RankGroup | None = None,
     ) -> None:
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ValueError(f"timeout is a number of seconds above 0, but got {timeout!r}")
+        check_timeout(timeout, "DistributedReadingService")
         if backend not in _BACKENDS:
             raise ValueError(f"backend must be one of {', '.join(map(repr, _BACKENDS))}, but got {backend!r}")
         if process_group is not None:
-            check_group(process_group, "DistributedReadingService")
+            check_group(process_group, "DistributedReadingService", broadcasts=True)
         elif backend == "gloo":
             _check_torch()
         self._world_size = 1

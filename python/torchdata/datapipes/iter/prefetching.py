@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from torchdata._native import PrefetchQueue
 from torchdata.datapipes._checks import check_int, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Prefetcher"]
@@ -165,10 +166,18 @@ class _PrefetchBase(IterDataPipe[T_co]):
             data.thread.join(self.patience)
 
     def _still_busy(self, what: str) -> str:
+        name = type(self).__name__
+        others = [
+            type(pipe).__name__ for pipe in walk(self.source_datapipe) if hasattr(pipe, "set_process_group")
+        ]
+        cause = (
+            f"{others[0]} below it waits for other ranks, which may be paused: put {name} before {others[0]}"
+            if others
+            else f"look for what blocks there, or raise {name}.patience"
+        )
         return (
-            f"{type(self).__name__} cannot be {what}: its thread has waited for one item of "
-            f"{self.source_datapipe!r} for {self.patience:g} s; look for what blocks there, or raise "
-            f"{type(self).__name__}.patience"
+            f"{name} cannot be {what}: its thread has waited for one item of {self.source_datapipe!r} for "
+            f"{self.patience:g} s; {cause}"
         )
 
     def reset(self) -> None:

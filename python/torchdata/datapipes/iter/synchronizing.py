@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
-from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, open_group
+from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_timeout, open_group
 from torchdata._ranks.waiting import UncopyableGroup
 from torchdata.datapipes._checks import check_source
 from torchdata.datapipes._registry import functional_datapipe
@@ -89,6 +89,14 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         del item
 
 
+def _begun(source: Iterable[Any]) -> Iterator[Any]:
+    """The source's iterator; one that fails at once where the source does, so that other ranks hear of it, too."""
+    try:
+        return iter(source)
+    except Exception as error:
+        return _failing(error)
+
+
 def _failing(error: BaseException) -> Iterator[Any]:
     yield from ()
     raise error
@@ -111,7 +119,7 @@ class FullSync(_PrefetchBase[T_co]):
             group of the pipe's own that is opened at the first iteration, on all ranks.
 
     Raises:
-        ValueError: `timeout` is not positive.
+        ValueError: `timeout` is not positive or over three years.
         TypeError: `process_group` lacks one of its members.
         RuntimeError: while iterating, `torch.distributed` is missing or not initialised, or another rank raised.
         ConnectionError: while iterating, another rank is gone.
@@ -129,10 +137,9 @@ class FullSync(_PrefetchBase[T_co]):
         process_group: RankGroup | None = None,
     ) -> None:
         check_source("FullSync", datapipe)
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
-            raise ValueError(f"FullSync: timeout is a number of seconds above 0, but got {timeout!r}")
+        check_timeout(timeout, "FullSync")
         if process_group is not None:
-            check_group(process_group, "FullSync")
+            check_group(process_group, "FullSync", broadcasts=False)
         super().__init__(datapipe, buffer_size=1)
         self.timeout = timeout
         self._given_group = process_group
@@ -142,7 +149,7 @@ class FullSync(_PrefetchBase[T_co]):
     def set_process_group(self, process_group: RankGroup | None) -> None:
         """Takes another group of ranks from the next iteration on."""
         if process_group is not None:
-            check_group(process_group, "FullSync")
+            check_group(process_group, "FullSync", broadcasts=False)
         self._given_group = process_group
 
     def _open_group(self) -> RankGroup:
@@ -159,8 +166,8 @@ class FullSync(_PrefetchBase[T_co]):
         items, error = self._restored
         self._restored = ([], None)
         # What was read ahead when the state was saved is voted on like all else.
-        source = chain(items, iter(self.source_datapipe) if error is None else _failing(error))
-        if group.world_size == 1:
+        source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
+        if group.world_size == 1 and not items:
             return source
         self._data = data = _StepData(source)
         data.start(functools.partial(_fill_in_step, group=group))
