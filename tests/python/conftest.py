@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -26,6 +27,12 @@ ALONE = (
     "test_examples",
     "test_multiprocessing",
 )
+
+
+def pytest_configure() -> None:
+    """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
