@@ -57,6 +57,7 @@ class Harness:
             "seconds": seconds,
             "options": contender.options,
         }
+        main = contender.options.get("main", "child")
         environ = dict(os.environ)
         environ.pop("PYTHONDONTWRITEBYTECODE", None)  # nobody is to compile modules at every start
         python = sys.executable
@@ -73,7 +74,7 @@ class Harness:
         if self.files is not None:
             environ[formats.FOLDER] = str(self.files)
         child = subprocess.Popen(
-            [python, "-W", "ignore", "-m", "comparison.child", json.dumps(order)],
+            [python, "-W", "ignore", "-m", f"comparison.{main}", json.dumps(order)],
             cwd=HERE,
             env=environ,
             stdout=subprocess.PIPE,

@@ -92,10 +92,10 @@ class _WaitingLoader:
         gc.disable()
         try:
             self._loader.exec_module(module)
+            self._finder.imported(module)
         finally:
             if collecting:
                 gc.enable()
-        self._finder.imported(module)
 
 
 _finder = _WaitingFinder()

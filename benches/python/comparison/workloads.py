@@ -11,7 +11,10 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Contender:
-    """Who runs: a `program` of `child` with its options; `kind` where it is not the workload's."""
+    """Who runs: a contender of `child` with its options; `kind` where it is not the workload's.
+
+    The option `main` names the module that is run in place of `child`.
+    """
 
     name: str
     program: str
@@ -74,12 +77,12 @@ def starting(start_method: str, most: float, goal: str) -> Workload:
     )
 
 
-def starting_with_torch(start_method: str) -> Workload:
-    """Workers that need torch, in a program that has loaded it."""
-    with_torch = {"imports": ["torch"]}
+def starting_with_torch(start_method: str, late: bool = False) -> Workload:
+    """Workers that need torch: their main module imports it at its top or, `late`, the program alone has done so."""
+    with_torch = {"imports": ["torch"]} if late else {"main": "child_with_torch"}
     return Workload(
-        f"start-{start_method}-torch",
-        f"start-up to first tensor, {start_method}",
+        f"start-{start_method}-torch" + "-late" * late,
+        f"start-up to first tensor, {start_method}" + ", torch not imported by the main module" * late,
         "tensor",
         (Contender(OURS, "ours", with_torch), Contender(torch.name, "torch", with_torch)),
         (Goal("no slower than torch", torch.name, at_most=1.0),),
@@ -182,6 +185,7 @@ WORKLOADS = (
     starting("spawn", 0.25, "at most a quarter of torch's time under spawn"),
     starting_with_torch("fork"),
     starting_with_torch("spawn"),
+    starting_with_torch("spawn", late=True),
     Workload(
         "epochs",
         "epoch turn-around, persistent workers",

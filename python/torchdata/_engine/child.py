@@ -7,6 +7,7 @@ main's to handle, and ends when main does.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 from torchdata import _engine
 from torchdata._engine.crossing import Handle, SharedPickle
 from torchdata._engine.failures import describe, reraise
+from torchdata._engine.garbage import settle
 from torchdata._engine.torch_worker import tell_torch
 from torchdata._importing import call_when_imported
 from torchdata._native import BellBoard, Collector, Link, Sender, exit_with_parent
@@ -70,6 +72,8 @@ class ChildSetup:
     main_pid: int
     #: Whether main is this process's parent, as it is under fork and spawn.
     is_child_of_main: bool
+    #: Main's thresholds for collecting cyclic garbage.
+    gc_thresholds: tuple[int, int, int]
 
 
 def run_child(setup: ChildSetup) -> None:
@@ -117,10 +121,12 @@ class _Child:
             self._initialise()
         except BaseException as error:
             self.failure = describe(error, self.setup.name)
+        settle(self.setup.gc_thresholds)
         while True:
             command = self.commands.receive(0)
             assert command is not None
             if command[0] == "stop":
+                gc.unfreeze()  # cycles in the user's graph are to be finalised where the interpreter ends in order
                 return
             if command[0] == "epoch":
                 self._run_epoch(*command[1:])
@@ -205,8 +211,16 @@ class _Child:
 
 def _limit_threads() -> None:
     """One thread per child for torch's operators, now or once torch is imported: the workers are the parallelism."""
+
+    def limit(torch: Any) -> None:
+        torch.set_num_threads(1)
+
+    def limit_late(torch: Any) -> None:
+        limit(torch)
+        gc.freeze()  # else the next search for cycles would go through all of torch
+
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.set_num_threads(1)
+        limit(torch)
     else:
-        call_when_imported("threads", {"torch": lambda torch: torch.set_num_threads(1)})
+        call_when_imported("threads", {"torch": limit_late})

@@ -7,6 +7,7 @@ Role: main's side of the processes. Owns the links, the bells and the process ob
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import multiprocessing.popen_fork  # noqa: F401 - multiprocessing would import it at the first start, 3 ms later
 import os
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 from torchdata._engine.child import MAIN, ChildSetup, Job, run_child
 from torchdata._engine.crossing import Handle, SharedPickle, explain_unpicklable, pickle_graph
 from torchdata._engine.failures import reraise
+from torchdata._engine.garbage import ChildName
 from torchdata._native import BellBoard, Collector, Link, Sender
 from torchdata.datapipes._traversal import walk
 
@@ -109,10 +111,10 @@ class Children:
                 window=dispatch_window,
                 main_pid=self._owner_pid,
                 is_child_of_main=start_method != "forkserver",
+                gc_thresholds=gc.get_threshold(),
             )
-            process = context.Process(  # type: ignore[attr-defined]
-                target=run_child, args=(setup,), name=f"torchdata {self._names[index]}", daemon=True
-            )
+            name = ChildName(f"torchdata {self._names[index]}")
+            process = context.Process(target=run_child, args=(setup,), name=name, daemon=True)  # type: ignore[attr-defined]
             self._processes.append(process)
         # Ends the children even where nobody calls shutdown, at interpreter exit at the latest.
         self._finalizer = weakref.finalize(

@@ -1,0 +1,13 @@
+"""`child` as a program whose main module imports torch at its top, as training programs do.
+
+Worker processes that are spawned import torch with it, before anything else.
+"""
+
+from __future__ import annotations
+
+import torch  # noqa: F401 - for the import's sake
+
+from comparison import child
+
+if __name__ == "__main__":
+    child.main()
