@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -75,6 +77,22 @@ def test_torch_imported_late_by_a_worker_is_not_searched_either(tmp_path):
     late = seen_in_a_worker(tmp_path, "spawn", inside="import torch")
     assert late["kept"] > 2 * without["kept"]
     assert late["enabled"]
+
+
+def with_the_name_of_its_process(_):
+    return multiprocessing.current_process().name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_names_of_processes_change_nothing_where_they_are_sent(method):
+    before = gc.get_threshold()
+    with loader(
+        IterableWrapper([0]).map(with_the_name_of_its_process), 1, multiprocessing_context=method
+    ) as dl:
+        received = list(dl)
+        names = [process.name for process in multiprocessing.active_children()]
+        assert received == names == pickle.loads(pickle.dumps(names)) == ["torchdata worker process 0"]
+    assert gc.get_threshold() == before
 
 
 def private_kib():

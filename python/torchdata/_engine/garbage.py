@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import operator
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 __all__ = ["EARLY_THRESHOLD", "ChildName", "settle"]
@@ -22,12 +23,14 @@ class ChildName(str):
 
     multiprocessing sends the name ahead of everything else: it is unpickled before the child imports the main module,
     and with it whatever the user's program imports. What does it is all of the standard library, as the child may not
-    be able to import this package yet.
+    be able to import this package yet. Anywhere else it is pickled as the string that it is.
     """
 
     __slots__ = ()
 
     def __reduce__(self) -> Any:
+        if get_spawning_popen() is None:  # on its way elsewhere, in a log record perhaps
+            return str, (str(self),)
         return operator.getitem, ((_ThresholdRaised(), str(self)), 1)
 
 
