@@ -249,8 +249,9 @@ def test_a_rank_that_came_to_an_end_is_not_waited_for_in_the_next_epoch(tmp_path
         with DataLoader2(Counting(20), reading_service=DistributedReadingService(1000)) as loader:
             for epoch in range(2):
                 for item in loader:
-                    if rank == 1 and item == 3:
-                        raise KeyError("in the training")
+                    pass
+                if rank == 1:
+                    raise KeyError("between epochs")
                 time.sleep(1)
     """
     with gloo_job(tmp_path, body) as job:
@@ -519,3 +520,119 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
     """
     with gloo_job(tmp_path, body) as job:
         assert job.outcomes() == [(0, 39)] * 2
+
+
+#: What the program of rank 1 does at its fourth item.
+GOING = {
+    "an exception": "raise KeyError('in the training')",
+    "an exception that is reported": "raise Reported",
+    "an exit": "sys.exit(3)",
+    "a shutdown": "loader.shutdown(); break",
+    "a break, and then the end": "break",
+}
+
+#: A program of the user's for each rank, whose end is that of its interpreter where it is rank 1.
+GOES = """
+class Reported(Exception):
+    pass
+
+def main(rank):
+    {pipe}
+    seen = 0
+    for item in loader:
+        seen += 1
+        if rank == 1 and seen == 4:
+            {going}
+    return seen
+
+if __name__ == "__main__" and os.environ["RANK"] == "1":
+    try:
+        main(join_gloo())
+    except Reported as error:
+        print("reported:", error)
+    sys.exit(0)
+"""
+
+WITH_SERVICE = """
+    service = DistributedReadingService(20)
+    if {workers}:
+        service = SequentialReadingService(service, MultiProcessingReadingService({workers}))
+    loader = DataLoader2(IterableWrapper(range(100)).sharding_filter(), reading_service=service)
+"""
+
+
+def _fault_of_rank_0(tmp_path: Path, pipe: str, going: str) -> BaseException:
+    with gloo_job(tmp_path, GOES.format(pipe=pipe.strip(), going=going)) as job:
+        error, seconds = job.outcome(0)
+        job.processes[1].wait(20)
+    assert isinstance(error, RuntimeError), error
+    assert seconds < 15, "nobody waited for a time-out"
+    return error
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("how", GOING)
+def test_a_rank_that_goes_in_its_last_epoch_makes_the_others_fail_with_its_name(
+    how: str, workers: int, tmp_path: Path
+) -> None:
+    error = _fault_of_rank_0(tmp_path, WITH_SERVICE.format(workers=workers), GOING[how])
+    assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        "loader = DataLoader2(IterableWrapper(range(50)).fullsync(20))",
+        "loader = IterableWrapper(range(50)).fullsync(20)",
+    ],
+    ids=["no service", "no loader"],
+)
+def test_a_rank_that_goes_without_a_service_makes_the_others_fail_with_its_name(
+    pipe: str, tmp_path: Path
+) -> None:
+    error = _fault_of_rank_0(tmp_path, pipe, GOING["an exception"])
+    assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
+
+
+def test_an_exception_behind_fullsync_makes_the_others_fail_with_its_rank(tmp_path: Path) -> None:
+    body = """
+    def fail_on(rank):
+        def check(item):
+            if rank == 1 and item == 5:
+                raise ValueError("a bad item")
+            return item
+        return check
+
+    def main(rank):
+        loader = DataLoader2(IterableWrapper(range(50)).fullsync(20).map(fail_on(rank)))
+        outcomes = []
+        for epoch in range(2):  # the loaders stay usable, and the ranks in step
+            try:
+                outcomes.append(len(list(loader)))
+            except Exception as error:
+                outcomes.append(error)
+        return outcomes
+    """
+    with gloo_job(tmp_path, body) as job:
+        outcomes = job.outcomes()
+    for other, own in zip(*outcomes, strict=True):
+        assert isinstance(own, ValueError), own
+        assert isinstance(other, RuntimeError), other
+        assert "rank 1" in str(other)
+
+
+def test_ranks_that_take_so_many_items_and_go_do_not_disturb_each_other(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = IterableWrapper(range(100)).sharding_filter()
+        loader = DataLoader2(pipe, reading_service=DistributedReadingService(20))
+        items = iter(loader)
+        taken = []
+        for step in range(5):
+            taken.append(next(items))
+            time.sleep(0.1 * rank)
+        loader.shutdown()
+        return taken
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]

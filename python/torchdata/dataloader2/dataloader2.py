@@ -38,8 +38,9 @@ from torchdata.dataloader2.graph._serialization import Snapshot, clone, deserial
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import InProcessReadingService, pause_pipes, resume_pipes
-from torchdata.datapipes._traversal import is_pipe
+from torchdata.datapipes._traversal import is_pipe, walk
 from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.iter.synchronizing import FullSync
 
 __all__ = ["DataLoader2", "DataLoader2Iterator"]
 
@@ -212,6 +213,13 @@ class DataLoader2(Generic[T_co]):
             raise
         self._adapted = True
 
+    def _abandon_iteration(self) -> None:
+        """Lets other ranks know that this one does not go on with the epoch, if one is under way."""
+        if self._iterating:
+            for pipe in walk(self.datapipe):
+                if isinstance(pipe, FullSync):
+                    pipe.abandon()
+
     def _close_iteration(self, because: BaseException | None = None) -> None:
         """Tells the service that the epoch is over, once.
 
@@ -220,6 +228,8 @@ class DataLoader2(Generic[T_co]):
         """
         if not self._iterating:
             return
+        if because is not None:
+            self._abandon_iteration()
         self._iterating = False
         self._datapipe_iter = FinishedIterator(self._datapipe_iter if because is None else None)
         if self.reading_service is None:
@@ -277,6 +287,7 @@ class DataLoader2(Generic[T_co]):
             self._datapipe_iter = over
             return
         try:
+            self._abandon_iteration()
             self._close_iteration()
         finally:
             self._datapipe_iter = over

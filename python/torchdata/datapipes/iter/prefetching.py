@@ -39,6 +39,8 @@ class _PrefetchData:
         self.queue = PrefetchQueue(buffer_size)
         self.process = os.getpid()
         self.thread: threading.Thread | None = None
+        #: Whether the iteration ends because nobody will go on, rather than for the next one.
+        self.abandoned = False
 
     def start(self, worker: Callable[[_PrefetchData], None]) -> None:
         self.thread = threading.Thread(target=worker, args=(self,), name="torchdata-prefetch", daemon=True)
@@ -66,6 +68,7 @@ def _end_all() -> None:
     # A thread that is still in native code when the interpreter goes away would take the process down with it.
     running = list(_running)
     for data in running:
+        data.abandoned = True
         data.queue.close()
     for data in running:
         if data.thread is not None:

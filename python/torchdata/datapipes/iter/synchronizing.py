@@ -5,8 +5,9 @@ ranks whether each of them has one, too; the items go on only if all have. The p
 ranks that it talks through.
 
 One question and answer a step: each rank gives a number, and all get the least. An item is worth `_HAS`, the end of the
-data or of the loop `_ENDED`, an exception on rank r `-(r + 1)`. So all ranks stop after the same step: each of them
-votes once in every step up to the first in which not all have an item, and in none after it.
+data or of the loop `_ENDED`, less means that rank r goes for good (`-(r + 1)`) or raised an exception (the number of
+ranks less than that). So all ranks stop after the same step: each of them votes once in every step up to the first in
+which not all have an item, and in none after it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["FullSync"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-#: Votes of a rank that has an item, and of one that has no more or left its loop.
+#: Votes of a rank that has an item, and of one that has no more or left its loop for the next one.
 _HAS, _ENDED = 1, 0
 
 #: Seconds that a shutdown waits for the other ranks to hear of it.
@@ -61,8 +62,13 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
                 item = next(source, _END)
             except BaseException as error:
                 failure = error
-        vote = -(group.rank + 1) if failure is not None else _ENDED if item is _END else _HAS
         data.voted_on, data.failure = item, failure
+        goes = item is _END and data.abandoned
+        vote = _ENDED if item is _END else _HAS
+        if goes:
+            vote = -(group.rank + 1)
+        elif failure is not None:
+            vote = -(group.world_size + group.rank + 1)
         queue.park()  # whoever pauses this rank waits for its source, but not for other ranks: they may be paused, too
         try:
             least = group.all_reduce_min(vote)
@@ -72,21 +78,28 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         if failure is not None:
             queue.fail(failure)
             return
-        if least == _ENDED:
+        if least == _ENDED or goes:
             queue.finish()
             return
         if least != _HAS:
-            queue.fail(
-                RuntimeError(
-                    f"rank {-least - 1} raised an exception while it read its items, so that FullSync ends rank "
-                    f"{group.rank}, too; the cause is in the output of that rank"
-                )
-            )
+            queue.fail(RuntimeError(_verdict(-least - 1, group)))
             return
         with data.lock:
             queue.put(item)
             data.voted_on = _END
         del item
+
+
+def _verdict(number: int, group: RankGroup) -> str:
+    """What another rank's vote means for this one."""
+    if number >= group.world_size:
+        what = f"rank {number - group.world_size} raised an exception while it read its items"
+    else:
+        what = (
+            f"rank {number} shut its loader down or came to an end in the middle of the epoch, as it does after an "
+            "exception in its loop"
+        )
+    return f"{what}, so that FullSync ends rank {group.rank}, too; the cause is in the output of that rank"
 
 
 def _begun(source: Iterable[Any]) -> Iterator[Any]:
@@ -106,9 +119,10 @@ def _failing(error: BaseException) -> Iterator[Any]:
 class FullSync(_PrefetchBase[T_co]):
     """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
 
-    A rank that raises or dies makes the others fail within the time-out, with an error that names it; one that leaves
-    its loop ends the loops of all. `DistributedReadingService` appends the pipe by itself. It reads one item ahead, and
-    stays in the main process when there are workers. Put pipes that read ahead in a thread (`prefetch`, `pin_memory`)
+    A rank that raises or dies makes the others fail within the time-out, with an error that names it; so does one that
+    shuts its loader down, or ends, in the middle of an epoch. One that leaves its loop for the next epoch ends the
+    loops of all. `DistributedReadingService` appends the pipe by itself. It reads one item ahead, and stays in the
+    main process when there are workers. Put pipes that read ahead in a thread (`prefetch`, `pin_memory`)
     before it: behind it they wait for other ranks' items even to be paused, as `limit()` and saving a state do.
 
     Args:
@@ -121,7 +135,8 @@ class FullSync(_PrefetchBase[T_co]):
     Raises:
         ValueError: `timeout` is not positive or over three years.
         TypeError: `process_group` lacks one of its members.
-        RuntimeError: while iterating, `torch.distributed` is missing or not initialised, or another rank raised.
+        RuntimeError: while iterating, `torch.distributed` is missing or not initialised, or another rank raised or
+            went in the middle of the epoch.
         ConnectionError: while iterating, another rank is gone.
         TimeoutError: while iterating, another rank did not come along.
 
@@ -223,8 +238,18 @@ class FullSync(_PrefetchBase[T_co]):
         if data.voted_on is not _END:
             close_dropped(data.voted_on)
 
+    def abandon(self) -> None:
+        """Has the other ranks fail where they ask for more than this one has read, as it will not go on.
+
+        To be called before the iteration is ended; by itself it ends nothing. Where the iteration is over already it
+        does nothing.
+        """
+        if self._data is not None:
+            self._data.abandoned = True
+
     def shutdown(self) -> None:
         """Ends the thread and closes the pipe's own group of ranks. More calls do nothing."""
+        self.abandon()
         data, used = self._data, self._given_group or self._group
         try:
             self._part(_PARTING)
