@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import pickle
 import subprocess
@@ -99,7 +100,10 @@ assert isinstance(by_index, data.Dataset) and not isinstance(by_index, data.Iter
 assert issubclass(Mapper, data.Dataset) and not isinstance([1], data.Dataset)
 assert isinstance(by_index, data.MapDataPipe) and not isinstance(by_index, data.IterDataPipe)
 theirs = data.datapipes.iter.IterableWrapper(range(3)).map(str)
-assert isinstance(theirs, IterDataPipe) and not isinstance(theirs, (Mapper, MapDataPipe))
+assert isinstance(theirs, IterDataPipe) and not isinstance(theirs, MapDataPipe)
+assert isinstance(theirs, Mapper) and not isinstance(theirs, IterableWrapper)
+assert isinstance(pipe, data.datapipes.iter.Mapper) and not isinstance(pipe, data.datapipes.iter.IterableWrapper)
+assert isinstance(by_index, data.datapipes.map.SequenceWrapper)
 assert isinstance(data.datapipes.map.SequenceWrapper([1]), MapDataPipe)
 assert not isinstance([1], (IterDataPipe, data.IterDataPipe))
 assert not isinstance(data.TensorDataset(torch.ones(2)) if "torch" in globals() else 1, (IterDataPipe, MapDataPipe))
@@ -118,6 +122,43 @@ print(list(DataLoader2(theirs.prefetch(2))), list(pipe) == list(theirs))
 def test_classes_know_each_other_whoever_is_imported_first(who: str, printed: str) -> None:
     done = run_code(WHO_COMES_FIRST, who)
     assert (done.stdout, done.stderr) == (printed, "")
+
+
+@pytest.mark.parametrize("kind", ["iter", "map"])
+def test_each_class_of_torchs_and_the_one_of_its_name_here_are_subclasses_of_each_other(kind: str) -> None:
+    theirs = importlib.import_module(f"torch.utils.data.datapipes.{kind}")
+    ours = importlib.import_module(f"torchdata.datapipes.{kind}")
+    assert {"Mapper", "Shuffler", "Zipper"} < set(theirs.__all__)
+    for name in theirs.__all__:
+        one, other = getattr(ours, name), getattr(theirs, name)
+        assert issubclass(one, other), name
+        assert issubclass(other, one), name
+        assert issubclass(type("Derived", (other,), {}), one), name
+        assert issubclass(type("Derived", (one,), {}), other), name
+    assert not issubclass(ours.Mapper, theirs.Shuffler)
+    assert not issubclass(theirs.Mapper, ours.Shuffler)
+
+
+def test_pipes_are_found_and_replaced_by_the_classes_of_torch() -> None:
+    from torch.utils.data.datapipes.iter.combinatorics import ShufflerIterDataPipe
+
+    theirs = torch.utils.data.datapipes.iter
+    shuffled = IterableWrapper(range(4)).shuffle()
+    last = theirs.Mapper(shuffled.map(plus_one), plus_one)
+    graph = traverse_dps(last)
+    assert find_dps(graph, ShufflerIterDataPipe) == find_dps(graph, Shuffler) == [shuffled]
+    assert len(find_dps(graph, theirs.Mapper)) == len(find_dps(graph, Mapper)) == 2
+    assert find_dps(graph, theirs.Batcher) == []
+
+    class Derived(ShufflerIterDataPipe):
+        pass
+
+    assert find_dps(graph, Derived) == []
+    assert find_dps(traverse_dps(Derived(shuffled.map(plus_one))), Shuffler) == [shuffled]
+    (found,) = find_dps(graph, ShufflerIterDataPipe)
+    graph = replace_dp(graph, found, IterableWrapper([5]))
+    assert find_dps(graph, ShufflerIterDataPipe) == []
+    assert list(last) == [7]
 
 
 CLASSES_THAT_WERE_THERE_BEFORE_TORCH = """

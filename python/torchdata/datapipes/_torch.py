@@ -19,7 +19,15 @@ from typing import Any
 
 from torchdata._importing import call_when_imported
 
-__all__ = ["Counterpart", "meet_torch", "replay_later", "yielded_so_far"]
+__all__ = [
+    "Counterpart",
+    "is_twin",
+    "meet_torch",
+    "pair_with_torch",
+    "replay_later",
+    "twin_of",
+    "yielded_so_far",
+]
 
 #: The module whose import completes torch's pipe classes.
 _MODULE = "torch.utils.data"
@@ -97,6 +105,48 @@ class Counterpart:
         return None if self.base is None else getattr(self.base, name, None)
 
 
+#: What is to be called when torch is imported, in order.
+_waiting: list[Callable[[Any], object]] = []
+
+#: Classes of pipes that torchdata 0.9 had from torch and that are two now: ours by torch's, and torch's by ours.
+_twins: dict[Any, Any] = {}
+
+
+def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
+    """Makes the pipe classes of torch and of ours that have one name take each other for their own.
+
+    That happens now, or when torch is imported. Code that got the class from torch finds our pipes by it.
+
+    Args:
+        package: where torch has its classes.
+        classes: ours by name; others may be among them.
+    """
+
+    def pair(_torchs: Any) -> None:
+        if package not in sys.modules:
+            return
+        found = vars(sys.modules[package])
+        for name in found.get("__all__", ()):
+            theirs: Any = found.get(name)
+            ours = classes.get(name)
+            if hasattr(theirs, "register") and isinstance(ours, type) and "counterpart" not in vars(ours):
+                theirs.register(ours)  # before `is_twin` holds: ABC refuses circles
+                _twins[theirs], _twins[ours] = ours, theirs
+
+    _when_imported(pair)
+
+
+def twin_of(cls: type) -> Any:
+    """Torch's class of pipes for ours, or ours for torch's; None where there is one class alone."""
+    return _twins.get(cls)
+
+
+def is_twin(cls: type, subclass: type) -> bool:
+    """Whether `subclass` is torch's class of the name of `cls`, which is ours, or derived from it."""
+    theirs = _twins.get(cls)
+    return theirs is not None and theirs in getattr(subclass, "__mro__", ())
+
+
 def _derive(ours: Any, dataset: Any) -> None:
     """Makes `dataset`, a class that takes no virtual subclasses, a base of `ours`: one that has the last word.
 
@@ -122,11 +172,22 @@ def meet_torch(*bases: Any) -> None:
         if hasattr(module, "functional_datapipe"):
             _let_decorate(module.functional_datapipe, bases)
 
+    _when_imported(meet)
+
+
+def _when_imported(call: Callable[[Any], object]) -> None:
+    """Calls a function with torch's module of datasets and pipes: now, or when it is imported."""
     loaded = sys.modules.get(_MODULE)
     if loaded is not None and hasattr(loaded, "DataLoader"):  # else it is being imported this very moment
-        meet(loaded)
-    else:
-        call_when_imported("pipes", {_MODULE: meet})
+        call(loaded)
+        return
+    _waiting.append(call)
+    call_when_imported("pipes", {_MODULE: _call_all})
+
+
+def _call_all(module: Any) -> None:
+    while _waiting:
+        _waiting.pop(0)(module)
 
 
 def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:

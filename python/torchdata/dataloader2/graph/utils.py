@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
+from torchdata.datapipes._torch import twin_of
 from torchdata.datapipes._traversal import is_pipe, pipes_in, sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
@@ -121,9 +122,11 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
 
     Args:
         graph: what `traverse_dps` returned.
-        dp_type: the type; instances of its subclasses are not found.
+        dp_type: the type; instances of its subclasses are not found. A class of torch's that this package has under
+            the same name, as `torch.utils.data.datapipes.iter.Shuffler`, finds the pipes of both.
     """
-    return [pipe for pipe in all_dps(graph) if type(pipe) is dp_type]
+    types = (dp_type, twin_of(dp_type))
+    return [pipe for pipe in all_dps(graph) if type(pipe) in types]
 
 
 def list_dps(

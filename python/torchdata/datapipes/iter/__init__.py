@@ -1,5 +1,6 @@
 """Pipes that are read by iterating."""
 
+from torchdata.datapipes._torch import pair_with_torch
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.aistore import AISFileLister, AISFileLoader
 from torchdata.datapipes.iter.archives import TarArchiveLoader, ZipArchiveLoader
@@ -145,3 +146,5 @@ __all__ = [
     "Zipper",
     "ZipperLongest",
 ]
+
+pair_with_torch("torch.utils.data.datapipes.iter", globals())

@@ -1,5 +1,6 @@
 """Pipes that are read by index."""
 
+from torchdata.datapipes._torch import pair_with_torch
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.map.callable import InMemoryCacheHolder, Mapper
 from torchdata.datapipes.map.combinatorics import Shuffler
@@ -19,3 +20,5 @@ __all__ = [
     "UnZipper",
     "Zipper",
 ]
+
+pair_with_torch("torch.utils.data.datapipes.map", globals())
