@@ -22,6 +22,7 @@ _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "to
 #: By old module: the module where its names live now, and the names. `XIterDataPipe`, `XMapDataPipe` and `XDataPipe`
 #: are called `X` there; others keep their names, unless an equals sign tells the new one.
 OLD_PLACES: dict[str, tuple[str, str]] = {
+    "torchdata.version": ("torchdata", "__version__"),
     # Functions that users put in place of process_init_fn import it, and need none of its names here.
     "torchdata.dataloader2.communication": ("torchdata._engine", ""),
     f"{_ITER}.load": (_ITER, ""),
@@ -68,8 +69,11 @@ OLD_PLACES: dict[str, tuple[str, str]] = {
         _ITER,
         "DataFrameMakerIterDataPipe ParquetDFLoaderIterDataPipe=ParquetDataFrameLoader",
     ),
-    f"{_ITER}.util.decompressor": (_ITER, "DecompressorIterDataPipe ExtractorIterDataPipe"),
-    f"{_ITER}.util.distributed": (_ITER, "FullSyncIterDataPipe"),
+    f"{_ITER}.util.decompressor": (
+        f"{_ITER}.compression",
+        "CompressionType DecompressorIterDataPipe ExtractorIterDataPipe",
+    ),
+    f"{_ITER}.util.distributed": (f"{_ITER}.synchronizing", "FullSyncIterDataPipe PrefetchTimeoutError"),
     f"{_ITER}.util.hashchecker": (_ITER, "HashCheckerIterDataPipe"),
     f"{_ITER}.util.header": (_ITER, "HeaderIterDataPipe LengthSetterIterDataPipe"),
     f"{_ITER}.util.indexadder": (_ITER, "EnumeratorIterDataPipe IndexAdderIterDataPipe"),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ranks import Job, gloo_job, mpi_job
+from torchdata.dataloader2.error import PrefetchTimeoutError, RanksLostError
+from torchdata.datapipes.iter import IterableWrapper
 
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 pytest.importorskip("mpi4py", reason="ranks on MPI need mpi4py")
@@ -131,8 +136,6 @@ def main(rank):
 
 
 def wait_for(path: Path) -> None:
-    import time
-
     until = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < until, f"{path} did not appear"
@@ -145,8 +148,22 @@ def test_a_rank_that_is_killed_is_reported_by_the_others_by_name(tmp_path: Path)
         job.kill(1, signal.SIGKILL)
         for rank in (0, 2):
             error, _ = job.outcome(rank, 40)
-            assert isinstance(error, ConnectionError), error
+            assert isinstance(error, RanksLostError), error
             assert "rank 1 of 3 gave no sign of life" in str(error)
+
+
+def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_them() -> None:
+    late, lost = PrefetchTimeoutError(2.5, "rank 1 is late"), RanksLostError("rank 1 is gone")
+    assert isinstance(late, TimeoutError)
+    assert isinstance(lost, ConnectionError)
+    for error in (late, lost):
+        error.add_note("in the third epoch")
+        assert isinstance(error, RuntimeError), "which programs for torchdata 0.9 catch"
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+        assert again.__notes__ == ["in the third epoch"]
+    assert pickle.loads(pickle.dumps(late)).timeout == late.timeout == 2.5
+    assert str(PrefetchTimeoutError(30)) == "no data within 30 s"
 
 
 @each_backend
@@ -155,7 +172,7 @@ def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(
 ) -> None:
     with start(tmp_path, WAIT_AT.format(seconds=1000, timeout=3, backend=backend), 2) as job:
         error, _ = job.outcome(0)
-        assert isinstance(error, TimeoutError), error
+        assert isinstance(error, PrefetchTimeoutError), error
         assert "rank 1 of 2 did not come along" in str(error)
         assert 3 <= float(error.__notes__[-1]) < 5 + 1.5, (
             "the time-out and two seconds, and the time to get there"
@@ -170,9 +187,9 @@ def test_a_rank_that_comes_when_the_others_have_given_up_is_told_why(
     with start(tmp_path, WAIT_AT.format(seconds=6, timeout=3, backend=backend), 3) as job:
         first, late, third = (job.outcome(rank)[0] for rank in range(3))
     for error in (first, third):
-        assert isinstance(error, (TimeoutError, ConnectionError)), error
+        assert isinstance(error, (PrefetchTimeoutError, RanksLostError)), error
         assert "rank 1 of 3 did not come along" in str(error)
-    assert isinstance(late, ConnectionError), late
+    assert isinstance(late, RanksLostError), late
     assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not come along", str(late)), late
 
 
@@ -198,7 +215,7 @@ def test_a_rank_that_is_slow_with_its_first_item_is_late_and_not_dead(tmp_path: 
     """
     with gloo_job(tmp_path, body) as job:
         error = job.outcome(0)[0]
-        assert isinstance(error, TimeoutError), error
+        assert isinstance(error, PrefetchTimeoutError), error
         assert "rank 1 of 2 did not come along" in str(error)
 
 
@@ -218,7 +235,7 @@ def test_a_rank_that_never_begins_is_reported_within_the_time_out(
     """
     with start(tmp_path, body) as job:
         error, seconds = job.outcome(0)
-        assert isinstance(error, TimeoutError), error
+        assert isinstance(error, PrefetchTimeoutError), error
         assert f"{who} of 2 did not begin to iterate within 2 s" in str(error)
         assert seconds < 2 + 2 + 10, "the time-out and two seconds, and the import of torch"
 
@@ -257,7 +274,7 @@ def test_a_rank_that_came_to_an_end_is_not_waited_for_in_the_next_epoch(tmp_path
     with gloo_job(tmp_path, body) as job:
         error, failed = job.outcomes()
     assert isinstance(failed, KeyError)
-    assert isinstance(error, ConnectionError), error
+    assert isinstance(error, RanksLostError), error
     assert "rank 1 of 2 had shut down the loader or come to an end" in str(error)
 
 
@@ -276,7 +293,7 @@ def test_an_exception_in_the_loop_of_a_rank_is_told_to_one_that_comes_later(tmp_
     with gloo_job(tmp_path, body) as job:
         assert isinstance(job.outcome(0)[0], KeyError)
         error = job.outcome(1)[0]
-        assert isinstance(error, ConnectionError), error
+        assert isinstance(error, RanksLostError), error
         assert "rank 0 of 2 gave up before: rank 0 of 2 left its loop" in str(error)
 
 
@@ -291,6 +308,24 @@ def test_an_mpi_that_threads_may_not_call_at_the_same_time_is_refused(tmp_path: 
         error = job.outcome(0)[0]
         assert isinstance(error, RuntimeError), error
         assert "MPI_THREAD_MULTIPLE" in str(error)
+
+
+def test_spawned_workers_that_begin_mpi_as_they_start_are_told_where_to_import_it(tmp_path: Path) -> None:
+    body = """
+    from mpi4py import MPI
+
+    def main(rank):
+        service = SequentialReadingService(
+            DistributedReadingService(20, backend="mpi"),
+            MultiProcessingReadingService(1, multiprocessing_context="spawn"),
+        )
+        with DataLoader2(Counting(20), reading_service=service) as loader:
+            return list(loader)
+    """
+    with mpi_job(tmp_path, body) as job:
+        for error in job.outcomes():
+            assert isinstance(error, RuntimeError), error
+    assert "import it in a function, or under `if __name__" in str(error)
 
 
 def test_on_mpi_nothing_piles_up_where_a_rank_keeps_others_waiting(tmp_path: Path) -> None:
@@ -322,7 +357,7 @@ def test_a_rank_that_is_stopped_gives_no_sign_of_life(tmp_path: Path) -> None:
         wait_for(tmp_path / "reached")
         job.kill(1, signal.SIGSTOP)
         error, _ = job.outcome(0)
-        assert isinstance(error, ConnectionError), error
+        assert isinstance(error, RanksLostError), error
         assert "rank 1 of 2 gave no sign of life" in str(error)
         job.kill(1, signal.SIGCONT)
 
@@ -424,7 +459,7 @@ def test_when_a_rank_is_cut_off_all_fail_within_the_time_out(
         job.start_in_network([*NAMESPACE, sys.executable, "-c", NETWORK], cut)
         for rank in range(3):
             error = job.outcome(rank)[0]
-            assert isinstance(error, ConnectionError), error
+            assert isinstance(error, RanksLostError), error
             assert messages[rank] in str(error)
             assert float(error.__notes__[-1]) < 3 + 2 + 1, (
                 "the time-out and two seconds, and the pace of items"
@@ -580,17 +615,21 @@ def test_a_rank_that_goes_in_its_last_epoch_makes_the_others_fail_with_its_name(
 
 
 @pytest.mark.parametrize(
+    "how", ["an exception", "an exception that is reported", "a break, and then the end"]
+)
+@pytest.mark.parametrize(
     "pipe",
     [
         "loader = DataLoader2(IterableWrapper(range(50)).fullsync(20))",
         "loader = IterableWrapper(range(50)).fullsync(20)",
+        "loader = IterableWrapper(range(50)).fullsync(20).map(identity)",
     ],
-    ids=["no service", "no loader"],
+    ids=["no service", "no loader", "a pipe behind"],
 )
 def test_a_rank_that_goes_without_a_service_makes_the_others_fail_with_its_name(
-    pipe: str, tmp_path: Path
+    pipe: str, how: str, tmp_path: Path
 ) -> None:
-    error = _fault_of_rank_0(tmp_path, pipe, GOING["an exception"])
+    error = _fault_of_rank_0(tmp_path, pipe, GOING[how])
     assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
 
 
@@ -619,6 +658,78 @@ def test_an_exception_behind_fullsync_makes_the_others_fail_with_its_rank(tmp_pa
         assert isinstance(own, ValueError), own
         assert isinstance(other, RuntimeError), other
         assert "rank 1" in str(other)
+
+
+class Records:
+    """A job of two ranks, of which the other always has an item."""
+
+    rank, world_size = 1, 2
+
+    def __init__(self) -> None:
+        self.votes: list[int] = []
+
+    def all_reduce_min(self, value: int) -> int:
+        self.votes.append(value)
+        return value
+
+
+def _left_loop(group: Records) -> Any:
+    """A pipe whose reader was dropped after two items."""
+    pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
+    for _, item in zip(range(2), pipe, strict=False):
+        assert item < 2
+    return pipe
+
+
+def _last_vote(group: Records) -> int:
+    """What the rank votes when it has left, which its thread does in its own time."""
+    until = time.monotonic() + 20
+    while group.votes[-1] == 1 and time.monotonic() < until:
+        time.sleep(0.001)
+    return group.votes[-1]
+
+
+def test_a_loop_that_was_left_counts_by_what_comes_after_it() -> None:
+    group = Records()
+    pipe = _left_loop(group)
+    time.sleep(0.2)
+    assert set(group.votes) == {1}, "the others wait until it shows what this rank is up to"
+    again = iter(pipe)
+    assert next(again) == 0
+    assert group.votes.count(0) == 1, "their loops end with this one, and all begin anew"
+    del pipe
+    assert next(again) == 1, "the reader is enough to go on"
+    assert group.votes.count(0) == 1
+    del again
+    assert _last_vote(group) == -2
+
+
+@pytest.mark.parametrize(
+    ("goes", "vote"),
+    [
+        (lambda pipe: pipe.reset(), 0),
+        (lambda pipe: pipe.leave(for_good=False), 0),
+        (lambda pipe: pipe.leave(for_good=True), -2),
+        (lambda pipe: pipe.shutdown(), -2),
+    ],
+    ids=["reset", "leave", "leave for good", "shutdown"],
+)
+def test_a_rank_tells_the_others_what_became_of_its_loop(goes: Callable[[Any], None], vote: int) -> None:
+    group = Records()
+    pipe = _left_loop(group)
+    goes(pipe)
+    pipe.shutdown()  # after which nothing is told any more
+    assert _last_vote(group) == vote
+
+
+def test_a_reader_that_was_closed_yields_nothing_more() -> None:
+    group = Records()
+    pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
+    items = iter(pipe)
+    assert next(items) == 0
+    items.close()
+    assert list(items) == []
+    assert set(group.votes) == {1}
 
 
 def test_ranks_that_take_so_many_items_and_go_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import math
 import multiprocessing.popen_fork  # noqa: F401 - multiprocessing would import it at the first start, 3 ms later
 import os
 import signal
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -236,6 +237,11 @@ def _obituary(name: str, pid: int | None, code: int | None) -> str:
         advice = (
             "something in its pipes called sys.exit or os._exit, or it failed to start: see its output above"
         )
+        if "mpi4py.MPI" in sys.modules:
+            advice += (
+                "; a program that imports mpi4py.MPI at its top has spawned workers fail in MPI_Init, as they are no "
+                'ranks: import it in a function, or under `if __name__ == "__main__":`'
+            )
     return f"{name} (pid {pid}) {how}; {advice}. What it had sent was delivered as far as its turn had come."
 
 

@@ -9,13 +9,41 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["DEFAULT_TIMEOUT", "RankGroup", "check_group", "check_timeout", "open_group"]
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "PrefetchTimeoutError",
+    "RankGroup",
+    "RanksLostError",
+    "check_group",
+    "check_timeout",
+    "open_group",
+]
 
 #: Seconds after which an operation among the ranks fails.
 DEFAULT_TIMEOUT = 30 * 60
 
 #: Three years, in seconds: longer times are too large for those that wait.
 _LONGEST_TIMEOUT = 1e8
+
+
+class PrefetchTimeoutError(TimeoutError, RuntimeError):
+    """Another rank did not come along in time. The name is that of torchdata 0.9, where it was a `RuntimeError` alone.
+
+    Args:
+        timeout: seconds that were waited.
+        message: who is to blame, and what to do.
+    """
+
+    def __init__(self, timeout: float, message: str | None = None) -> None:
+        super().__init__(message or f"no data within {timeout:g} s")
+        self.timeout = timeout
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.timeout, str(self)), vars(self)
+
+
+class RanksLostError(ConnectionError, RuntimeError):
+    """Another rank is gone or cannot be reached. In torchdata 0.9 a `RuntimeError` was raised then."""
 
 
 class RankGroup(Protocol):

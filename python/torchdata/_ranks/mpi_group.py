@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from torchdata._optional import optional_import
+from torchdata._ranks import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.waiting import LONG, GivenUp, UncopyableGroup, describe_ranks, wait_until
 
 __all__ = ["MpiGroup"]
@@ -48,9 +49,10 @@ class MpiGroup(UncopyableGroup):
         self._comm: Any
         self._comm, opened = MPI.COMM_WORLD.Idup()
         if not wait_until(opened.Test, timeout, lambda: None, lambda: False):
-            raise TimeoutError(
+            raise PrefetchTimeoutError(
+                timeout,
                 f"{whose} on rank {self.rank}: another rank of {self.world_size} did not begin to iterate within "
-                f"{timeout:g} s: busy, or dead; raise the timeout if that is how it should be"
+                f"{timeout:g} s: busy, or dead; raise the timeout if that is how it should be",
             )
         self._operation = 0
         self._arrived: dict[int, int] = {}
@@ -83,7 +85,7 @@ class MpiGroup(UncopyableGroup):
             raise GivenUp("the group of ranks was closed")
         self._operation += 1
         if self._broken:
-            raise ConnectionError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
+            raise RanksLostError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
         request = start(comm)
         try:
             if wait_until(request.Test, self._timeout, self._tell_arrival, self._is_given_up):
@@ -94,7 +96,7 @@ class MpiGroup(UncopyableGroup):
             self._broken = True
             raise
 
-    def _timed_out(self) -> TimeoutError:
+    def _timed_out(self) -> PrefetchTimeoutError:
         # Others that wait, too, tell so after a while; one that comes meanwhile, too late, is the one who did not come.
         before = missing = self._missing()
         until = time.monotonic() + 2 * LONG
@@ -105,23 +107,24 @@ class MpiGroup(UncopyableGroup):
         who = f"{describe_ranks(missing)} of {self.world_size}" if missing else "another rank"
         fault = f"{who} did not come along within {self._timeout:g} s"
         self._tell_others(fault.encode()[:_MOST_WORDS], _LAST_WORDS)
-        return TimeoutError(
+        return PrefetchTimeoutError(
+            self._timeout,
             f"{self._whose} on rank {self.rank}: {fault}: waiting for data, busy between two items, out of the loop, "
-            "or dead; raise the timeout if that is how it should be"
+            "or dead; raise the timeout if that is how it should be",
         )
 
     def _is_given_up(self) -> bool:
         """Whether this rank gave up.
 
         Raises:
-            ConnectionError: another rank did, so that the operation never ends.
+            RanksLostError: another rank did, so that the operation never ends.
         """
         status = self._mpi.Status()
         if self._comm.Iprobe(source=self._mpi.ANY_SOURCE, tag=_LAST_WORDS, status=status):
             words = bytearray(status.Get_count(self._mpi.BYTE))
             self._comm.Recv([words, self._mpi.BYTE], source=status.Get_source(), tag=_LAST_WORDS)
             self._tell_others(bytes(words), _LAST_WORDS)
-            raise ConnectionError(
+            raise RanksLostError(
                 f"{self._whose} on rank {self.rank}: {describe_ranks([status.Get_source()])} of {self.world_size} gave "
                 f"up before: {words.decode(errors='replace')}"
             )

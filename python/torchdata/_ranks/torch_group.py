@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from torchdata._ranks import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks, wait_until
 
 __all__ = ["TorchGroup", "require_available", "require_initialized"]
@@ -224,9 +225,10 @@ class TorchGroup(UncopyableGroup):
         self._signs = _SignsOfLife(dist, next(_numbers))
         absent = self._signs.absent_after(timeout)
         if absent:
-            raise TimeoutError(
+            raise PrefetchTimeoutError(
+                timeout,
                 f"{whose} on rank {self.rank}: {describe_ranks(absent)} of {self.world_size} did not begin to iterate "
-                f"within {timeout:g} s: busy, or dead; raise the timeout if that is how it should be"
+                f"within {timeout:g} s: busy, or dead; raise the timeout if that is how it should be",
             )
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout + _MARGIN))
         self._broken = False
@@ -263,7 +265,7 @@ class TorchGroup(UncopyableGroup):
         self._signs.operation += 1
         self.show_life()
         if self._broken:
-            raise ConnectionError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
+            raise RanksLostError(f"{self._whose}: ranks have lost each other; end the job and start it anew")
         tensor = torch.tensor(value, dtype=torch.int64, device="cpu")
         try:
             work = start(tensor, group)
@@ -290,37 +292,38 @@ class TorchGroup(UncopyableGroup):
         why = f"no answer within {self._timeout:g} s" if error is None else f"a connection broke: {error}"
         me = f"{self._whose} on rank {self.rank}"
         if others is None:
-            return ConnectionError(
+            return RanksLostError(
                 f"{me}: {why}; the store of the job does not answer either: the process that holds it is gone (rank 0, "
                 "or torchrun's agent), or this rank is cut off from it"
             )
-        kind: type[Exception] = ConnectionError
-        advice = ""
+        late = False
         if others.gone:
             fault = (
                 f"{describe_ranks(others.gone)} of {self.world_size} gave no sign of life and must have died or been "
                 "cut off"
             )
         elif others.late:
-            kind = TimeoutError
+            late = True
             fault = f"{describe_ranks(others.late)} of {self.world_size} did not come along"
-            advice = (
-                ": not dead, but waiting for data, busy between two items, or out of the loop; raise the timeout if "
-                "that is how it should be"
-            )
         elif others.said:
             rank, fault = min(others.said.items())
             me += f": {describe_ranks([rank])} of {self.world_size} gave up before"
         elif others.left:
             fault = f"{describe_ranks(others.left)} of {self.world_size} had shut down the loader or come to an end"
         else:
-            return ConnectionError(
+            return RanksLostError(
                 f"{me}: {why}, though all ranks live and have come along; the network between them, or the process "
                 "group, is broken"
             )
         self._signs.last_words = fault
         self._signs.leave()
-        return kind(f"{me}: {fault} ({why}){advice}")
+        if late:
+            return PrefetchTimeoutError(
+                self._timeout,
+                f"{me}: {fault} ({why}): not dead, but waiting for data, busy between two items, or out of the loop; "
+                "raise the timeout if that is how it should be",
+            )
+        return RanksLostError(f"{me}: {fault} ({why})")
 
     def show_life(self) -> None:
         """Begins to leave signs of life, by which others tell that this rank is only late."""

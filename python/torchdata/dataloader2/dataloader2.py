@@ -213,12 +213,16 @@ class DataLoader2(Generic[T_co]):
             raise
         self._adapted = True
 
-    def _abandon_iteration(self) -> None:
-        """Lets other ranks know that this one does not go on with the epoch, if one is under way."""
+    def _leave_ranks(self, for_good: bool) -> None:
+        """Lets other ranks know that this one ends its epoch, if one is under way.
+
+        Args:
+            for_good: whether it will not go on, so that they fail.
+        """
         if self._iterating:
             for pipe in walk(self.datapipe):
                 if isinstance(pipe, FullSync):
-                    pipe.abandon()
+                    pipe.leave(for_good)
 
     def _close_iteration(self, because: BaseException | None = None) -> None:
         """Tells the service that the epoch is over, once.
@@ -228,8 +232,7 @@ class DataLoader2(Generic[T_co]):
         """
         if not self._iterating:
             return
-        if because is not None:
-            self._abandon_iteration()
+        self._leave_ranks(for_good=because is not None)
         self._iterating = False
         self._datapipe_iter = FinishedIterator(self._datapipe_iter if because is None else None)
         if self.reading_service is None:
@@ -287,7 +290,7 @@ class DataLoader2(Generic[T_co]):
             self._datapipe_iter = over
             return
         try:
-            self._abandon_iteration()
+            self._leave_ranks(for_good=True)
             self._close_iteration()
         finally:
             self._datapipe_iter = over

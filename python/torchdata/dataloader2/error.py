@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["PauseIteration", "WorkerExitedError"]
+from torchdata._ranks import PrefetchTimeoutError, RanksLostError
+
+__all__ = ["PauseIteration", "PrefetchTimeoutError", "RanksLostError", "WorkerExitedError"]
 
 
 class PauseIteration(StopIteration):

@@ -39,13 +39,24 @@ class _PrefetchData:
         self.queue = PrefetchQueue(buffer_size)
         self.process = os.getpid()
         self.thread: threading.Thread | None = None
-        #: Whether the iteration ends because nobody will go on, rather than for the next one.
+        #: Whether the iteration was left because nobody will go on, rather than for the next one.
         self.abandoned = False
+        self._left = False
 
     def start(self, worker: Callable[[_PrefetchData], None]) -> None:
         self.thread = threading.Thread(target=worker, args=(self,), name="torchdata-prefetch", daemon=True)
         _running.add(self)
         self.thread.start()
+
+    def leave(self, for_good: bool) -> None:
+        """Lets the thread end after the item that it is at; only the first call tells why.
+
+        Args:
+            for_good: whether nobody will go on, rather than begin anew.
+        """
+        if not self._left:
+            self._left, self.abandoned = True, for_good
+        self.queue.close()
 
     def is_inherited(self) -> bool:
         """Whether this is a forked child's copy, whose thread runs in the parent."""
@@ -68,8 +79,7 @@ def _end_all() -> None:
     # A thread that is still in native code when the interpreter goes away would take the process down with it.
     running = list(_running)
     for data in running:
-        data.abandoned = True
-        data.queue.close()
+        data.leave(for_good=True)
     for data in running:
         if data.thread is not None:
             data.thread.join(_EXIT_SECONDS / len(running))

@@ -19,14 +19,21 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
-from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_timeout, open_group
+from torchdata._ranks import (
+    DEFAULT_TIMEOUT,
+    PrefetchTimeoutError,
+    RankGroup,
+    check_group,
+    check_timeout,
+    open_group,
+)
 from torchdata._ranks.waiting import UncopyableGroup
 from torchdata.datapipes._checks import check_source
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import close_dropped
-from torchdata.datapipes.iter.prefetching import _END, _PrefetchBase, _PrefetchData, _Reader
+from torchdata.datapipes.iter.prefetching import _END, _PrefetchBase, _PrefetchData
 
-__all__ = ["FullSync"]
+__all__ = ["FullSync", "PrefetchTimeoutError"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -90,6 +97,40 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         del item
 
 
+class _Hold:
+    """What the pipe and the reader of an iteration have in common: when both are gone, nobody goes on."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: _StepData) -> None:
+        self._data = data
+
+    def __del__(self) -> None:
+        self._data.leave(for_good=True)
+
+
+class _StepReader(Iterator[Any]):
+    """The consumer's end.
+
+    Dropping it tells the other ranks nothing yet: whether this rank was thrown out of its loop or left it for the next
+    epoch shows by what becomes of the pipe.
+    """
+
+    __slots__ = ("_hold", "_pop")
+
+    def __init__(self, data: _StepData, hold: _Hold) -> None:
+        self._hold: _Hold | None = hold
+        self._pop: Callable[[], Any] = data.queue.pop
+
+    def __next__(self) -> Any:
+        return self._pop()
+
+    def close(self) -> None:
+        """Ends the reader."""
+        self._pop = iter(()).__next__
+        self._hold = None
+
+
 def _verdict(number: int, group: RankGroup) -> str:
     """What another rank's vote means for this one."""
     if number >= group.world_size:
@@ -137,8 +178,9 @@ class FullSync(_PrefetchBase[T_co]):
         TypeError: `process_group` lacks one of its members.
         RuntimeError: while iterating, `torch.distributed` is missing or not initialised, or another rank raised or
             went in the middle of the epoch.
-        ConnectionError: while iterating, another rank is gone.
-        TimeoutError: while iterating, another rank did not come along.
+        RanksLostError: while iterating, another rank is gone. It is a `ConnectionError` and a `RuntimeError`.
+        PrefetchTimeoutError: while iterating, another rank did not come along. It is a `TimeoutError` and a
+            `RuntimeError`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -160,6 +202,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._given_group = process_group
         self._group: RankGroup | None = None
         self._data: _StepData | None = None
+        self._hold: _Hold | None = None
 
     def set_process_group(self, process_group: RankGroup | None) -> None:
         """Takes another group of ranks from the next iteration on."""
@@ -185,8 +228,9 @@ class FullSync(_PrefetchBase[T_co]):
         if group.world_size == 1 and not items:
             return source
         self._data = data = _StepData(source)
+        self._hold = hold = _Hold(data)
         data.start(functools.partial(_fill_in_step, group=group))
-        return _Reader(data)
+        return _StepReader(data, hold)
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
         return functools.partial(_fill_in_step, group=self._open_group())
@@ -227,7 +271,7 @@ class FullSync(_PrefetchBase[T_co]):
         data, self._data = self._data, None
         if data is None or data.is_inherited():
             return
-        data.queue.close()
+        data.leave(for_good=False)
         thread = data.thread
         if thread is None or thread is threading.current_thread():
             return
@@ -235,21 +279,24 @@ class FullSync(_PrefetchBase[T_co]):
         if thread.is_alive():
             self._data = data
             raise TimeoutError(self._still_busy("restarted"))
+        self._hold = None
         if data.voted_on is not _END:
             close_dropped(data.voted_on)
 
-    def abandon(self) -> None:
-        """Has the other ranks fail where they ask for more than this one has read, as it will not go on.
+    def leave(self, for_good: bool) -> None:
+        """Ends the iteration and lets the other ranks know why, when they ask for more than this one has read.
 
-        To be called before the iteration is ended; by itself it ends nothing. Where the iteration is over already it
-        does nothing.
+        Does not wait for them. Where the iteration is over already it does nothing.
+
+        Args:
+            for_good: whether this rank will not go on, so that the others fail; else their epochs end, too.
         """
-        if self._data is not None:
-            self._data.abandoned = True
+        if self._data is not None and not self._data.is_inherited():
+            self._data.leave(for_good)
 
     def shutdown(self) -> None:
         """Ends the thread and closes the pipe's own group of ranks. More calls do nothing."""
-        self.abandon()
+        self.leave(for_good=True)
         data, used = self._data, self._given_group or self._group
         try:
             self._part(_PARTING)
@@ -274,4 +321,4 @@ class FullSync(_PrefetchBase[T_co]):
         return duplicate
 
     def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_group": None}
+        return {**super()._attributes_to_copy(), "_group": None, "_hold": None}
