@@ -162,9 +162,10 @@ class FullSync(_PrefetchBase[T_co]):
 
     A rank that raises or dies makes the others fail within the time-out, with an error that names it; so does one that
     shuts its loader down, or ends, in the middle of an epoch. One that leaves its loop for the next epoch ends the
-    loops of all. `DistributedReadingService` appends the pipe by itself. It reads one item ahead, and stays in the
-    main process when there are workers. Put pipes that read ahead in a thread (`prefetch`, `pin_memory`)
-    before it: behind it they wait for other ranks' items even to be paused, as `limit()` and saving a state do.
+    loops of all as soon as it begins that epoch; until then they wait. `DistributedReadingService` appends the pipe by
+    itself. It reads one item ahead, and stays in the main process when there are workers. Put pipes that read ahead in
+    a thread (`prefetch`, `pin_memory`) before it: behind it they wait for other ranks' items even to be paused, as
+    `limit()` and saving a state do.
 
     Args:
         datapipe: the pipe to read, which every rank has.
