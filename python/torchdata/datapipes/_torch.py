@@ -21,7 +21,7 @@ from torchdata._importing import call_when_imported
 
 __all__ = [
     "Counterpart",
-    "is_twin",
+    "derives_from_twin",
     "meet_torch",
     "pair_with_torch",
     "replay_later",
@@ -47,16 +47,12 @@ class Counterpart:
         self.base: Any = None
         self._module: Any = None
 
-    def counts(self, cls: type) -> bool:
-        """Whether `cls` is torch's base, or derived from it."""
-        return self.base is not None and self.base in getattr(cls, "__mro__", ())
-
     def meet(self, ours: Any, module: Any) -> None:
         """Makes the classes know each other. What both have stays what it is on each side."""
         base = getattr(module, self.name, None)
         if base is None or self.base is not None:
             return
-        base.register(ours)  # before `counts` holds: ABC refuses circles
+        _pair(base, ours)
         self.base, self._module = base, module
         _derive(ours, getattr(module, "Dataset", None))
         for name, form in ours.functions.items():
@@ -108,7 +104,8 @@ class Counterpart:
 #: What is to be called when torch is imported, in order.
 _waiting: list[Callable[[Any], object]] = []
 
-#: Classes of pipes that torchdata 0.9 had from torch and that are two now: ours by torch's, and torch's by ours.
+#: Classes of pipes, the bases among them, that torchdata 0.9 had from torch and that are two now: ours by torch's, and
+#: torch's by ours.
 _twins: dict[Any, Any] = {}
 
 
@@ -127,13 +124,16 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
             return
         found = vars(sys.modules[package])
         for name in found.get("__all__", ()):
-            theirs: Any = found.get(name)
-            ours = classes.get(name)
-            if hasattr(theirs, "register") and isinstance(ours, type) and "counterpart" not in vars(ours):
-                theirs.register(ours)  # before `is_twin` holds: ABC refuses circles
-                _twins[theirs], _twins[ours] = ours, theirs
+            theirs, ours = found.get(name), classes.get(name)
+            if hasattr(theirs, "register") and isinstance(ours, type):
+                _pair(theirs, ours)
 
     _when_imported(pair)
+
+
+def _pair(theirs: Any, ours: Any) -> None:
+    theirs.register(ours)  # before `derives_from_twin` holds: ABC refuses circles
+    _twins[theirs], _twins[ours] = ours, theirs
 
 
 def twin_of(cls: type) -> Any:
@@ -141,10 +141,10 @@ def twin_of(cls: type) -> Any:
     return _twins.get(cls)
 
 
-def is_twin(cls: type, subclass: type) -> bool:
-    """Whether `subclass` is torch's class of the name of `cls`, which is ours, or derived from it."""
-    theirs = _twins.get(cls)
-    return theirs is not None and theirs in getattr(subclass, "__mro__", ())
+def derives_from_twin(ours: type, cls: type) -> Any:
+    """What the `__subclasshook__` of `ours` answers: whether `cls` is torch's class of its name, or derives from it."""
+    theirs = _twins.get(ours)
+    return True if theirs is not None and theirs in getattr(cls, "__mro__", ()) else NotImplemented
 
 
 def _derive(ours: Any, dataset: Any) -> None:

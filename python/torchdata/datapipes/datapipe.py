@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torchdata._native import IterationToken, guard_iterator
 from torchdata.datapipes._registry import FunctionalForms
-from torchdata.datapipes._torch import Counterpart, is_twin, meet_torch
+from torchdata.datapipes._torch import Counterpart, derives_from_twin, meet_torch
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
 
@@ -181,9 +181,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pi
 
     @classmethod
     def __subclasshook__(cls, subclass: type) -> Any:
-        if "counterpart" in vars(cls) and cls.counterpart.counts(subclass):
-            return True
-        return True if is_twin(cls, subclass) else NotImplemented
+        return derives_from_twin(cls, subclass)
 
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
@@ -218,9 +216,7 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pipe
 
     @classmethod
     def __subclasshook__(cls, subclass: type) -> Any:
-        if "counterpart" in vars(cls) and cls.counterpart.counts(subclass):
-            return True
-        return True if is_twin(cls, subclass) else NotImplemented
+        return derives_from_twin(cls, subclass)
 
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")

@@ -70,6 +70,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             except BaseException as error:
                 failure = error
         data.voted_on, data.failure = item, failure
+        # Whatever the source says: where workers are being ended, it says that it ends.
         goes = item is _END and data.abandoned
         vote = _ENDED if item is _END else _HAS
         if goes:
