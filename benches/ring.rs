@@ -21,6 +21,7 @@ use common::stream::{ITEM, Item, Receiver, Sender, open};
 use criterion::{BenchmarkGroup, Criterion, Throughput, measurement::WallTime};
 use torchdata_core::bell::BellBoard;
 use torchdata_core::link::{Link, LinkConfig};
+use torchdata_core::protocol::Stream;
 
 /// Unit sizes, from a label to a small batch of pictures, and how many items the producer may be ahead.
 const SIZES: [(&str, usize, u64); 4] =
@@ -46,7 +47,7 @@ fn timed(count: u64, mut receive: impl FnMut()) -> Duration {
 fn ring_threads(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, window: u64) {
     let (link, bells) = open(LinkConfig::default());
     let mut receiver = Receiver::new(&link, &bells);
-    receiver.end.start_epoch(window);
+    receiver.end.begin(Stream::default(), window);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -61,15 +62,15 @@ fn ring_threads(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, w
         });
         done.store(true, Ordering::Relaxed);
         // What the sender may wait for: one more item.
-        receiver.end.grant(u64::MAX);
-        while receiver.poll(0).unwrap().is_some() {}
+        receiver.end.set_window(u64::MAX);
+        while receiver.poll().unwrap().is_some() {}
     });
 }
 
 fn ring_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, window: u64) {
     let (link, bells) = open(LinkConfig::default());
     let mut receiver = Receiver::new(&link, &bells);
-    receiver.end.start_epoch(window);
+    receiver.end.begin(Stream::default(), window);
     let _child = start(&format!("ring {size}"), &link, &bells);
     group.bench_function(format!("{name}/ring, processes"), |bench| {
         bench.iter_custom(|count| timed(count, || drop(black_box(receiver.next_unit()))));
@@ -89,7 +90,7 @@ fn two_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, 
             payload: Vec::new(),
         })
         .collect();
-    receivers.iter_mut().for_each(|receiver| receiver.end.start_epoch(window));
+    receivers.iter_mut().for_each(|receiver| receiver.end.begin(Stream::default(), window));
     let _children: Vec<_> = workers
         .drain(..)
         .map(|(bell, link)| start_with(&format!("worker {size} {bell}"), &[link.fd(), bells.fd()]))
@@ -149,7 +150,7 @@ fn conversation(links: [&Link; 2], bells: &Arc<BellBoard>, me: usize) -> (Sender
     let (peer, bell) = (bells.bell(1 - me).unwrap(), bells.bell(me).unwrap());
     let sender = Sender { end: links[me].producer(peer.clone()).unwrap(), bell: bell.clone() };
     let mut receiver = Receiver { end: links[1 - me].consumer(peer).unwrap(), bell, payload: Vec::new() };
-    receiver.end.start_epoch(1);
+    receiver.end.begin(Stream::default(), 1);
     (sender, receiver)
 }
 

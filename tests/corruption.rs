@@ -19,6 +19,7 @@ use torchdata_core::bell::BellBoard;
 use torchdata_core::error::OpenError;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::producer::{Part, Push};
+use torchdata_core::protocol::Stream;
 
 const SHORT: Duration = Duration::from_millis(20);
 /// Places in the header, as the layout documents them.
@@ -136,7 +137,7 @@ fn attaching_waits_for_a_creator_that_is_not_done_yet() {
 fn drain(receiver: &mut Receiver, most: usize) -> Option<usize> {
     let mut sum = 0_u64;
     for count in 0..most {
-        match receiver.poll(0) {
+        match receiver.poll() {
             Ok(Some((_, arrived))) => {
                 sum += arrived.inline.iter().map(|&b| u64::from(b)).sum::<u64>();
                 sum += arrived.buffers.iter().flat_map(bytes).map(|&b| u64::from(b)).sum::<u64>();
@@ -167,7 +168,7 @@ fn fill(sender: &mut Sender, random: &mut Random) -> Option<()> {
             }
         }
         let inline = random.below(300) as usize;
-        sender.end.may_produce();
+        let _ = sender.end.permit();
         sender.end.blocks_in_flight().ok()?;
         if sender.end.push_item(ITEM, &parts, &random.bytes(inline)).ok()? == Push::Full {
             return Some(());
@@ -190,7 +191,7 @@ proptest! {
         let _watchdog = watchdog(30);
         let (link, bells) = open(SMALL);
         let (mut sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
-        receiver.end.start_epoch(8);
+        receiver.end.begin(Stream::default(), 8);
         let mut random = Random(seed);
         for _ in 0..before {
             prop_assert!(fill(&mut sender, &mut random).is_some(), "nothing is spoilt yet");
@@ -229,21 +230,21 @@ fn every_rule_of_the_layout_that_is_broken_is_noticed() {
         let block = sender.end.allocate(5000).unwrap().unwrap();
         sender.end.push_item(ITEM, &[Part::Block(block.into())], b"12345678").unwrap();
         Raw::new(&link).u32(RING + place).store(value, Relaxed);
-        assert!(receiver.poll(0).is_err(), "{what}");
-        assert!(receiver.poll(0).is_err(), "{what}, asked again");
+        assert!(receiver.poll().is_err(), "{what}");
+        assert!(receiver.poll().is_err(), "{what}, asked again");
     }
     for (what, place, value) in [("a tail that ran away", TAIL, 1 << 40), ("a tail off the grid", TAIL, 20)] {
         let (link, bells) = open(SMALL);
         let mut receiver = Receiver::new(&link, &bells);
         Raw::new(&link).u64(place).store(value, Relaxed);
-        assert!(receiver.poll(0).is_err(), "{what}");
+        assert!(receiver.poll().is_err(), "{what}");
     }
     let (link, bells) = open(SMALL);
     let mut sender = Sender::new(&link, &bells);
     Raw::new(&link).u64(HEAD).store(8, Relaxed);
     assert!(sender.end.blocks_in_flight().is_err(), "a head ahead of the tail");
     Raw::new(&link).u64(RETURN_TAIL).store(1, Relaxed);
-    assert!(sender.end.reclaim().is_err(), "a block came back that was not sent");
+    assert!(sender.end.arena().reclaim().is_err(), "a block came back that was not sent");
     assert!(sender.end.allocate(1).is_err());
 }
 
@@ -256,7 +257,7 @@ fn a_peer_that_scribbles_all_the_time_neither_crashes_nor_hangs_the_ends() {
     while Instant::now() < deadline {
         let (link, bells) = open(config);
         let (mut sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
-        receiver.end.start_epoch(8);
+        receiver.end.begin(Stream::default(), 8);
         let raw = Raw::new(&link);
         let done = AtomicBool::new(false);
         let seed = random.next();

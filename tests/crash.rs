@@ -19,6 +19,7 @@ use common::watchdog;
 use torchdata_core::link::LinkConfig;
 use torchdata_core::liveness::{Watch, exit_with};
 use torchdata_core::producer::{Part, Push};
+use torchdata_core::protocol::Stream;
 
 /// The tests count links and watches of this process, so they run one after another.
 fn alone() -> MutexGuard<'static, ()> {
@@ -91,7 +92,7 @@ fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     loop {
         // Asked before looking: what was published before the death is then seen by the look.
         let dead = watch.exited();
-        while let Some((_, unit)) = receiver.poll(0).expect("a death does not corrupt") {
+        while let Some((_, unit)) = receiver.poll().expect("a death does not corrupt") {
             arrived.push(unit);
         }
         if dead {
@@ -116,7 +117,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
     ] {
         let (link, bells) = open(ROOMY);
         let mut receiver = Receiver::new(&link, &bells);
-        receiver.end.start_epoch(100);
+        receiver.end.begin(Stream::default(), 100);
         let mut child = start(point, &link, &bells);
         let watch = Watch::open(child.pid()).unwrap();
         let arrived = drain_until_death(&mut receiver, &watch);
@@ -201,7 +202,7 @@ fn nothing_is_left_of_links_and_children() {
     for _ in 0..5 {
         let (link, bells) = open(ROOMY);
         let mut receiver = Receiver::new(&link, &bells);
-        receiver.end.start_epoch(100);
+        receiver.end.begin(Stream::default(), 100);
         let child = start("between items", &link, &bells);
         let watch = Watch::open(child.pid()).unwrap();
         assert_eq!(drain_until_death(&mut receiver, &watch).len() as u64, WHOLE);

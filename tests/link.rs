@@ -19,6 +19,7 @@ use torchdata_core::consumer::Buffer;
 use torchdata_core::error::OpenError;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::producer::{Part, Push};
+use torchdata_core::protocol::{Permit, Stream};
 
 fn item_of(inline: usize, buffers: &[usize]) -> Item {
     let mut random = Random(inline as u64);
@@ -29,7 +30,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
-    receiver.end.start_epoch(window);
+    receiver.end.begin(Stream::default(), window);
     (sender, receiver)
 }
 
@@ -46,7 +47,7 @@ fn everything_holds_on_the_portable_backing() {
 fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep: impl Fn(usize) -> bool) {
     let (link, bells) = open(config);
     let mut receiver = Receiver::new(&link, &bells);
-    receiver.end.start_epoch(window);
+    receiver.end.begin(Stream::default(), window);
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut sender = Sender::new(&link, &bells);
@@ -56,14 +57,14 @@ fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep:
         let (mut kept, mut late) = (Vec::new(), Vec::new());
         let mut random = Random(items.len() as u64);
         for (index, expected) in items.iter().enumerate() {
-            let arrived = receiver.receive(0).unwrap().expect("an item, not the end");
+            let arrived = receiver.receive().unwrap().expect("an item, not the end");
             assert!(arrived.item() == *expected, "item {index} differs");
             if keep(index) { &mut kept } else { &mut late }.push((arrived, expected));
             if late.len() > 3 {
                 late.swap_remove(random.below(late.len() as u64) as usize);
             }
         }
-        assert!(receiver.receive(0).unwrap().is_none(), "more came than was sent");
+        assert!(receiver.receive().unwrap().is_none(), "more came than was sent");
         for (arrived, expected) in kept.iter().chain(&late) {
             assert!(arrived.item() == **expected, "a leased buffer changed while it was held");
         }
@@ -105,12 +106,12 @@ fn units_of_every_length_wrap_at_every_place_of_the_ring() {
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
                 assert_eq!(producer.push(ITEM, &[], &vec![0; step - 24]), Ok(Push::Done));
-                assert!(consumer.take(0, &mut payload).unwrap().is_some());
+                assert!(consumer.take(&mut payload).unwrap().is_some());
                 rest -= step;
             }
             let expected = item_of(len, &[]).inline;
             assert_eq!(producer.push(7, &[], &expected), Ok(Push::Done), "place {place}, length {len}");
-            let unit = consumer.take(0, &mut payload).unwrap().expect("the unit behind the pad");
+            let unit = consumer.take(&mut payload).unwrap().expect("the unit behind the pad");
             assert_eq!((unit.kind, &payload), (7, &expected), "place {place}, length {len}");
             assert!(!consumer.readable().unwrap());
         }
@@ -131,13 +132,13 @@ fn a_ring_filled_to_the_brim_says_full_and_loses_nothing() {
             }
             assert_eq!(sender.end.writable(0, len.max(8)), Ok(false));
             for _ in 0..3 {
-                if let Some((_, arrived)) = receiver.poll(0).unwrap() {
+                if let Some((_, arrived)) = receiver.poll().unwrap() {
                     assert_eq!(arrived.inline[..8], taken.to_le_bytes());
                     taken += 1;
                 }
             }
         }
-        while let Some((_, arrived)) = receiver.poll(0).unwrap() {
+        while let Some((_, arrived)) = receiver.poll().unwrap() {
             assert_eq!(arrived.inline[..8], taken.to_le_bytes());
             taken += 1;
         }
@@ -173,17 +174,17 @@ fn processes_exchange_the_same_streams_in_either_direction() {
     for window in [1, 7, 1000] {
         let (link, bells) = open(SMALL);
         let mut receiver = Receiver::new(&link, &bells);
-        receiver.end.start_epoch(window);
+        receiver.end.begin(Stream::default(), window);
         let _child = start("producer", &link, &bells);
         let mut kept = Vec::new();
         for index in 0..300 {
-            let arrived = receiver.receive(0).unwrap().expect("an item");
+            let arrived = receiver.receive().unwrap().expect("an item");
             assert!(arrived.item() == item(1, index, SMALL), "item {index} differs");
             if index % 40 == 0 {
                 kept.push((index, arrived));
             }
         }
-        assert!(receiver.receive(0).unwrap().is_none());
+        assert!(receiver.receive().unwrap().is_none());
         kept.iter().for_each(|(index, arrived)| assert!(arrived.item() == item(1, *index, SMALL)));
     }
     let (link, bells) = open(SMALL);
@@ -207,12 +208,12 @@ fn child_process() {
         }
         "consumer" => {
             let mut receiver = Receiver::new(&link, &bells);
-            receiver.end.start_epoch(5);
+            receiver.end.begin(Stream::default(), 5);
             for index in 0..300 {
-                let arrived = receiver.receive(0).unwrap().expect("an item");
+                let arrived = receiver.receive().unwrap().expect("an item");
                 assert!(arrived.item() == item(2, index, link.config()), "item {index} differs");
             }
-            assert!(receiver.receive(0).unwrap().is_none());
+            assert!(receiver.receive().unwrap().is_none());
         }
         other => panic!("unknown role {other}"),
     }
@@ -229,10 +230,10 @@ fn memory_in_use_follows_what_is_in_flight_and_pages_are_reused() {
     let mut places = BTreeSet::new();
     let mut held = VecDeque::new();
     for _ in 0..2000 {
-        while sender.end.may_produce() {
+        while sender.end.permit() == Ok(Permit::Now) {
             sender.send(&sent).unwrap();
         }
-        let (_, arrived) = receiver.poll(0).unwrap().expect("an item");
+        let (_, arrived) = receiver.poll().unwrap().expect("an item");
         let Buffer::Leased(lease) = &arrived.buffers[0] else { panic!("there was room for a block") };
         places.insert(lease.as_mut_ptr() as usize);
         held.push_back(arrived);
@@ -246,8 +247,8 @@ fn memory_in_use_follows_what_is_in_flight_and_pages_are_reused() {
     assert!(places.len() <= 9, "{} places for at most 8 blocks at a time", places.len());
     assert_eq!(receiver.end.leased(), 3 * 100_000);
     held.clear();
-    while receiver.poll(0).unwrap().is_some() {}
-    sender.end.reclaim().unwrap();
+    while receiver.poll().unwrap().is_some() {}
+    sender.end.arena().reclaim().unwrap();
     let usage = sender.end.arena().usage();
     assert_eq!((usage.in_use, usage.blocks, receiver.end.leased()), (0, 0, 0));
 }
@@ -258,17 +259,17 @@ fn leases_may_be_dropped_by_other_threads_and_after_their_consumer() {
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 8 << 20, ..SMALL }, 1000);
     for _ in 0..100 {
         sender.send(&item_of(0, &[5000, 6000])).unwrap();
-        let (_, arrived) = receiver.poll(0).unwrap().unwrap();
+        let (_, arrived) = receiver.poll().unwrap().unwrap();
         thread::spawn(move || drop(arrived));
     }
     sender.send(&item_of(0, &[7000])).unwrap();
-    let (_, last) = receiver.poll(0).unwrap().unwrap();
+    let (_, last) = receiver.poll().unwrap().unwrap();
     let kept = last.item();
     drop(receiver);
     assert!(last.item() == kept);
     drop(last);
     while sender.end.arena().usage().blocks > 0 {
-        sender.end.reclaim().unwrap();
+        sender.end.arena().reclaim().unwrap();
         thread::yield_now();
     }
 }
@@ -279,7 +280,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let (mut sender, mut receiver) = pair(SMALL, 10_000);
     assert!(!receiver.end.should_copy(32 << 10) && receiver.end.should_copy((32 << 10) + 1));
     sender.send(&item_of(0, &[20 << 10])).unwrap();
-    let held = receiver.poll(0).unwrap();
+    let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
     // Half of the entries of the return ring, though few bytes.
@@ -287,7 +288,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
         sender.send(&item_of(0, &[1])).unwrap();
-        held.push(receiver.poll(0).unwrap());
+        held.push(receiver.poll().unwrap());
     }
     assert_eq!(held.len(), 256);
 }
@@ -302,13 +303,13 @@ fn a_block_sent_twice_is_free_only_when_both_leases_are_gone() {
     assert_eq!(sender.end.push_item(ITEM, &parts, &[]), Ok(Push::Done));
     assert!(block.is_sent());
     drop(parts);
-    let (_, arrived) = receiver.poll(0).unwrap().unwrap();
+    let (_, arrived) = receiver.poll().unwrap().unwrap();
     let mut buffers = arrived.buffers.into_iter();
     drop(buffers.next());
-    sender.end.reclaim().unwrap();
+    sender.end.arena().reclaim().unwrap();
     assert!(block.is_sent(), "the second lease is alive");
     drop(buffers.next());
-    sender.end.reclaim().unwrap();
+    sender.end.arena().reclaim().unwrap();
     assert!(!block.is_sent());
     assert_eq!(sender.end.arena().usage().blocks, 1);
     drop(block);
@@ -323,13 +324,13 @@ fn more_returns_than_the_return_ring_holds_come_back_in_time() {
     let mut held = Vec::new();
     for _ in 0..1000 {
         assert_eq!(sender.end.push_item(ITEM, &[Part::Block(Arc::clone(&block))], &[]), Ok(Push::Done));
-        held.push(receiver.poll(0).unwrap().unwrap());
+        held.push(receiver.poll().unwrap().unwrap());
     }
     let last = held.pop();
     held.clear();
-    sender.end.reclaim().unwrap();
+    sender.end.arena().reclaim().unwrap();
     drop(last);
-    sender.end.reclaim().unwrap();
+    sender.end.arena().reclaim().unwrap();
     assert!(!block.is_sent());
 }
 
@@ -350,24 +351,24 @@ fn what_an_unfinished_stream_left_does_not_leak_into_later_items() {
     // Given up within the epoch: the unit that says so takes the remains with it.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
-    assert!(receiver.receive(0).unwrap().is_none());
+    assert!(receiver.receive().unwrap().is_none());
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
-    assert_eq!(bytes(&receiver.receive(0).unwrap().unwrap().buffers[0]), [2; 600]);
+    assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
     // Given up for a new epoch: part of it was taken, part of it waits in the ring.
     sender.stream(&[3; 500]).unwrap();
-    assert!(receiver.poll(0).unwrap().is_none());
+    assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();
-    receiver.end.start_epoch(10);
-    sender.end.start_epoch(1);
+    receiver.end.begin(Stream::first(1), 10);
+    sender.end.begin(Stream::first(1));
     let part = sender.stream(&[5; 700]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
-    assert_eq!(bytes(&receiver.receive(1).unwrap().unwrap().buffers[0]), [5; 700]);
+    assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [5; 700]);
     // Told by nobody: noticed.
     sender.stream(&[6; 500]).unwrap();
     let part = sender.stream(&[7; 500]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
-    assert!(receiver.poll(1).is_err());
+    assert!(receiver.poll().is_err());
 }
 
 // ---- epochs and grants -------------------------------------------------------------------------------------------
@@ -380,12 +381,12 @@ fn units_of_older_epochs_are_dropped_and_their_blocks_return() {
         sender.send(&item_of(30, &[4096, 5000])).unwrap();
     }
     sender.send_end().unwrap();
-    receiver.end.start_epoch(5);
-    sender.end.start_epoch(1);
+    receiver.end.begin(Stream::first(1), 5);
+    sender.end.begin(Stream::first(1));
     sender.send(&item_of(3, &[])).unwrap();
-    assert!(receiver.receive(1).unwrap().unwrap().item() == item_of(3, &[]));
+    assert!(receiver.receive().unwrap().unwrap().item() == item_of(3, &[]));
     assert_eq!(receiver.end.leased(), 0);
-    sender.end.reclaim().unwrap();
+    sender.end.arena().reclaim().unwrap();
     assert_eq!(sender.end.arena().usage().blocks, 0);
     assert_eq!(receiver.end.taken(), 1);
 }
@@ -398,12 +399,12 @@ fn a_producer_is_never_further_ahead_than_its_window() {
         let mut receiver = Receiver::new(&link, &bells);
         thread::scope(|scope| {
             let mut sender = Sender::new(&link, &bells);
-            assert!(!sender.end.may_produce(), "nothing was granted yet");
-            receiver.end.start_epoch(window);
+            assert!(sender.end.permit() != Ok(Permit::Now), "nothing was granted yet");
+            receiver.end.begin(Stream::default(), window);
             scope.spawn(move || (0..3000).for_each(|_| sender.send(&item_of(4, &[])).unwrap()));
             for taken in 0..3000 {
                 assert!(link.sent().0 <= taken + window);
-                receiver.receive(0).unwrap().unwrap();
+                receiver.receive().unwrap().unwrap();
             }
         });
         assert_eq!(link.sent().0, 3000);
@@ -416,18 +417,18 @@ fn an_unlimited_window_is_unlimited_and_a_new_epoch_counts_anew() {
     let (mut sender, mut receiver) = pair(SMALL, u64::MAX);
     for _ in 0..100 {
         sender.send(&item_of(0, &[])).unwrap();
-        receiver.receive(0).unwrap().unwrap();
+        receiver.receive().unwrap().unwrap();
     }
-    receiver.end.start_epoch(2);
-    sender.end.start_epoch(1);
+    receiver.end.begin(Stream::first(1), 2);
+    sender.end.begin(Stream::first(1));
     let mut sent = 0;
-    while sender.end.may_produce() {
+    while sender.end.permit() == Ok(Permit::Now) {
         sender.send(&item_of(0, &[])).unwrap();
         sent += 1;
     }
     assert_eq!(sent, 2);
-    receiver.end.grant(3);
-    assert!(sender.end.may_produce());
+    receiver.end.set_window(3);
+    assert_eq!(sender.end.permit(), Ok(Permit::Now));
 }
 
 // ---- ends, attaching, forks --------------------------------------------------------------------------------------
@@ -452,7 +453,7 @@ fn a_forked_child_gives_nothing_back() {
     let (mut sender, mut receiver) = pair(SMALL, 10);
     sender.send(&item_of(0, &[5000])).unwrap();
     let block = sender.end.allocate(100).unwrap();
-    let arrived = receiver.poll(0).unwrap();
+    let arrived = receiver.poll().unwrap();
     // SAFETY: the child only drops what it inherited and exits without running anything else.
     match unsafe { libc::fork() } {
         0 => {
@@ -467,10 +468,10 @@ fn a_forked_child_gives_nothing_back() {
             assert_eq!(status, 0);
         }
     }
-    sender.end.reclaim().unwrap();
+    sender.end.arena().reclaim().unwrap();
     assert_eq!(sender.end.arena().usage().blocks, 2, "the parent still holds both");
     assert!(arrived.unwrap().1.item() == item_of(0, &[5000]));
     drop(block);
-    sender.end.reclaim().unwrap();
+    sender.end.arena().reclaim().unwrap();
     assert_eq!(sender.end.arena().usage().blocks, 0);
 }

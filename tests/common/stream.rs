@@ -8,6 +8,7 @@ use torchdata_core::consumer::{Buffer, Consumer, Unit};
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::producer::{Part, Producer, Push};
+use torchdata_core::protocol::Permit;
 
 /// Kinds of units that the tests send.
 pub const ITEM: u16 = 1;
@@ -102,9 +103,9 @@ impl Sender {
 
     /// Waits for the consumer's permission and sends an item.
     pub fn send(&mut self, item: &Item) -> Result<(), Corrupted> {
-        if !self.end.may_produce() {
+        if self.end.permit()? != Permit::Now {
             self.end.flush();
-            wait(&self.bell, || self.end.may_produce());
+            wait(&self.bell, || self.end.permit() != Ok(Permit::Wait));
         }
         let mut parts = Vec::new();
         for buffer in &item.buffers {
@@ -177,8 +178,8 @@ impl Receiver {
     }
 
     /// Takes what is there now; None where nothing is, or an end.
-    pub fn poll(&mut self, epoch: u64) -> Result<Option<(u16, Arrived)>, Corrupted> {
-        let Some(unit) = self.end.take(epoch, &mut self.payload)? else { return Ok(None) };
+    pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
+        let Some(unit) = self.end.take(&mut self.payload)? else { return Ok(None) };
         if unit.kind == ITEM {
             self.end.item_taken();
         }
@@ -188,7 +189,7 @@ impl Receiver {
     /// Waits for the next item without copying anything further; its inline bytes are in `payload`.
     pub fn next_unit(&mut self) -> Unit {
         loop {
-            if let Some(unit) = self.end.take(0, &mut self.payload).unwrap() {
+            if let Some(unit) = self.end.take(&mut self.payload).unwrap() {
                 self.end.item_taken();
                 return unit;
             }
@@ -197,9 +198,9 @@ impl Receiver {
     }
 
     /// Waits for the next unit; None for an end.
-    pub fn receive(&mut self, epoch: u64) -> Result<Option<Arrived>, Corrupted> {
+    pub fn receive(&mut self) -> Result<Option<Arrived>, Corrupted> {
         loop {
-            if let Some((kind, arrived)) = self.poll(epoch)? {
+            if let Some((kind, arrived)) = self.poll()? {
                 return Ok((kind == ITEM).then_some(arrived));
             }
             wait(&self.bell, || self.end.readable() != Ok(false));
@@ -209,11 +210,7 @@ impl Receiver {
 
 /// The bytes of a buffer, whichever way it came.
 pub fn bytes(buffer: &Buffer) -> &[u8] {
-    match buffer {
-        // SAFETY: the lease keeps its block, of which the producer does not write any more.
-        Buffer::Leased(lease) => unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) },
-        Buffer::Owned(bytes) => bytes,
-    }
+    buffer.bytes()
 }
 
 impl Arrived {

@@ -1,8 +1,9 @@
 """What runs in a child: a worker, or the dispatching process.
 
 Role: takes commands from main over the control link (start an epoch, call a function on the graph, stop) and runs the
-pipe graph in between, sending what it yields. Commands are obeyed between two items. A child ignores Ctrl-C, which is
-main's to handle, and ends when main does.
+pipe graph in between, sending what it yields. Commands are obeyed between two items, as `protocol::Control` in the engine
+says: an epoch gives up the one that runs, a call leaves it running. A child ignores Ctrl-C, which is main's to handle, and
+ends when main does.
 """
 
 from __future__ import annotations
@@ -27,10 +28,15 @@ __all__ = ["ChildSetup", "Job", "run_child"]
 
 #: Index of main's bell.
 MAIN = 0
+#: Seconds within which a command follows its order.
+ORDERED = 10.0
+_NO_COMMAND = (
+    "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new one"
+)
 
 
 class Interrupted(BaseException):
-    """A command waits while the graph waits for the dispatching process: the epoch is given up."""
+    """Main has ordered another epoch, or the end, while the graph waits for the dispatching process: this epoch is given up."""
 
 
 @dataclass
@@ -104,11 +110,13 @@ class _Child:
                 [setup.dispatcher_index],
                 lambda _peer, description: reraise(description),
                 name="the dispatching process",
+                on_demand=True,
             )
-            self.dispatched.set_interrupt(control, Interrupted)
+            self.dispatched.set_interrupt(control, Interrupted, outputs[0], board, MAIN)
         self.datapipe: Any = None
-        self.epoch = 0
         self.acknowledged = 0
+        #: A command that was taken while an epoch ran, and ends it.
+        self.pending: tuple[Any, ...] | None = None
         #: Why there is no graph to run: reported in each epoch.
         self.failure: tuple[Any, ...] | None = None
 
@@ -123,17 +131,35 @@ class _Child:
             self.failure = describe(error, self.setup.name)
         settle(self.setup.gc_thresholds)
         while True:
-            command = self.commands.receive(0)
-            assert command is not None
+            command = self._next_command()
             if command[0] == "stop":
                 gc.unfreeze()  # cycles in the user's graph are to be finalised where the interpreter ends in order
                 return
             if command[0] == "epoch":
+                self._acknowledge()
                 self._run_epoch(*command[1:])
-            elif command[0] == "call":
-                self._call(command[1])
-            self.acknowledged += 1
-            self.commands.acknowledge(self.acknowledged)
+            else:
+                self._call(*command[1:])
+
+    def _next_command(self) -> tuple[Any, ...]:
+        command, self.pending = self.pending, None
+        if command is None:
+            command = self.commands.receive(0)
+            assert command is not None
+        return command
+
+    def _acknowledge(self) -> None:
+        self.acknowledged += 1
+        self.commands.acknowledge(self.acknowledged)
+
+    def _goes_on(self) -> bool:
+        """Takes the command that waits. Whether the epoch goes on after it: it does after a call."""
+        command = self._next_command()
+        if command[0] != "call":
+            self.pending = command
+            return False
+        self._call(*command[1:])
+        return True
 
     def _initialise(self) -> None:
         from torchdata.dataloader2 import reading_service
@@ -167,46 +193,96 @@ class _Child:
 
     def _open_dispatched(self) -> Iterator[Any]:
         assert self.dispatched is not None
-        self.dispatched.start_epoch(self.epoch, self.setup.window)
-        return self.dispatched
+        return iter(self.dispatched)
 
     def _run_epoch(self, epoch: int, seed_generator: Any, iter_reset_fn: Any) -> None:
+        self.sender.start_epoch(epoch)
+        if self.dispatched is not None:
+            self.dispatched.start_epoch(epoch, self.setup.window)
+        try:
+            self._send_epoch(seed_generator, iter_reset_fn)
+        finally:
+            if self.dispatched is not None:
+                self.dispatched.finish_epoch(epoch)  # what is still dealt to us is not to hold up the others
+
+    def _send_epoch(self, seed_generator: Any, iter_reset_fn: Any) -> None:
+        """Runs the graph and sends what it yields, to its end or until another epoch, or the end, is commanded."""
+        if self.failure is not None:
+            self._report(self.failure)
+            return
+        try:
+            self._reset(seed_generator, iter_reset_fn)
+            while self._send_pass() and self._is_wanted_again():
+                pass
+            return
+        except Interrupted:
+            self.pending = self._superseding()
+            if self.pending is not None:
+                return
+            failure = describe(RuntimeError(_NO_COMMAND), self.setup.name)
+        except BaseException as error:
+            failure = describe(error, self.setup.name)
+        self._report(failure)
+
+    def _report(self, failure: tuple[Any, ...]) -> None:
+        while not self.sender.send_error(failure) and self._goes_on():
+            pass
+
+    def _send_pass(self) -> bool:
+        """Sends all items once. False where another epoch, or the end, is commanded."""
+        iterator = iter(self.datapipe)
+        while not self.sender.pump(iterator):
+            if not self._goes_on():
+                return False
+            if self.failure is not None:  # of a call
+                self._report(self.failure)
+                return False
+        return True
+
+    def _is_wanted_again(self) -> bool:
+        """In the dispatching process: waits until all workers have asked for the items once more, or for a command."""
+        if not self.setup.dispatches:
+            return False
+        while not self.sender.next_pass():
+            if not self._goes_on():
+                return False
+        return True
+
+    def _superseding(self) -> tuple[Any, ...] | None:
+        """The command that has ended a wait in the graph; calls before it are obeyed. None where none comes."""
+        while True:
+            command: tuple[Any, ...] | None = self.commands.receive(0, ORDERED)
+            if command is None or command[0] != "call":
+                return command
+            self._call(*command[1:])
+
+    def _reset(self, seed_generator: Any, iter_reset_fn: Any) -> None:
         from torchdata.dataloader2 import reading_service
 
-        self.epoch = epoch
-        self.sender.start_epoch(epoch)
-        if self.failure is not None:
-            self.sender.send_error(self.failure)
-            return
-        iterator = None
-        try:
-            reset = self.job.process_reset_fn or reading_service.process_reset_fn
-            self.datapipe = reset(
-                self.datapipe,
-                self.worker_info,
-                seed_generator,
-                distributed_shared_seed=self.setup.dispatches,
-                iter_reset_fn=iter_reset_fn,
-                custom_reset_fn=self.job.reset_fn,
-            )
-            if not self.setup.dispatches:
-                tell_torch(self.setup.worker_id, self.setup.num_workers, self.datapipe)
-            iterator = iter(self.datapipe)
-            self.sender.pump(iterator)
-        except Interrupted:
-            pass
-        except BaseException as error:
-            self.sender.send_error(describe(error, self.setup.name))
+        reset = self.job.process_reset_fn or reading_service.process_reset_fn
+        self.datapipe = reset(
+            self.datapipe,
+            self.worker_info,
+            seed_generator,
+            distributed_shared_seed=self.setup.dispatches,
+            iter_reset_fn=iter_reset_fn,
+            custom_reset_fn=self.job.reset_fn,
+        )
+        if not self.setup.dispatches:
+            tell_torch(self.setup.worker_id, self.setup.num_workers, self.datapipe)
 
     def _call(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function of main's to the graph; what it returns, if anything, replaces the graph."""
+        """Applies a function of main's to the graph; what it returns, if anything, replaces the graph from the next epoch on.
+
+        What it raises ends the epoch that runs, and each one after it.
+        """
         try:
             replaced = function(self.datapipe)
+            if replaced is not None:
+                self.datapipe = replaced
         except BaseException as error:
             self.failure = describe(error, self.setup.name)
-            return
-        if replaced is not None:
-            self.datapipe = replaced
+        self._acknowledge()
 
 
 def _limit_threads() -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
@@ -37,6 +38,10 @@ TERMINATED = 1.0
 CONTROL_RING = 64 << 10
 #: How long a child may take to obey a command that main waits for.
 OBEDIENCE = 600.0
+#: How often main looks meanwhile whether anybody is held up.
+GLANCE = 0.002
+#: The order that is later than any epoch.
+STOP = 1 << 32
 
 
 def default_budget() -> int:
@@ -76,7 +81,7 @@ class Children:
         self._num_workers = num_workers
         self._window = window
         self._epoch = 0
-        self._sent = 0
+        self._timeout = timeout
         self._names = [f"worker process {i}" for i in range(num_workers)]
         budget = default_budget() if memory_budget is None else memory_budget
         per_link = budget // (num_workers if dispatch is None else 2 * num_workers)
@@ -138,6 +143,10 @@ class Children:
             )
             on_exit = weakref.WeakMethod(self._on_exit)
             self.collector.watch(list(enumerate(self.pids)), lambda index: on_exit()(index))  # type: ignore[misc]
+            surplus = weakref.WeakMethod(self._on_surplus)
+            self.collector.tell_surplus(budget, lambda *what: surplus()(*what))  # type: ignore[misc]
+            #: By child: commands sent.
+            self._sent = [0] * count
         except BaseException:
             self.shutdown()
             raise
@@ -167,23 +176,36 @@ class Children:
         self.collector.start_epoch(self._epoch, self._window)
         # The dispatching process first: the others wait for it.
         for index in reversed(range(len(self._processes))):
-            self._send(index, ("epoch", self._epoch, *commands(index)))
-        self._sent += 1
+            self._send(index, ("epoch", self._epoch, *commands(index)), order=self._epoch)
 
     def call(self, function: Callable[[Any], Any]) -> None:
-        """Applies `function` to the graph of every child and waits until all have done it."""
+        """Applies `function` to the graph of every child, between two items, and waits until all have done it.
+
+        An epoch that runs goes on.
+        """
         self._check_alive()
         for index in range(len(self._processes)):
             self._send(index, ("call", function))
-        self._sent += 1
+        deadline = time.monotonic() + OBEDIENCE
         for index, commander in enumerate(self._commanders):
-            if not commander.wait_acknowledged(self._sent, OBEDIENCE, self._check_alive):
-                raise TimeoutError(
-                    f"{self._names[index]} did not answer within {OBEDIENCE:.0f} s: its pipe is stuck"
-                )
+            while not commander.wait_acknowledged(self._sent[index], GLANCE, self._check_alive):
+                # A child that waits for the dispatching process comes to its next item only if nobody else is held up.
+                self.collector.relieve()
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(
+                        f"{self._names[index]} did not answer within {OBEDIENCE:.0f} s: its pipe is stuck"
+                    )
 
-    def _send(self, index: int, command: tuple[Any, ...]) -> None:
-        self._commanders[index].send_message(command)
+    def _send(self, index: int, command: tuple[Any, ...], order: int | None = None) -> None:
+        """Sends a command; waits for room, where a child has not taken those before it, as long as it lives."""
+        try:
+            self._commanders[index].send_message(command, self._timeout, order, self._check_alive)
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading service): "
+                "its pipe is stuck in one item, or the process was stopped"
+            ) from None
+        self._sent[index] += 1
 
     # -- life and death ----------------------------------------------------------------------------
 
@@ -198,12 +220,21 @@ class Children:
         process = self._processes[index]
         process.join(1.0)
         code = process.exitcode
-        self.collector.stop()
         raise WorkerExitedError(
             _obituary(self._names[index], process.pid, code),
             worker=index if index < self._num_workers else None,
             exitcode=code,
             stage="dispatching items" if index == self._num_workers else "reading items",
+        )
+
+    def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
+        warnings.warn(
+            f"the main process holds {size / 2**20:.0f} MiB of items, more than the memory budget, because it waits for "
+            f"{self._names[waited_for]} in turn, and that worker gets its next dispatched item only after "
+            f"{self._names[taken_in]} has made room for its own: the workers yield very different numbers of items for what "
+            "is dispatched to them. Use in_order=False, or even the numbers out (batch before, unbatch after the workers)",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
     @property
@@ -255,7 +286,7 @@ def _end(owner_pid: int, processes: list[BaseProcess], commanders: list[Sender],
     started = [process for process in processes if process.pid is not None]
     for commander in commanders:
         with contextlib.suppress(Exception):
-            commander.send_message(("stop",), 0.1)
+            commander.send_message(("stop",), 0.1, STOP)
     if len(commanders) == len(started):
         _join(started, ASKED)
     for process in started:

@@ -5,8 +5,10 @@
 //! taken: so the pages in use stay few and warm, and memory in use follows what is in flight.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::cursor::ConsumerCursor;
 use crate::error::Corrupted;
 use crate::fork;
 use crate::header::{BLOCK_ALIGN, Layout, LinkConfig};
@@ -93,6 +95,8 @@ pub struct ArenaUse {
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
+    /// Blocks that the consumer gives back; whoever allocates takes them, on whatever thread.
+    returns: Mutex<ConsumerCursor>,
     /// The process that owns the book-keeping; a forked child must not touch it.
     generation: u64,
 }
@@ -101,11 +105,38 @@ impl Arena {
     pub(crate) fn new(layout: Arc<Layout>) -> Arc<Self> {
         let LinkConfig { arena_capacity, return_capacity, .. } = layout.config;
         let allocator = Mutex::new(Allocator::new(arena_capacity, return_capacity as usize));
-        Arc::new(Self { layout, allocator, generation: fork::generation() })
+        let returns = Mutex::new(ConsumerCursor::new(return_capacity));
+        Arc::new(Self { layout, allocator, returns, generation: fork::generation() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Allocator> {
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn returns(&self) -> MutexGuard<'_, ConsumerCursor> {
+        self.returns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes back the blocks that the consumer returned.
+    pub fn reclaim(&self) -> Result<(), Corrupted> {
+        let header = self.layout.header();
+        let mut returns = self.returns();
+        loop {
+            let available = returns.available(&header.return_tail.0)?;
+            if available == 0 {
+                return Ok(());
+            }
+            for entry in 0..available {
+                let offset = self.layout.return_slot(returns.head() + entry).load(Ordering::Relaxed);
+                self.returned(offset)?;
+            }
+            returns.release(&header.return_head.0, available);
+        }
+    }
+
+    /// Whether the consumer has returned blocks that were not taken back yet.
+    pub(crate) fn has_returns(&self) -> Result<bool, Corrupted> {
+        Ok(self.returns().available(&self.layout.header().return_tail.0)? > 0)
     }
 
     /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough.
@@ -125,7 +156,7 @@ impl Arena {
     }
 
     /// Takes back a block that the consumer returned.
-    pub(crate) fn returned(&self, offset: u64) -> Result<(), Corrupted> {
+    fn returned(&self, offset: u64) -> Result<(), Corrupted> {
         let mut allocator = self.lock();
         match allocator.taken.get_mut(&offset) {
             Some(holders) if holders.remote > 0 => holders.remote -= 1,

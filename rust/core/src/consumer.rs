@@ -11,15 +11,36 @@ use crate::cursor::{ConsumerCursor, ProducerCursor};
 use crate::error::Corrupted;
 use crate::fork;
 use crate::header::{BLOCK_ALIGN, Layout};
-use crate::link::{BLOCK_ENTRY, KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
+use crate::link::{BLOCK_ENTRY, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
+use crate::protocol::{Checked, Grant, Judgement, Receiving, Stream};
 
-/// A buffer of a unit, in the consumer's hands.
-#[derive(Debug)]
+/// A buffer of a unit, in the consumer's hands. Clones are the same memory.
+#[derive(Debug, Clone)]
 pub enum Buffer {
     /// A block of shared memory.
-    Leased(Lease),
-    /// Memory of the consumer's own, put together from fragments.
-    Owned(Vec<u8>),
+    Leased(Arc<Lease>),
+    /// Memory of the consumer's own, put together from fragments or copied out.
+    Owned(Arc<Vec<u8>>),
+}
+
+impl Buffer {
+    /// The bytes, where they are.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            // SAFETY: the lease's memory is valid for its length as long as `self`, and the producer does not write to a
+            // block that it has sent.
+            Self::Leased(lease) => unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) },
+        }
+    }
+
+    /// The same bytes in memory of this process's own; a lease is given back with its last clone.
+    pub fn into_owned(self) -> Self {
+        match self {
+            Self::Owned(_) => self,
+            Self::Leased(_) => Self::Owned(Arc::new(self.bytes().to_vec())),
+        }
+    }
 }
 
 /// A unit taken out of the ring; its inline payload lies in the scratch that the caller gave.
@@ -27,8 +48,6 @@ pub enum Buffer {
 pub struct Unit {
     /// What the producer called it.
     pub kind: u16,
-    /// The epoch in which it was sent.
-    pub epoch: u64,
     /// Its large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
 }
@@ -135,12 +154,13 @@ pub struct Consumer {
     peer: BellRef,
     /// Buffers put together from fragments, waiting for the unit that refers to them.
     streamed: Vec<u8>,
-    /// Epoch of those fragments.
-    streamed_epoch: u64,
-    /// Items granted and items taken in this epoch.
-    granted: u64,
+    receiving: Receiving,
+    /// What the producer was told last.
+    told: Grant,
+    /// Whether the next unit belongs to a later stream: until that begins, there is nothing to read.
+    early: bool,
+    /// Items taken in this stream.
     taken: u64,
-    window: u64,
     /// Items taken since the producer was last considered for a wake-up.
     unrung: u64,
     /// Bytes of the ring given back since then.
@@ -155,46 +175,82 @@ impl Consumer {
             layout,
             peer,
             streamed: Vec::new(),
-            streamed_epoch: 0,
-            granted: 0,
+            receiving: Receiving::default(),
+            told: Receiving::default().grant(),
+            early: false,
             taken: 0,
-            window: 0,
             unrung: 0,
             unrung_bytes: 0,
         }
     }
 
-    /// Starts an epoch in which the producer may run `window` items ahead. To be called before it is told to start.
-    pub fn start_epoch(&mut self, window: u64) {
+    /// Begins to read a stream of which the producer may be `window` items ahead.
+    pub fn begin(&mut self, stream: Stream, window: u64) {
         self.taken = 0;
         self.unrung = 0;
-        self.window = window;
+        self.early = false;
         self.streamed = Vec::new();
-        self.grant(window);
+        let grant = self.receiving.begin(stream, window);
+        self.tell(grant);
     }
 
-    /// Allows the producer `items` items of this epoch in all, and wakes it.
-    pub fn grant(&mut self, items: u64) {
-        self.granted = items;
-        // SYNC(grant): pairs with Producer::may_produce.
-        self.layout.header().granted.0.store(items, Ordering::Release);
+    /// Tells the producer what is wanted, and wakes it.
+    fn tell(&mut self, grant: Grant) {
+        self.grant(grant);
         self.peer.ring();
     }
 
-    /// Items that were taken in this epoch.
+    #[inline]
+    fn grant(&mut self, grant: Grant) {
+        self.told = grant;
+        // SYNC(grant): pairs with Producer::permit.
+        self.layout.header().granted.0.store(grant.word(), Ordering::Release);
+    }
+
+    /// Tells the producer that no more of this pass is wanted.
+    pub fn leave(&mut self) {
+        self.tell(self.receiving.leave());
+    }
+
+    /// Tells the producer that no more of this epoch is wanted, whether or not it was read.
+    pub fn finish(&mut self, epoch: u32) {
+        let grant = self.receiving.finish(epoch);
+        self.tell(grant);
+    }
+
+    /// The stream that is read.
+    pub fn stream(&self) -> Stream {
+        self.receiving.stream()
+    }
+
+    /// Tells the producer that `count` messages were dealt with.
+    pub fn acknowledge(&self, count: u64) {
+        // SYNC(acknowledge): pairs with Producer::acknowledged.
+        self.layout.header().acknowledged.0.store(Checked::pack(count), Ordering::Release);
+        self.peer.ring();
+    }
+
+    /// Whether the producer's process waits for somebody else before it can go on (see [`crate::link::Announcer`]).
+    pub fn starves(&self) -> bool {
+        // SYNC(starve): pairs with Announcer::starve. A damaged word is put right at the producer's next look around.
+        let epoch = Checked::unpack(self.layout.header().starving.0.load(Ordering::Acquire));
+        epoch == Some(u64::from(self.receiving.stream().epoch()))
+    }
+
+    /// Items that were taken in this stream.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
     /// Items that the producer may be ahead.
     pub fn window(&self) -> u64 {
-        self.window
+        self.receiving.window()
     }
 
     /// Stops (0) or resumes (the window) the producer's running ahead; what it has sent stays valid.
     pub fn set_window(&mut self, window: u64) {
-        self.window = window;
-        self.grant(self.taken + window);
+        let grant = self.receiving.set_window(window);
+        self.tell(grant);
     }
 
     /// Counts an item as taken and lets the producer make another one.
@@ -204,13 +260,26 @@ impl Consumer {
     pub fn item_taken(&mut self) {
         self.taken += 1;
         self.unrung += 1;
-        self.granted = self.taken.saturating_add(self.window);
-        // SYNC(grant): pairs with Producer::may_produce.
-        self.layout.header().granted.0.store(self.granted, Ordering::Release);
-        if self.unrung.saturating_mul(2) >= self.window || self.cursor.available(&self.layout.header().tail.0) == Ok(0)
-        {
+        let grant = self.receiving.take();
+        self.grant(grant);
+        let window = self.receiving.window();
+        if self.unrung.saturating_mul(2) >= window || self.cursor.available(&self.layout.header().tail.0) == Ok(0) {
             self.ring_producer();
         }
+    }
+
+    /// Counts an item as taken that was taken in before its turn, and lets the producer make another one, also where
+    /// it is not to run ahead: somebody else waits for it to come on.
+    pub fn item_taken_in(&mut self) {
+        self.taken += 1;
+        self.receiving.take();
+        self.tell(self.receiving.relief());
+    }
+
+    /// Stores once more what the producer was told, in place of whatever was written over it.
+    pub fn repeat(&self) {
+        // SYNC(grant): pairs with Producer::permit.
+        self.layout.header().granted.0.store(self.told.word(), Ordering::Release);
     }
 
     fn ring_producer(&mut self) {
@@ -228,10 +297,10 @@ impl Consumer {
         }
     }
 
-    /// Whether a unit waits.
+    /// Whether something waits to be read: a unit of this stream, or what is left of earlier ones.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
-        Ok(self.cursor.available(&self.layout.header().tail.0)? > 0)
+        Ok(!self.early && self.cursor.available(&self.layout.header().tail.0)? > 0)
     }
 
     /// Bytes that this side holds in leases.
@@ -249,13 +318,13 @@ impl Consumer {
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Takes the next unit of epoch `epoch` or later, its inline payload into `payload`; None where none waits.
+    /// Takes the next unit of the stream that is read, its inline payload into `payload`; None where none waits.
     ///
-    /// Units of older epochs are dropped undecoded and their blocks go back.
-    pub fn take(&mut self, epoch: u64, payload: &mut Vec<u8>) -> Result<Option<Unit>, Corrupted> {
+    /// Units of earlier streams are dropped undecoded and their blocks go back; those of later ones stay where they are.
+    pub fn take(&mut self, payload: &mut Vec<u8>) -> Result<Option<Unit>, Corrupted> {
         loop {
             let available = self.cursor.available(&self.layout.header().tail.0)?;
-            if available == 0 {
+            if available == 0 || self.early {
                 // The caller is about to sleep: the producer must not, for want of what was given back so far.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
@@ -269,12 +338,19 @@ impl Consumer {
                 self.release(total);
                 continue;
             }
-            if header.epoch < epoch {
-                self.drop_unit(head, header)?;
-                self.release(total);
-                continue;
+            match self.receiving.judge(Stream::from_raw(header.epoch)) {
+                Judgement::Take => {}
+                Judgement::Drop => {
+                    self.drop_unit(head, header)?;
+                    self.release(total);
+                    continue;
+                }
+                Judgement::Leave => {
+                    self.early = true;
+                    continue;
+                }
             }
-            if header.kind == KIND_FRAGMENT {
+            if matches!(header.kind, KIND_FRAGMENT | KIND_FIRST_FRAGMENT) {
                 self.take_fragment(head, header);
                 self.release(total);
                 continue;
@@ -334,9 +410,8 @@ impl Consumer {
     }
 
     fn take_fragment(&mut self, head: u64, header: UnitHeader) {
-        if self.streamed_epoch != header.epoch {
+        if header.kind == KIND_FIRST_FRAGMENT {
             self.streamed.clear();
-            self.streamed_epoch = header.epoch;
         }
         let len = header.payload as usize;
         self.streamed.reserve(len);
@@ -356,9 +431,9 @@ impl Consumer {
             let (offset, len) = self.block_entry(head, index)?;
             buffers.push(if offset == u64::MAX {
                 streamed = true;
-                Buffer::Owned(self.streamed_buffer(len)?)
+                Buffer::Owned(Arc::new(self.streamed_buffer(len)?))
             } else {
-                Buffer::Leased(self.returns.lease(offset, len))
+                Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
         // Fragments belong to the unit behind them. Where that has none, a producer gave up half-way and tells so by it.
@@ -374,7 +449,7 @@ impl Consumer {
             std::ptr::copy_nonoverlapping(from, payload.as_mut_ptr(), len);
             payload.set_len(len);
         }
-        Ok(Unit { kind: header.kind, epoch: header.epoch, buffers })
+        Ok(Unit { kind: header.kind, buffers })
     }
 
     /// The first `len` bytes that came in fragments.

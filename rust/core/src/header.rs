@@ -19,7 +19,7 @@ use crate::region::Region;
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Changes whenever the layout of the header, of units or of the rings does.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Room for the header: one page, so that the rings start page-aligned.
 const HEADER_LEN: usize = 4096;
 /// Blocks and the arena start at multiples of this.
@@ -92,12 +92,18 @@ pub(crate) struct Header {
     pub return_tail: Line,
     /// Return ring, entries ever read; written by the producer alone.
     pub return_head: Line,
-    /// Items that the producer may have sent in the current epoch; written by the consumer alone.
+    /// What the consumer wants (see `protocol::Grant`); written by the consumer alone.
     pub granted: Line,
     /// Items sent in all epochs; written by the producer alone, read for statistics.
     pub items: Line,
     /// Bytes sent in all epochs, blocks included; written by the producer alone, read for statistics.
     pub bytes: Line,
+    /// The epoch in which the producer waits for somebody else, 0 while it does not; written by the producer's process.
+    pub starving: Line,
+    /// The latest epoch that the producer, main, has ordered on a control link; written by the producer alone.
+    pub order: Line,
+    /// Messages that the consumer has dealt with; written by the consumer alone.
+    pub acknowledged: Line,
 }
 
 const _: () = {
@@ -110,6 +116,9 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, granted) == 320);
     assert!(std::mem::offset_of!(Header, items) == 384);
     assert!(std::mem::offset_of!(Header, bytes) == 448);
+    assert!(std::mem::offset_of!(Header, starving) == 512);
+    assert!(std::mem::offset_of!(Header, order) == 576);
+    assert!(std::mem::offset_of!(Header, acknowledged) == 640);
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 

@@ -7,6 +7,7 @@ pub mod cursor;
 pub mod error;
 pub mod example;
 pub mod primitive;
+pub mod protocol;
 pub mod round_robin;
 pub mod seed;
 pub mod tar;

@@ -15,6 +15,7 @@ use crate::error::{Corrupted, OpenError};
 use crate::header::Layout;
 pub use crate::header::LinkConfig;
 use crate::producer::Producer;
+use crate::protocol::{Checked, Control};
 use crate::region::Region;
 
 /// How long attaching waits for the creator to finish.
@@ -24,8 +25,10 @@ const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const KIND_PAD: u16 = u16::MAX;
 /// Kind of a unit that carries a piece of a buffer that fits no block.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX - 1;
+/// Kind of the first of such units: fragments before it belong to a unit that was given up.
+pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 2;
 /// Highest kind that users may give.
-pub const LAST_USER_KIND: u16 = u16::MAX - 2;
+pub const LAST_USER_KIND: u16 = u16::MAX - 3;
 
 /// Start of every unit in the ring; little-endian words as the machine has them, both sides being one machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +132,11 @@ impl Link {
         Probe { layout: Arc::clone(&self.layout) }
     }
 
+    /// The producer's process's way to tell the consumer, behind `peer`, that it starves.
+    pub fn announcer(&self, peer: BellRef) -> Announcer {
+        Announcer { layout: Arc::clone(&self.layout), peer }
+    }
+
     /// Items and bytes that the producer has sent in all.
     pub fn sent(&self) -> (u64, u64) {
         let header = self.layout.header();
@@ -148,5 +156,35 @@ impl Probe {
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
         header.tail.0.load(Ordering::Relaxed) != header.head.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether what runs in `epoch` is in vain, as the producer has ordered a later one, or the end.
+    #[inline]
+    pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
+        // SYNC(order): pairs with Producer::order.
+        let word = self.layout.header().order.0.load(Ordering::Acquire);
+        let order = Checked::unpack(word).ok_or(Corrupted("the epoch that was ordered cannot be read"))?;
+        Ok(Control::is_superseded(epoch, order))
+    }
+}
+
+/// Tells the consumer of a link that its producer cannot go on before somebody else does: it starves.
+#[derive(Debug, Clone)]
+pub struct Announcer {
+    layout: Arc<Layout>,
+    peer: BellRef,
+}
+
+impl Announcer {
+    /// Says that the producer starves in `epoch`, and wakes the consumer.
+    pub fn starve(&self, epoch: u32) {
+        // SYNC(starve): pairs with Consumer::starves; nothing but the word itself is read through it.
+        self.layout.header().starving.0.store(Checked::pack(u64::from(epoch)), Ordering::Release);
+        self.peer.ring();
+    }
+
+    /// Says that it does not starve.
+    pub fn go_on(&self) {
+        self.layout.header().starving.0.store(0, Ordering::Relaxed);
     }
 }

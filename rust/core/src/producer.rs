@@ -8,10 +8,11 @@ use std::sync::atomic::Ordering;
 
 use crate::arena::{Arena, Block};
 use crate::bell::BellRef;
-use crate::cursor::{ConsumerCursor, ProducerCursor};
+use crate::cursor::ProducerCursor;
 use crate::error::Corrupted;
 use crate::header::Layout;
-use crate::link::{KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
+use crate::link::{KIND_FIRST_FRAGMENT, KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
+use crate::protocol::{Checked, Permit, Reader, Sending, Stream};
 use crate::wake::WakePolicy;
 
 /// Items that are worth waking a sleeping consumer for.
@@ -42,15 +43,12 @@ pub struct Producer {
     arena: Arc<Arena>,
     peer: BellRef,
     cursor: ProducerCursor,
-    returns: ConsumerCursor,
     wake: WakePolicy,
     /// Ring position behind the last unit with blocks.
     last_blocks: u64,
-    epoch: u64,
-    /// Items pushed in this epoch.
-    produced: u64,
-    /// What the consumer allows in this epoch, as last read; never more than it allows now.
-    granted: u64,
+    sending: Sending,
+    /// Whether fragments were pushed that belong to the next unit.
+    streaming: bool,
     /// Totals, mirrored into the header.
     items: u64,
     bytes: u64,
@@ -61,12 +59,10 @@ impl Producer {
         let arena = Arena::new(Arc::clone(&layout));
         Self {
             cursor: ProducerCursor::new(layout.config.ring_capacity),
-            returns: ConsumerCursor::new(layout.config.return_capacity),
             wake: WakePolicy::new(WAKE_BATCH),
             last_blocks: 0,
-            epoch: 0,
-            produced: 0,
-            granted: 0,
+            sending: Sending::default(),
+            streaming: false,
             items: 0,
             bytes: 0,
             layout,
@@ -85,54 +81,56 @@ impl Producer {
         (self.layout.config.ring_capacity / 4) as usize
     }
 
-    /// Starts an epoch: its units carry the number, and its items are counted from zero.
-    pub fn start_epoch(&mut self, epoch: u64) {
-        self.epoch = epoch;
-        self.produced = 0;
-        self.granted = 0;
+    /// Begins a stream: units carry it, and its items are counted from zero.
+    pub fn begin(&mut self, stream: Stream) {
+        self.sending.begin(stream);
+        self.give_up();
     }
 
-    /// The epoch that units carry.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    /// Gives up the unit of which fragments were pushed, if there is one: those to come belong to another.
+    pub fn give_up(&mut self) {
+        self.streaming = false;
     }
 
-    /// Whether the consumer allows one more item of this epoch.
+    /// The stream that units carry.
+    pub fn stream(&self) -> Stream {
+        self.sending.stream()
+    }
+
+    /// Whether the consumer wants one more item of this stream.
     #[inline]
-    pub fn may_produce(&mut self) -> bool {
-        if self.produced < self.granted {
-            return true;
+    pub fn permit(&mut self) -> Result<Permit, Corrupted> {
+        if self.sending.has_credit() {
+            return Ok(Permit::Now);
         }
-        // SYNC(grant): pairs with Consumer::grant; nothing but the number itself is read through it.
-        self.granted = self.layout.header().granted.0.load(Ordering::Acquire);
-        self.produced < self.granted
+        // SYNC(grant): pairs with Consumer::grant; nothing but the word itself is read through it.
+        let word = self.layout.header().granted.0.load(Ordering::Acquire);
+        self.sending.permit(word).ok_or(Corrupted("what a consumer wants cannot be read"))
     }
 
-    /// What the consumer granted last, whatever it uses the number for.
-    pub fn granted_now(&self) -> u64 {
+    /// Where the consumer is.
+    pub fn reader(&self) -> Result<Reader, Corrupted> {
         // SYNC(grant): pairs with Consumer::grant.
-        self.layout.header().granted.0.load(Ordering::Acquire)
+        let word = self.layout.header().granted.0.load(Ordering::Acquire);
+        self.sending.reader(word).ok_or(Corrupted("what a consumer wants cannot be read"))
     }
 
-    /// Takes back the blocks that the consumer returned.
-    pub fn reclaim(&mut self) -> Result<(), Corrupted> {
-        let header = self.layout.header();
-        loop {
-            let available = self.returns.available(&header.return_tail.0)?;
-            if available == 0 {
-                return Ok(());
-            }
-            for entry in 0..available {
-                let offset = self.layout.return_slot(self.returns.head() + entry).load(Ordering::Relaxed);
-                self.arena.returned(offset)?;
-            }
-            self.returns.release(&header.return_head.0, available);
-        }
+    /// Orders an epoch or the end, ahead of the command (see `protocol::Control`): for producers of control links.
+    pub fn order(&self, order: u64) {
+        // SYNC(order): pairs with Probe::is_superseded.
+        self.layout.header().order.0.store(Checked::pack(order), Ordering::Release);
+    }
+
+    /// How many messages the consumer has dealt with.
+    pub fn acknowledged(&self) -> Result<u64, Corrupted> {
+        // SYNC(acknowledge): pairs with Consumer::acknowledge.
+        let word = self.layout.header().acknowledged.0.load(Ordering::Acquire);
+        Checked::unpack(word).ok_or(Corrupted("the count of messages that were obeyed cannot be read"))
     }
 
     /// Takes a block of `len` bytes, or None where the arena has no room.
     pub fn allocate(&mut self, len: usize) -> Result<Option<Block>, Corrupted> {
-        self.reclaim()?;
+        self.arena.reclaim()?;
         Ok(self.arena.allocate(len))
     }
 
@@ -150,8 +148,7 @@ impl Producer {
 
     /// Whether an allocation that failed may succeed now, or waiting for it is in vain.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
-        let returned = self.returns.available(&self.layout.header().return_tail.0)? > 0;
-        Ok(returned || !self.blocks_in_flight()?)
+        Ok(self.arena.has_returns()? || !self.blocks_in_flight()?)
     }
 
     /// Whether a unit with `blocks` buffers and `payload` bytes inline can be pushed now.
@@ -174,7 +171,8 @@ impl Producer {
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let pushed = self.write(kind, parts, payload)?;
         if pushed == Push::Done {
-            self.produced += 1;
+            self.streaming = false;
+            self.sending.sent();
             self.items += 1;
             let header = self.layout.header();
             header.items.0.store(self.items, Ordering::Relaxed);
@@ -187,13 +185,15 @@ impl Producer {
     /// Pushes anything else and wakes the consumer at once.
     pub fn push(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let pushed = self.write(kind, parts, payload)?;
+        self.streaming &= pushed == Push::Full;
         self.flush();
         Ok(pushed)
     }
 
     /// Pushes one fragment of a buffer that fits no block; the unit that refers to it follows.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
-        let pushed = self.write(KIND_FRAGMENT, &[], bytes)?;
+        let pushed = self.write(if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT }, &[], bytes)?;
+        self.streaming |= pushed == Push::Done;
         self.flush();
         Ok(pushed)
     }
@@ -204,7 +204,7 @@ impl Producer {
     }
 
     fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        let unit = UnitHeader::new(kind, self.epoch, parts.len(), payload.len())
+        let unit = UnitHeader::new(kind, self.sending.stream().raw(), parts.len(), payload.len())
             .filter(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
             .expect("callers keep to what `fits` allows");
         for part in parts {

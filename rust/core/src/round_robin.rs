@@ -85,6 +85,11 @@ impl RoundRobin {
         self.ended[peer]
     }
 
+    /// How many peers there are, ended ones included.
+    pub fn peers(&self) -> usize {
+        self.ended.len()
+    }
+
     /// How many peers are live.
     #[inline]
     pub fn live(&self) -> usize {

@@ -38,6 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<shared::ArenaBuffer>()?;
     module.add_class::<sender::Sender>()?;
     module.add_class::<collector::Collector>()?;
+    module.add_class::<collector::ItemStream>()?;
     module.add_class::<prefetch::PyPrefetchQueue>()?;
     module.add_class::<seed::PySeedGenerator>()?;
     module.add_class::<gzip::GzipReader>()?;

@@ -1,20 +1,22 @@
 //! The sending side: the pump that runs a pipe in a worker, or deals its items out from the dispatching process.
 //!
 //! Runs in the main thread of a child. The loop over the pipe's iterator is here, so that an item costs no Python
-//! frame of ours; commands are obeyed between two items.
+//! frame of ours; commands are obeyed between two items, or while an item waits for room. What was begun is kept then, and goes
+//! out when the pump is called again: no command costs an item.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyIndexError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use torchdata_core::arena::Arena;
 use torchdata_core::bell::BellRef;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::Probe;
 use torchdata_core::producer::{Part, Producer, Push};
-use torchdata_core::round_robin::RoundRobin;
+use torchdata_core::protocol::{Deal, Dealing, Permit, Reader, Stream};
 
 use crate::codec::{self, Encoder, OUT_OF_BAND, OutBuffer};
 use crate::errors;
@@ -29,7 +31,7 @@ pub mod kind {
     pub const END: u16 = 1;
     /// The pipe failed; carries what describes the exception.
     pub const ERROR: u16 = 2;
-    /// A message of the control protocol: a command or the answer to one.
+    /// A message of the control protocol: a command.
     pub const MESSAGE: u16 = 3;
     /// Set where the inline payload was too long and travels as the last buffer.
     pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
@@ -44,34 +46,76 @@ pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
     bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))
 }
 
+/// When a wait of so many seconds ends; None: never.
+fn deadline(seconds: Option<f64>) -> Option<Instant> {
+    // A wait that is too long for the clock has no end either.
+    seconds.and_then(|seconds| Instant::now().checked_add(Duration::try_from_secs_f64(seconds.max(0.0)).ok()?))
+}
+
+fn is_over(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
+}
+
+fn is_interrupted(control: &Option<Probe>) -> bool {
+    control.as_ref().is_some_and(Probe::pending)
+}
+
 /// Sends items over one link (a worker) or deals them to several (the dispatching process).
-#[pyclass(module = "torchdata._native")]
+///
+/// One thread sends; any thread of the process may allocate.
+#[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
+    outlet: Mutex<Outlet>,
+    /// By reader: the arena of its link.
+    arenas: Vec<Arc<Arena>>,
+    /// The reader whose turn it is.
+    target: AtomicUsize,
+}
+
+/// What the sending thread needs.
+struct Outlet {
     producers: Vec<Producer>,
-    turn: RoundRobin,
+    dealing: Dealing,
     own: BellRef,
     /// The control link: what waits there interrupts the pump.
     control: Option<Probe>,
     encoder: Encoder,
+    /// A unit that was begun and is not out yet.
+    departing: Option<Departing>,
+    /// Whether all items of the pass were made, and only ends are to be sent.
+    ending: bool,
     /// When sending gives up with a TimeoutError; None: never.
     deadline: Option<Instant>,
 }
 
-fn deadline(seconds: Option<f64>) -> Option<Instant> {
-    let seconds = seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
-    seconds.and_then(|seconds| Instant::now().checked_add(seconds))
+/// A unit on its way out. It waits for room, and may have to let a command go first.
+struct Departing {
+    target: usize,
+    kind: u16,
+    encoder: Encoder,
+    /// Buffers of the encoder, and the payload behind them where it is long, that have found their place.
+    parts: Vec<Part>,
+    /// Bytes of the next one that were sent in fragments.
+    streamed: usize,
 }
 
 /// What became of an attempt to send.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
+    /// It is out, or its reader wants it no more.
     Done,
-    /// A command waits; the unit was given up.
+    /// A command waits.
     Interrupted,
 }
 
-fn interrupted(control: &Option<Probe>) -> bool {
-    control.as_ref().is_some_and(Probe::pending)
+impl Sender {
+    fn outlet(&self) -> PyResult<MutexGuard<'_, Outlet>> {
+        match self.outlet.try_lock() {
+            Ok(outlet) => Ok(outlet),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(PyRuntimeError::new_err("another thread is sending over this link")),
+        }
+    }
 }
 
 #[pymethods]
@@ -96,68 +140,133 @@ impl Sender {
         for (link, &peer) in links.iter().zip(&peers) {
             producers.push(link.get().0.producer(bell(board, peer)?).map_err(errors::open)?);
         }
-        Ok(Self {
-            turn: RoundRobin::new(producers.len(), true),
+        let arenas = producers.iter().map(|producer| Arc::clone(producer.arena())).collect();
+        let outlet = Outlet {
+            dealing: Dealing::new(producers.len()),
             producers,
             own: bell(board, own)?,
             control: control.map(|link| link.get().0.probe()),
             encoder: Encoder::default(),
+            departing: None,
+            ending: false,
             deadline: None,
-        })
+        };
+        Ok(Self { outlet: Mutex::new(outlet), arenas, target: AtomicUsize::new(0) })
     }
 
-    /// Starts an epoch: units carry its number, and items count from zero.
-    fn start_epoch(&mut self, epoch: u64) {
-        self.turn.start(epoch);
-        for producer in &mut self.producers {
-            producer.start_epoch(epoch);
-        }
+    /// Starts an epoch: units carry its number, and items count from zero. What was begun in an earlier one is given up.
+    fn start_epoch(&self, epoch: u32) -> PyResult<()> {
+        self.outlet()?.begin(Stream::first(epoch));
+        Ok(())
     }
 
-    /// Sends the items of `iterator` as far as the consumers allow, until it ends, fails or a command waits.
+    /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits.
     ///
-    /// Returns True once the end was sent, False when a command waits. What the iterator raises is raised.
-    fn pump(slf: &Bound<'_, Self>, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let py = slf.py();
-        loop {
-            if !slf.borrow_mut().wait_for_turn(py)? {
-                return Ok(false);
+    /// Returns False when a command waits: to be called again with the same iterator, once it was obeyed. True once all
+    /// that is wanted of this pass was sent. What the iterator raises is raised.
+    fn pump(&self, py: Python<'_>, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let mut outlet = self.outlet()?;
+        if outlet.go_on(py)? == Sent::Interrupted {
+            return Ok(false);
+        }
+        while !outlet.ending {
+            let deal = outlet.wait_for_turn(py)?;
+            let Some(deal) = deal else { return Ok(false) };
+            if let Deal::To(target) | Deal::Skip(target) = deal {
+                self.target.store(target, Relaxed);
             }
-            // Not borrowed while Python code runs: it may call `allocate`.
+            if deal == Deal::Nobody {
+                break;
+            }
+            // The outlet stays locked while Python code runs: nobody else sends, and allocating needs no lock of it.
             // SAFETY: the GIL is held; a NULL result is the end or an exception.
             let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterator.as_ptr())) };
             let Some(item) = item else {
                 if let Some(error) = PyErr::take(py) {
                     return Err(error);
                 }
-                return Ok(slf.borrow_mut().send_end(py)? == Sent::Done);
+                break;
             };
-            if slf.borrow_mut().send_item(py, &item)? == Sent::Interrupted {
+            if let Deal::To(target) = deal {
+                outlet.depart(target, kind::ITEM, &item)?;
+            }
+            outlet.dealing.advance();
+            drop(item);
+            if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
         }
+        outlet.ending = true;
+        Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// Sends what describes the failure of the pipe to whose turn it is, and the end to all others.
-    ///
-    /// Returns False when a command waits and the message was given up.
-    fn send_error(&mut self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let Some(target) = self.turn.next() else { return Ok(true) };
-        if self.send_object(py, target, kind::ERROR, description)? == Sent::Interrupted {
+    /// Waits, after a pass, until the readers want another one, and begins it. False when a command waits.
+    fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
+        let mut outlet = self.outlet()?;
+        let Outlet { producers, dealing, own, control, .. } = &mut *outlet;
+        let asked = || {
+            // A damaged word counts as asking: the first item reports it.
+            dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
+        };
+        wait_until(py, own, || is_interrupted(control) || asked(), || (), |_| Ok(()))?;
+        if is_interrupted(control) {
             return Ok(false);
         }
-        self.turn.end(target);
-        Ok(self.send_end(py)? == Sent::Done)
+        let next = producers[0].stream().next_pass();
+        outlet.begin(next);
+        Ok(true)
+    }
+
+    /// Sends what describes the failure of the pipe to the first reader from whose turn on who still wants something, and
+    /// the end to all others.
+    ///
+    /// Returns False when a command waits: to be called again once it was obeyed.
+    fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let mut outlet = self.outlet()?;
+        if !std::mem::replace(&mut outlet.ending, true) {
+            // An item that was begun is whole, and goes first.
+            let Outlet { dealing, producers, departing, .. } = &mut *outlet;
+            let waiting = departing.as_ref().map(|departing| departing.target);
+            // A reader whose word is damaged is told: what it gets is an error in any case.
+            let target = dealing.to_tell(|reader| producers[reader].permit().unwrap_or(Permit::Wait));
+            if waiting.is_some() && outlet.go_on(py)? == Sent::Interrupted {
+                outlet.ending = false;
+                return Ok(false);
+            }
+            if let Some(target) = target {
+                outlet.depart(target, kind::ERROR, description)?;
+                outlet.dealing.end(target);
+            }
+        }
+        if outlet.go_on(py)? == Sent::Interrupted {
+            return Ok(false);
+        }
+        Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
     /// Sends a message of the control protocol over the first link; gives up after `seconds`.
     ///
+    /// `order` is the epoch, or what is beyond all epochs, that the message orders, if any: it ends what the peer runs.
+    /// `tick` is called several times a second while waiting; what it raises ends the wait, and the message was not sent.
+    ///
     /// Raises TimeoutError where the peer does not read.
-    #[pyo3(signature = (message, seconds = None))]
-    fn send_message(&mut self, py: Python<'_>, message: &Bound<'_, PyAny>, seconds: Option<f64>) -> PyResult<()> {
-        self.deadline = deadline(seconds);
-        let sent = self.send_object(py, 0, kind::MESSAGE, message);
-        self.deadline = None;
+    #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
+    fn send_message(
+        &self,
+        py: Python<'_>,
+        message: &Bound<'_, PyAny>,
+        seconds: Option<f64>,
+        order: Option<u64>,
+        tick: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let mut outlet = self.outlet()?;
+        if let Some(order) = order {
+            outlet.producers[0].order(order);
+        }
+        outlet.deadline = deadline(seconds);
+        outlet.depart(0, kind::MESSAGE, message)?;
+        let sent = outlet.go_on_with(py, tick);
+        outlet.deadline = None;
         sent.map(drop)
     }
 
@@ -166,18 +275,18 @@ impl Sender {
     /// `tick` is called several times a second while waiting; what it raises ends the wait.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
-        let producer = &self.producers[0];
-        let expired = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        let ready = || producer.granted_now() >= count || expired();
-        wait_until(py, &self.own, ready, |_| tick.call0().map(drop))?;
-        Ok(producer.granted_now() >= count)
+        let outlet = self.outlet()?;
+        let producer = &outlet.producers[0];
+        let done = || producer.acknowledged().map_or(true, |done| done >= count);
+        wait_until(py, &outlet.own, || done() || is_over(deadline), || (), |_| tick.call0().map(drop))?;
+        Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// An array of a plain dtype over a block of the arena that the next item goes out of.
+    /// An array of a plain dtype over a block of the arena that the next item goes out of. Any thread may call it.
     ///
     /// Returns None where the arena has no room or the dtype does not cross without pickling.
     fn allocate<'py>(
-        &mut self,
+        &self,
         py: Python<'py>,
         shape: Vec<usize>,
         dtype_number: i32,
@@ -187,8 +296,9 @@ impl Sender {
         if len < OUT_OF_BAND {
             return Ok(None);
         }
-        let Some(target) = self.turn.next() else { return Ok(None) };
-        let Some(block) = self.producers[target].allocate(len).map_err(errors::corrupted)? else { return Ok(None) };
+        let arena = &self.arenas[self.target.load(Relaxed)];
+        arena.reclaim().map_err(errors::corrupted)?;
+        let Some(block) = arena.allocate(len) else { return Ok(None) };
         let buffer = Bound::new(py, ArenaBuffer { block: Arc::new(block), sent: AtomicBool::new(false) })?;
         let shape = shape.into_iter().map(|dim| dim as isize).collect();
         codec::empty_over(buffer, dtype_number as u8, shape).map(Some)
@@ -196,30 +306,44 @@ impl Sender {
 
     /// (bytes in use, peak, blocks) of each link's arena.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
-        self.producers
-            .iter()
-            .map(|producer| producer.arena().usage())
-            .map(|usage| (usage.in_use, usage.peak, usage.blocks))
-            .collect()
+        let usages = self.arenas.iter().map(|arena| arena.usage());
+        usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()
     }
 }
 
-impl Sender {
-    /// Waits until the consumer whose turn it is allows an item. False when a command waits.
+impl Outlet {
+    fn begin(&mut self, stream: Stream) {
+        self.departing = None;
+        self.ending = false;
+        self.dealing.begin();
+        self.producers.iter_mut().for_each(|producer| producer.begin(stream));
+    }
+
+    /// What the next item is to become, once that is clear; None when a command waits.
     #[inline]
-    fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<bool> {
+    fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
         loop {
-            if interrupted(&self.control) {
+            if is_interrupted(&self.control) {
                 self.flush();
-                return Ok(false);
+                return Ok(None);
             }
-            let Some(target) = self.turn.next() else { return Ok(false) };
-            if self.producers[target].may_produce() {
-                return Ok(true);
+            let Self { dealing, producers, .. } = self;
+            let mut damage = None;
+            let deal = dealing.next(|reader| match producers[reader].permit() {
+                Ok(permit) => permit,
+                Err(error) => {
+                    damage = Some(error);
+                    Permit::Wait
+                }
+            });
+            if let Some(error) = damage {
+                return Err(errors::corrupted(error));
             }
+            let Deal::WaitFor(target) = deal else { return Ok(Some(deal)) };
             self.flush();
             let (producer, control) = (&mut self.producers[target], &self.control);
-            wait_until(py, &self.own, || producer.may_produce() || interrupted(control), |_| Ok(()))?;
+            let ready = || producer.permit() != Ok(Permit::Wait) || is_interrupted(control);
+            wait_until(py, &self.own, ready, || (), |_| Ok(()))?;
         }
     }
 
@@ -227,64 +351,85 @@ impl Sender {
         self.producers.iter_mut().for_each(Producer::flush);
     }
 
-    fn send_item(&mut self, py: Python<'_>, item: &Bound<'_, PyAny>) -> PyResult<Sent> {
-        let Some(target) = self.turn.next() else { return Ok(Sent::Interrupted) };
-        let sent = self.send_object(py, target, kind::ITEM, item)?;
-        if sent == Sent::Done {
-            self.turn.advance();
+    fn send_ends(&mut self, py: Python<'_>) -> PyResult<Sent> {
+        loop {
+            if self.go_on(py)? == Sent::Interrupted {
+                return Ok(Sent::Interrupted);
+            }
+            let Some(target) = self.dealing.turn() else { return Ok(Sent::Done) };
+            let encoder = std::mem::take(&mut self.encoder);
+            self.departing = Some(Departing { target, kind: kind::END, encoder, parts: Vec::new(), streamed: 0 });
+            self.dealing.end(target);
+        }
+    }
+
+    /// Encodes an object, to be sent by `go_on`.
+    fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut encoder = std::mem::take(&mut self.encoder);
+        encoder.clear();
+        encoder.encode(object, self.producers[target].arena())?;
+        self.producers[target].give_up(); // fragments of a message that an exception kept from being sent
+        self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
+        Ok(())
+    }
+
+    #[inline]
+    fn go_on(&mut self, py: Python<'_>) -> PyResult<Sent> {
+        if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
+    }
+
+    /// Sends what was begun. An exception (of a signal handler, of `tick`, for want of time) gives it up.
+    fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
+        let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
+        let sent = self.send(py, &mut departing, tick)?;
+        if sent == Sent::Interrupted {
+            self.departing = Some(departing);
+        } else {
+            departing.encoder.clear();
+            self.encoder = departing.encoder;
         }
         Ok(sent)
     }
 
-    fn send_end(&mut self, py: Python<'_>) -> PyResult<Sent> {
-        while let Some(target) = self.turn.next() {
-            if self.push(py, target, kind::END, &[], &[])? == Sent::Interrupted {
-                return Ok(Sent::Interrupted);
+    fn send(&mut self, py: Python<'_>, departing: &mut Departing, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
+        let Departing { target, kind, encoder, parts, streamed } = departing;
+        let inline = encoder.payload.len() <= self.producers[*target].max_inline();
+        while parts.len() < encoder.buffers.len() + usize::from(!inline) {
+            let (address, len) = match encoder.buffers.get(parts.len()) {
+                Some(OutBuffer::Block(block)) => {
+                    parts.push(Part::Block(Arc::clone(block)));
+                    continue;
+                }
+                Some(OutBuffer::Memory { address, len, .. }) => (*address, *len),
+                None => (encoder.payload.as_ptr() as usize, encoder.payload.len()),
+            };
+            match self.place(py, *target, address, len, streamed, tick)? {
+                Placed::At(part) => parts.push(part),
+                Placed::Nowhere(sent) => return Ok(sent),
             }
-            self.turn.end(target);
+            *streamed = 0;
         }
-        Ok(Sent::Done)
+        let (kind, payload) = match inline {
+            true => (*kind, &encoder.payload[..]),
+            false => (*kind | kind::PAYLOAD_IN_BUFFER, &[][..]),
+        };
+        self.push_with(py, *target, parts.len(), payload.len(), tick, |producer| match kind & 0xff {
+            kind::ITEM => producer.push_item(kind, parts, payload),
+            _ => producer.push(kind, parts, payload),
+        })
     }
 
-    /// Encodes and sends one object.
-    fn send_object(&mut self, py: Python<'_>, target: usize, kind: u16, object: &Bound<'_, PyAny>) -> PyResult<Sent> {
-        let mut encoder = std::mem::take(&mut self.encoder);
-        let sent = encoder
-            .encode(object, self.producers[target].arena())
-            .and_then(|()| self.send_encoded(py, target, kind, &mut encoder));
-        encoder.clear();
-        self.encoder = encoder;
-        sent
-    }
-
-    fn send_encoded(&mut self, py: Python<'_>, target: usize, kind: u16, encoder: &mut Encoder) -> PyResult<Sent> {
-        if encoder.buffers.is_empty() && encoder.payload.len() <= self.producers[target].max_inline() {
-            return self.push(py, target, kind, &[], &encoder.payload);
-        }
-        let mut parts = Vec::with_capacity(encoder.buffers.len() + 1);
-        for buffer in encoder.buffers.drain(..) {
-            match buffer {
-                OutBuffer::Block(block) => parts.push(Part::Block(block)),
-                OutBuffer::Memory { address, len, _owner } => match self.place(py, target, address, len)? {
-                    Some(part) => parts.push(part),
-                    None => return Ok(Sent::Interrupted),
-                },
-            }
-        }
-        // The block table shares the ring with the payload: leave room for it.
-        if encoder.payload.len() <= self.producers[target].max_inline() {
-            return self.push(py, target, kind, &parts, &encoder.payload);
-        }
-        match self.place(py, target, encoder.payload.as_ptr() as usize, encoder.payload.len())? {
-            Some(part) => parts.push(part),
-            None => return Ok(Sent::Interrupted),
-        }
-        self.push(py, target, kind | kind::PAYLOAD_IN_BUFFER, &parts, &[])
-    }
-
-    /// Brings a buffer into the arena, or where it will not fit, sends it ahead in fragments. None: interrupted.
-    fn place(&mut self, py: Python<'_>, target: usize, from: usize, len: usize) -> PyResult<Option<Part>> {
-        loop {
+    /// Brings a buffer into the arena, or where it will not fit, sends it ahead in fragments, from byte `streamed` on.
+    fn place(
+        &mut self,
+        py: Python<'_>,
+        target: usize,
+        from: usize,
+        len: usize,
+        streamed: &mut usize,
+        tick: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Placed> {
+        while *streamed == 0 {
             let producer = &mut self.producers[target];
             if let Some(block) = producer.allocate(len).map_err(errors::corrupted)? {
                 let to = block.as_mut_ptr() as usize;
@@ -295,70 +440,100 @@ impl Sender {
                 } else {
                     copy()
                 }
-                return Ok(Some(Part::Block(Arc::new(block))));
+                return Ok(Placed::At(Part::Block(Arc::new(block))));
             }
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
-                return self.stream(py, target, from as *const u8, len);
+                break;
             }
-            producer.flush();
-            let control = &self.control;
             // An error ends the wait; the next call into the producer reports it.
-            let ready = || producer.worth_allocating().unwrap_or(true) || interrupted(control);
-            wait_until(py, &self.own, ready, |_| Ok(()))?;
-            if interrupted(&self.control) {
-                return Ok(None);
+            let sent = self.wait_for_room(py, target, tick, |producer| producer.worth_allocating().unwrap_or(true))?;
+            if let Some(sent) = sent {
+                return Ok(Placed::Nowhere(sent));
             }
         }
-    }
-
-    fn stream(&mut self, py: Python<'_>, target: usize, data: *const u8, len: usize) -> PyResult<Option<Part>> {
         let longest = self.producers[target].fragment_len();
-        let mut start = 0;
-        while start < len {
-            let piece = longest.min(len - start);
-            // SAFETY: `data` is valid for `len` bytes, kept alive by the encoder's owner.
-            let bytes = unsafe { std::slice::from_raw_parts(data.add(start), piece) };
-            let sent = self.push_with(py, target, 0, piece, |producer| producer.push_fragment(bytes))?;
-            if sent == Sent::Interrupted {
-                return Ok(None);
+        while *streamed < len {
+            let piece = longest.min(len - *streamed);
+            // SAFETY: `from` is valid for `len` bytes, kept alive by the encoder's owner.
+            let bytes = unsafe { std::slice::from_raw_parts((from as *const u8).add(*streamed), piece) };
+            let before = *streamed;
+            let sent = self.push_with(py, target, 0, piece, tick, |producer| {
+                let pushed = producer.push_fragment(bytes)?;
+                if pushed == Push::Done {
+                    *streamed += piece;
+                }
+                Ok(pushed)
+            })?;
+            if *streamed == before {
+                return Ok(Placed::Nowhere(sent));
             }
-            start += piece;
         }
-        Ok(Some(Part::Streamed(len as u64)))
+        Ok(Placed::At(Part::Streamed(len as u64)))
     }
 
-    fn push(&mut self, py: Python<'_>, target: usize, kind: u16, parts: &[Part], payload: &[u8]) -> PyResult<Sent> {
-        let item = kind & !kind::PAYLOAD_IN_BUFFER == kind::ITEM;
-        self.push_with(py, target, parts.len(), payload.len(), |producer| {
-            if item { producer.push_item(kind, parts, payload) } else { producer.push(kind, parts, payload) }
-        })
-    }
-
-    /// Pushes once there is room for a unit of that size.
+    /// Pushes once there is room for a unit of that size. Done, too, where the reader wants it no more.
     fn push_with(
         &mut self,
         py: Python<'_>,
         target: usize,
         blocks: usize,
         payload: usize,
+        tick: Option<&Bound<'_, PyAny>>,
         mut push: impl FnMut(&mut Producer) -> Result<Push, Corrupted>,
     ) -> PyResult<Sent> {
         loop {
-            let producer = &mut self.producers[target];
-            if push(producer).map_err(errors::corrupted)? == Push::Done {
+            if push(&mut self.producers[target]).map_err(errors::corrupted)? == Push::Done {
                 return Ok(Sent::Done);
             }
-            producer.flush();
-            let control = &self.control;
-            let ready = || producer.writable(blocks, payload).unwrap_or(true) || interrupted(control);
-            let deadline = self.deadline;
-            wait_until(py, &self.own, ready, |_| match deadline {
-                Some(deadline) if Instant::now() >= deadline => Err(PyTimeoutError::new_err("the peer does not read")),
-                _ => Ok(()),
-            })?;
-            if interrupted(&self.control) {
-                return Ok(Sent::Interrupted);
+            let room = |producer: &mut Producer| producer.writable(blocks, payload).unwrap_or(true);
+            if let Some(sent) = self.wait_for_room(py, target, tick, room)? {
+                return Ok(sent);
             }
         }
     }
+
+    /// Waits for room; tells where something else ends the wait.
+    fn wait_for_room(
+        &mut self,
+        py: Python<'_>,
+        target: usize,
+        tick: Option<&Bound<'_, PyAny>>,
+        mut room: impl FnMut(&mut Producer) -> bool + Send,
+    ) -> PyResult<Option<Sent>> {
+        let Self { producers, own, control, deadline, .. } = self;
+        let producer = &mut producers[target];
+        producer.flush();
+        let unwanted =
+            |producer: &mut Producer| matches!(producer.reader(), Ok(Reader::Left | Reader::Ahead | Reader::Done));
+        let ready = || room(producer) || is_interrupted(control) || unwanted(producer);
+        wait_until(
+            py,
+            own,
+            ready,
+            || (),
+            |_| {
+                if is_over(*deadline) {
+                    return Err(PyTimeoutError::new_err("the peer does not read"));
+                }
+                tick.map_or(Ok(()), |tick| tick.call0().map(drop))
+            },
+        )?;
+        if is_interrupted(control) {
+            return Ok(Some(Sent::Interrupted));
+        }
+        // What was begun for a reader that wants no more goes nowhere.
+        let gone = unwanted(producer) && !room(producer);
+        Ok(gone.then(|| {
+            producer.give_up();
+            Sent::Done
+        }))
+    }
+}
+
+/// Where a buffer went.
+enum Placed {
+    /// There.
+    At(Part),
+    /// Nowhere: a command waits, or the reader wants it no more.
+    Nowhere(Sent),
 }

@@ -108,7 +108,7 @@ unsafe fn fill_buffer(
 
 /// Memory that a received array lies in: a lease on a block of the sender's arena.
 #[pyclass(frozen, module = "torchdata._native")]
-pub struct LeasedBuffer(pub Lease);
+pub struct LeasedBuffer(pub Arc<Lease>);
 
 #[pymethods]
 impl LeasedBuffer {

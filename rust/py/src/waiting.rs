@@ -41,12 +41,13 @@ fn turns_to_give() -> u32 {
 
 /// Waits until `ready`, which may be called many times and without the GIL.
 ///
-/// After each slice Python's signals are handled (so that Ctrl-C works) and `tick` is called with the time waited so
-/// far; an error from either ends the wait.
+/// `asleep` is called before the first sleep. After each slice Python's signals are handled (so that Ctrl-C works) and `tick`
+/// is called; an error from either ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
     mut ready: impl FnMut() -> bool + Send,
+    asleep: impl FnOnce(),
     mut tick: impl FnMut(Python<'_>) -> PyResult<()>,
 ) -> PyResult<()> {
     for _ in 0..SPINS {
@@ -63,11 +64,12 @@ pub fn wait_until(
             return Ok(());
         }
     }
-    let asleep = Instant::now();
+    asleep();
+    let since = Instant::now();
     let mut slice = FIRST_SLICE;
     loop {
         if py.detach(|| sleep(bell, slice, &mut ready)) {
-            let next = if asleep.elapsed() < NEAR { YIELDS } else { turns / 2 };
+            let next = if since.elapsed() < NEAR { YIELDS } else { turns / 2 };
             TURNS.store(next, Relaxed);
             return Ok(());
         }

@@ -22,10 +22,9 @@ fn malformed() -> PyErr {
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
-    buffers: Vec<Buffer>,
+    buffers: &[Buffer],
     may_lease: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let buffers = buffers.into_iter().map(Some).collect();
     let mut decoder = Decoder { py, rest: payload, buffers, may_lease };
     let item = decoder.item(0)?;
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
@@ -37,7 +36,7 @@ const DEEPEST: usize = 128;
 struct Decoder<'py, 'a> {
     py: Python<'py>,
     rest: &'a [u8],
-    buffers: Vec<Option<Buffer>>,
+    buffers: &'a [Buffer],
     may_lease: bool,
 }
 
@@ -51,12 +50,7 @@ impl Bulk<'_> {
     fn bytes(&self) -> &[u8] {
         match self {
             Bulk::Inline(bytes) => bytes,
-            Bulk::Buffer(Buffer::Owned(bytes)) => bytes,
-            // SAFETY: the lease's memory is valid for its length as long as `self`, and the producer does not touch a
-            // block that it has sent.
-            Bulk::Buffer(Buffer::Leased(lease)) => unsafe {
-                std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len())
-            },
+            Bulk::Buffer(buffer) => buffer.bytes(),
         }
     }
 }
@@ -93,7 +87,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
             }
             1 => {
                 let index = self.length()?;
-                self.buffers.get_mut(index).and_then(Option::take).map(Bulk::Buffer).ok_or_else(malformed)
+                self.buffers.get(index).cloned().map(Bulk::Buffer).ok_or_else(malformed)
             }
             _ => Err(malformed()),
         }

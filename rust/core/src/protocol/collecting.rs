@@ -1,0 +1,102 @@
+//! The reader of one link or several: whose item is next, and what to do while it is not there.
+
+use crate::round_robin::RoundRobin;
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Next {
+    /// Deliver what this peer has sent.
+    Deliver(usize),
+    /// Take in what this peer has sent, to be delivered when its turn comes: the one whose turn it is cannot go on before.
+    TakeIn(usize),
+    /// Wait.
+    Wait,
+    /// A process has died without which nothing more comes: fail.
+    Fail,
+    /// All have ended.
+    Over,
+}
+
+/// Whose turn it is, and who has died.
+///
+/// **Taking in.** In strict order main keeps all but one worker within their windows. With dispatching that can be a circle: the
+/// one whose turn it is waits for an item from the dispatching process, which waits for the turn of another worker, who
+/// has used up its window and waits for main. A worker that waits for a dispatched item says so, and while the one whose
+/// turn it is says so, main takes in what the others have.
+#[derive(Debug, Clone)]
+pub struct Collecting {
+    turn: RoundRobin,
+    /// Whether a process has died that was watched.
+    bereaved: bool,
+}
+
+impl Collecting {
+    /// Collects from so many peers, in strict turn or as they come.
+    pub fn new(peers: usize, in_order: bool) -> Self {
+        Self { turn: RoundRobin::new(peers, in_order), bereaved: false }
+    }
+
+    /// Begins an epoch.
+    pub fn begin(&mut self) {
+        self.turn.start(0);
+    }
+
+    /// The peer whose turn it is; None when all have ended.
+    pub fn turn(&self) -> Option<usize> {
+        self.turn.next()
+    }
+
+    /// What to do next.
+    ///
+    /// `ready` tells whether something of a peer can be delivered, `arrived` whether something of it can be taken in,
+    /// `starves` whether a peer waits for the dispatching process.
+    #[inline]
+    pub fn next(
+        &mut self,
+        ready: impl FnMut(usize) -> bool,
+        arrived: impl FnMut(usize) -> bool,
+        starves: impl FnMut(usize) -> bool,
+    ) -> Next {
+        if let Some(peer) = self.turn.choose(ready) {
+            return Next::Deliver(peer);
+        }
+        self.otherwise(arrived, starves)
+    }
+
+    fn otherwise(&mut self, arrived: impl FnMut(usize) -> bool, mut starves: impl FnMut(usize) -> bool) -> Next {
+        let Some(current) = self.turn.next() else { return Next::Over };
+        if self.bereaved {
+            return Next::Fail;
+        }
+        self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
+    }
+
+    /// Of whom to take in what has arrived, because somebody else starves; None where nobody does or nothing is there.
+    ///
+    /// To be called by itself where main waits for anything else than an item of workers that may starve.
+    pub fn to_take_in(
+        &self,
+        mut arrived: impl FnMut(usize) -> bool,
+        mut starves: impl FnMut(usize) -> bool,
+    ) -> Option<usize> {
+        let live = || (0..self.turn.peers()).filter(|&peer| !self.turn.is_ended(peer));
+        let starving = live().find(|&peer| starves(peer))?;
+        live().find(|&peer| peer != starving && arrived(peer))
+    }
+
+    /// Passes the turn on, after an item was delivered.
+    #[inline]
+    pub fn advance(&mut self) {
+        self.turn.advance();
+    }
+
+    /// Notes that a peer has ended.
+    pub fn end(&mut self, peer: usize) {
+        self.turn.end(peer);
+    }
+
+    /// Notes that a process has died. What was sent before is delivered as far as the turns go; then [`Next::Fail`] comes.
+    pub fn bereave(&mut self) {
+        self.bereaved = true;
+    }
+}

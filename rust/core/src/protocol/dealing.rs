@@ -1,0 +1,97 @@
+//! The writer of one link or several: to whom the next item goes, and when a pass is over.
+
+use super::grant::Reader;
+use super::sending::Permit;
+use crate::round_robin::RoundRobin;
+
+/// What to do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Deal {
+    /// Make an item and send it to this reader.
+    To(usize),
+    /// Make an item and drop it: it is the share of this reader, who wants no more. Others still do.
+    Skip(usize),
+    /// Wait for this reader, whose turn it is.
+    WaitFor(usize),
+    /// Nobody wants anything more of this pass.
+    Nobody,
+}
+
+/// Whose turn it is to get an item.
+///
+/// The turn goes round whatever the readers do: which item is whose share depends on nothing but the item's number.
+#[derive(Debug, Clone)]
+pub struct Dealing {
+    turn: RoundRobin,
+}
+
+impl Dealing {
+    /// Deals to so many readers.
+    pub fn new(readers: usize) -> Self {
+        Self { turn: RoundRobin::new(readers, true) }
+    }
+
+    /// Begins a pass: reader 0 has the turn.
+    pub fn begin(&mut self) {
+        self.turn.start(0);
+    }
+
+    /// Who has the turn; None once all have got their end.
+    pub fn turn(&self) -> Option<usize> {
+        self.turn.next()
+    }
+
+    /// What to do next; `permit` tells what a reader allows.
+    #[inline]
+    pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
+        let Some(target) = self.turn.next() else { return Deal::Nobody };
+        match permit(target) {
+            Permit::Now => Deal::To(target),
+            Permit::Wait => Deal::WaitFor(target),
+            Permit::Unwanted if self.readers().any(|reader| permit(reader) != Permit::Unwanted) => Deal::Skip(target),
+            Permit::Unwanted => Deal::Nobody,
+        }
+    }
+
+    fn readers(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
+    }
+
+    /// Passes the turn on, after an item was sent or dropped.
+    #[inline]
+    pub fn advance(&mut self) {
+        self.turn.advance();
+    }
+
+    /// Who is to hear of an error: the first from whose turn on who still wants something; None where nobody does.
+    pub fn to_tell(&self, mut permit: impl FnMut(usize) -> Permit) -> Option<usize> {
+        let mut turn = self.turn.clone();
+        for _ in 0..turn.live() {
+            let reader = turn.next()?;
+            if permit(reader) != Permit::Unwanted {
+                return Some(reader);
+            }
+            turn.advance();
+        }
+        None
+    }
+
+    /// Notes that a reader has got its end, or the error.
+    pub fn end(&mut self, reader: usize) {
+        self.turn.end(reader);
+    }
+
+    /// Whether the next pass is to begin, after this one has ended: somebody has asked for it, and nobody can still be reading
+    /// this one.
+    pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
+        let mut asked = false;
+        for peer in 0..self.turn.peers() {
+            match reader(peer) {
+                Reader::Ahead => asked = true,
+                Reader::Done => {}
+                Reader::Behind | Reader::Here(_) | Reader::Left => return false,
+            }
+        }
+        asked
+    }
+}

@@ -1,0 +1,148 @@
+//! What a reader tells the writer of its link: in one word, so that it is never seen half-written.
+//!
+//! ```text
+//! 63    48 47       34 33   32 31 30 29            0
+//! [ check ][  epoch   ][ pass ][wish][    items    ]
+//! ```
+//!
+//! Epoch and pass are cut to their low bits, and items are counted modulo 2^30: writer and reader are never so far apart that
+//! this could deceive them, and if they were, an item would come early and be left where it is (see `Receiving`).
+
+use super::checked::Checked;
+use super::stream::Stream;
+
+const COUNT_BITS: u32 = 30;
+const PASS_BITS: u32 = 2;
+const EPOCH_BITS: u32 = 14;
+
+/// What the reader of a stream wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Wish {
+    /// So many items in all, modulo 2^30.
+    Items(u32),
+    /// No more of this pass; perhaps another pass later.
+    Left,
+    /// No more in this epoch.
+    Done,
+}
+
+/// A reader's word: which stream it reads, and what it wants of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Grant {
+    stream: Stream,
+    wish: Wish,
+}
+
+/// Where a reader is, seen from a writer at some stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reader {
+    /// At an earlier stream: it will come.
+    Behind,
+    /// At this one, and wants so many items in all.
+    Here(u32),
+    /// It wants nothing more of this pass, but may ask for the next one.
+    Left,
+    /// It has asked for the next pass.
+    Ahead,
+    /// It wants nothing more in this epoch.
+    Done,
+}
+
+fn low(value: u32, bits: u32) -> u64 {
+    u64::from(value) & ((1 << bits) - 1)
+}
+
+/// The difference of two numbers of which only `bits` low bits are known.
+fn difference(left: u64, right: u64, bits: u32) -> i64 {
+    let shift = 64 - bits;
+    (left.wrapping_sub(right) << shift) as i64 >> shift
+}
+
+impl Grant {
+    /// A reader at `stream` that wants `wish`.
+    pub fn new(stream: Stream, wish: Wish) -> Self {
+        Self { stream, wish }
+    }
+
+    /// The word to store.
+    #[inline]
+    pub fn word(self) -> u64 {
+        let (wish, count) = match self.wish {
+            Wish::Items(count) => (1, low(count, COUNT_BITS)),
+            Wish::Left => (2, 0),
+            Wish::Done => (3, 0),
+        };
+        let epoch = low(self.stream.epoch(), EPOCH_BITS);
+        let pass = low(self.stream.pass(), PASS_BITS);
+        Checked::pack((((epoch << PASS_BITS) | pass) << 2 | wish) << COUNT_BITS | count)
+    }
+
+    /// What a stored word says to a writer at `stream`; None where the word is damaged.
+    #[inline]
+    pub fn read(word: u64, stream: Stream) -> Option<Reader> {
+        let number = Checked::unpack(word)?;
+        let count = low(number as u32, COUNT_BITS) as u32;
+        let wish = (number >> COUNT_BITS) & 3;
+        let pass = number >> (COUNT_BITS + 2);
+        let epoch = pass >> PASS_BITS;
+        let epochs = difference(epoch, low(stream.epoch(), EPOCH_BITS), EPOCH_BITS);
+        let passes = difference(pass, low(stream.pass(), PASS_BITS), PASS_BITS);
+        Some(match (wish, epochs) {
+            (0, _) => Reader::Behind,
+            (_, i64::MIN..=-1) => Reader::Behind,
+            (_, 1..) => Reader::Done,
+            (3, 0) => Reader::Done,
+            (2, 0) if passes == 0 => Reader::Left,
+            (2, 0) if passes == 1 => Reader::Ahead,
+            (1, 0) if passes == 0 => Reader::Here(count),
+            (1, 0) if passes == 1 => Reader::Ahead,
+            _ => Reader::Behind,
+        })
+    }
+
+    /// How many items a reader that wants `wanted` in all allows beyond `sent`; both count modulo 2^30.
+    #[inline]
+    pub fn credit(wanted: u32, sent: u32) -> u32 {
+        difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Grant, Reader, Stream, Wish};
+
+    fn seen(reader: Stream, wish: Wish, writer: Stream) -> Option<Reader> {
+        Grant::read(Grant::new(reader, wish).word(), writer)
+    }
+
+    #[test]
+    fn a_grant_is_for_its_own_stream_only() {
+        for epoch in [0, 1, 5, (1 << 14) - 1, 1 << 14, u32::MAX - 1] {
+            let own = Stream::first(epoch);
+            assert_eq!(seen(own, Wish::Items(7), own), Some(Reader::Here(7)));
+            assert_eq!(seen(own, Wish::Items(7), Stream::first(epoch + 1)), Some(Reader::Behind));
+            assert_eq!(seen(Stream::first(epoch + 1), Wish::Items(7), own), Some(Reader::Done));
+            for pass in 1..9 {
+                let (this, next) = (Stream::new(epoch, pass), Stream::new(epoch, pass + 1));
+                assert_eq!(seen(next, Wish::Items(1), this), Some(Reader::Ahead));
+                assert_eq!(seen(next, Wish::Left, this), Some(Reader::Ahead));
+                assert_eq!(seen(this, Wish::Left, this), Some(Reader::Left));
+                assert_eq!(seen(this, Wish::Items(1), next), Some(Reader::Behind));
+                assert_eq!(seen(this, Wish::Done, next), Some(Reader::Done));
+            }
+        }
+    }
+
+    #[test]
+    fn fresh_memory_grants_nothing() {
+        assert_eq!(Grant::read(0, Stream::default()), Some(Reader::Behind));
+    }
+
+    #[test]
+    fn credit_counts_on_where_the_counters_wrap() {
+        let top = (1 << 30) - 1;
+        assert_eq!(Grant::credit(3, top), 4);
+        assert_eq!(Grant::credit(top, top), 0);
+        assert_eq!(Grant::credit(top - 1, top), 0, "a reader that pauses takes back what was not used");
+    }
+}

@@ -1,0 +1,71 @@
+//! The writer's end of a link: how much the reader wants.
+
+use super::grant::{Grant, Reader};
+use super::stream::Stream;
+
+/// Whether an item may go out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Permit {
+    /// The reader wants it.
+    Now,
+    /// The reader wants none yet: it has enough, or has not come to this stream.
+    Wait,
+    /// The reader wants no more of this stream: what is due to it is dropped.
+    Unwanted,
+}
+
+/// What the writer knows.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Sending {
+    stream: Stream,
+    /// Items sent in this stream, modulo 2^30.
+    sent: u32,
+    /// Items that the reader wants beyond them, as last read. It may want more by now, and fewer where it has paused.
+    credit: u32,
+}
+
+impl Sending {
+    /// Begins a stream.
+    pub fn begin(&mut self, stream: Stream) {
+        *self = Self { stream, sent: 0, credit: 0 };
+    }
+
+    /// The stream that units belong to.
+    pub fn stream(&self) -> Stream {
+        self.stream
+    }
+
+    /// Whether an item may go out, by what was last read.
+    #[inline]
+    pub fn has_credit(&self) -> bool {
+        self.credit > 0
+    }
+
+    /// Whether an item may go out, by the reader's word; None where that is damaged.
+    #[inline]
+    pub fn permit(&mut self, word: u64) -> Option<Permit> {
+        Some(match Grant::read(word, self.stream)? {
+            Reader::Behind => Permit::Wait,
+            Reader::Here(wanted) => {
+                self.credit = Grant::credit(wanted, self.sent);
+                if self.credit > 0 { Permit::Now } else { Permit::Wait }
+            }
+            Reader::Left | Reader::Ahead | Reader::Done => {
+                self.credit = 0;
+                Permit::Unwanted
+            }
+        })
+    }
+
+    /// Where the reader is; None where its word is damaged.
+    pub fn reader(&self, word: u64) -> Option<Reader> {
+        Grant::read(word, self.stream)
+    }
+
+    /// Counts an item that went out.
+    #[inline]
+    pub fn sent(&mut self) {
+        self.sent = self.sent.wrapping_add(1);
+        self.credit = self.credit.saturating_sub(1);
+    }
+}
