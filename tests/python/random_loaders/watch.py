@@ -1,0 +1,124 @@
+"""A process under a watchdog: what it printed, where everybody stood if it hung, and whom it left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torchdata
+from leftovers import cmdline, descendants, is_gone
+from random_loaders.items import STACKS
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@dataclass
+class Ran:
+    """What came of a run."""
+
+    ok: bool
+    #: One line that says why not.
+    why: str
+    output: str
+    seconds: float
+
+
+def environment():
+    """The environment of a process that is to find the tests' modules and the package under test."""
+    package = Path(torchdata.__file__).resolve().parents[1]
+    paths = [str(TESTS), str(package), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), STACKS: "1"}
+
+
+def run_seed(seed, methods, limit=60.0):
+    """Runs the plan of a seed in a process of its own."""
+    arguments = ["random_loaders.run", "--seed", str(seed), "--start-methods", ",".join(methods)]
+    return run_module(arguments, limit)
+
+
+def run_module(arguments, limit):
+    """Runs `python -m` with the arguments, for `limit` seconds at most."""
+    started = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # so that all that it starts can be found by the session's number
+            env=environment(),
+        )
+        try:
+            hung = False
+            try:
+                process.wait(limit)
+            except subprocess.TimeoutExpired:
+                hung = True
+                _show_stacks(process.pid)
+            survivors = [] if hung else _survivors(process.pid)
+        finally:
+            _end(process)
+        output.seek(0)
+        text = output.read()
+    seconds = time.monotonic() - started
+    if hung:
+        return Ran(False, f"it hung: not done after {limit:.0f} s", text, seconds)
+    if process.returncode != 0:
+        last = text.rstrip().rsplit("\n", 1)[-1]
+        return Ran(False, f"exit code {process.returncode}: {last}", text, seconds)
+    if survivors:
+        return Ran(False, f"processes outlived it: {survivors}", text, seconds)
+    return Ran(True, "", text, seconds)
+
+
+def session_of(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[3])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def session(number):
+    """Live processes of a session; children that lost their parent are still in it."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if session_of(pid) == number and not is_gone(pid)]
+
+
+def _survivors(number, seconds=5.0):
+    """Who is left of a session, after a while: main has ended, so the others are about to."""
+    deadline = time.monotonic() + seconds
+    while (left := session(number)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [f"{pid} ({cmdline(pid).replace(bytes(1), b' ').decode()[:80]})" for pid in left]
+
+
+def _show_stacks(pid):
+    """Has every process print where it is, children first."""
+    for one in [*reversed(descendants(pid)), pid]:
+        if _catches(one, signal.SIGUSR1):
+            os.kill(one, signal.SIGUSR1)
+            time.sleep(0.3)  # stacks of several processes in one file would run into each other
+
+
+def _catches(pid, number):
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def _end(process):
+    """Ends a process and all of its session."""
+    number = process.pid
+    for pid in session(number):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
