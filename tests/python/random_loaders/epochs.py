@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from random_loaders.graphs import Collected
@@ -83,11 +84,6 @@ class Run:
         self.begins = False
         return iterator
 
-    def asked(self, iterator):
-        """The items of an iterator; notes that the epoch has begun for good."""
-        self.begins = True
-        yield from iterator
-
     def epoch(self, number, action, other=None):
         """Carries out one action, and checks what came."""
         self.say(f"{self.name}: epoch {number}")
@@ -111,8 +107,9 @@ class Run:
     def _carry_out(self, action, other):
         if action.before is not None:
             first = self.iterator()
-            for _ in zip(range(action.before), self.asked(first) if action.before else (), strict=False):
+            for _ in islice(first, action.before):
                 pass
+            self.begins = action.before > 0
             iterator = self.iterator()
             try:
                 next(first)
@@ -147,9 +144,10 @@ class Run:
         """Appends the items' ids to `got`; whether they were all."""
         if action.take == 0:
             return False
+        self.begins = True
         dice = random.Random(len(got))
         others = None
-        for item in self._limited(self.asked(iterator), iterator, action):
+        for item in self._limited(iterator, action):
             got.append(ids(item))
             if len(self.kept) < action.keep:
                 self.kept.append((item, got[-1]))
@@ -171,9 +169,9 @@ class Run:
             self.say(f"{self.name}: {len(got)} items so far")
 
     @staticmethod
-    def _limited(items, iterator, action):
+    def _limited(iterator, action):
         if action.limit is None:
-            yield from items
+            yield from iterator
             return
         iterator.limit(action.limit)
         while True:
@@ -190,7 +188,9 @@ class Run:
         """Reads one whole epoch bit by bit, while another loader is read; checks it at its end."""
         got = []
         self.say(f"{self.name}: begins")
-        for item in self.asked(self.iterator()):
+        iterator = self.iterator()
+        self.begins = True
+        for item in iterator:
             got.append(ids(item))
             yield
         self.say(f"{self.name}: {len(got)} items")

@@ -10,8 +10,15 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, zip_longest
 
 from random_loaders.items import Provoked, key_of
-from torchdata.datapipes.iter import SHARDING_PRIORITIES, Concater, IterableWrapper, IterDataPipe
-from torchdata.datapipes.iter import Multiplexer, MultiplexerLongest, Zipper
+from torchdata.datapipes.iter import (
+    SHARDING_PRIORITIES,
+    Concater,
+    IterableWrapper,
+    IterDataPipe,
+    Multiplexer,
+    MultiplexerLongest,
+    Zipper,
+)
 
 
 @dataclass

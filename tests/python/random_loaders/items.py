@@ -1,8 +1,8 @@
 """Items of random loaders, and the functions that their pipes run; imported by main and by every child.
 
-An item stands for an *id*: the low 32 bits are its key, which the model knows; the bits above are the epoch's tag, which
-the source drew from the seed of the epoch. So an item of a wrong epoch is seen, even where its key would be right.
-Functions decide by the key alone, and keep the tag.
+An item stands for an *id*: the low 32 bits are its key, which the model knows; the bits above are the epoch's tag,
+which the source drew from the seed of the epoch. So an item of a wrong epoch is seen, even where its key would be
+right. Functions decide by the key alone, and keep the tag.
 """
 
 from __future__ import annotations

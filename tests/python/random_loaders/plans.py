@@ -1,4 +1,4 @@
-"""Plans: what a seed stands for. A graph with its model, the options of the loader, and what main does in each epoch."""
+"""Plans: what a seed stands for. A graph and its model, the options of the loader, what main does in each epoch."""
 
 from __future__ import annotations
 
