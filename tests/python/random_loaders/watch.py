@@ -61,7 +61,7 @@ def run_module(arguments, limit):
                 process.wait(limit)
             except subprocess.TimeoutExpired:
                 hung = True
-                _show_stacks(process.pid)
+                _show_stacks(process.pid, output)
             survivors = [] if hung else _survivors(process.pid)
         finally:
             _end(process)
@@ -99,11 +99,14 @@ def _survivors(number, seconds=5.0):
     return [f"{pid} ({cmdline(pid).replace(bytes(1), b' ').decode()[:80]})" for pid in left]
 
 
-def _show_stacks(pid):
-    """Has every process print where it is, children first."""
-    for one in [*reversed(descendants(pid)), pid]:
-        if _catches(one, signal.SIGUSR1):
-            os.kill(one, signal.SIGUSR1)
+def _show_stacks(main, output):
+    """Has every process print where it is, in the order in which they were started."""
+    for pid in sorted([main, *descendants(main)]):
+        if _catches(pid, signal.SIGUSR1):
+            output.seek(0, os.SEEK_END)
+            output.write(f"-- process {pid}{', main' * (pid == main)}\n")
+            output.flush()
+            os.kill(pid, signal.SIGUSR1)
             time.sleep(0.3)  # stacks of several processes in one file would run into each other
 
 
