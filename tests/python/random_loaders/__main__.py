@@ -9,7 +9,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from random_loaders.plans import METHODS
-from random_loaders.watch import run_seed
+from watchdog import run_module
 
 #: Frames that say nothing.
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
@@ -53,6 +53,12 @@ def main():
     seconds = time.monotonic() - started
     print(f"{runs} runs in {seconds:.0f} s, seeds {options.seed} and on; {len(failed)} failed: {failed}")
     return 1 if failed else 0
+
+
+def run_seed(seed, methods, limit=60.0):
+    """Runs the plan of a seed in a process of its own."""
+    arguments = ["random_loaders.run", "--seed", str(seed), "--start-methods", ",".join(methods)]
+    return run_module(arguments, limit)
 
 
 def report(seed, methods, ran, lines):

@@ -7,22 +7,18 @@ right. Functions decide by the key alone, and keep the tag.
 
 from __future__ import annotations
 
-import faulthandler
 import math
 import os
 import random
-import signal
 import sys
 import time
 
 import numpy as np
 
 import torchdata
+from watchdog import show_stacks_on_demand
 
-#: Set by the watchdog, which asks by SIGUSR1 where everybody stands. Children import this module, too.
-STACKS = "RANDOM_LOADERS_STACKS"
-if os.environ.get(STACKS):
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+show_stacks_on_demand()
 
 KEY = (1 << 32) - 1
 

@@ -12,7 +12,7 @@ import time
 import warnings
 
 from leftovers import children, descriptors, shared_mappings
-from random_loaders import epochs, items
+from random_loaders import epochs
 from random_loaders.plans import METHODS, make_plan
 
 
@@ -27,16 +27,18 @@ def run(plan, folder):
     if plan.timer:
         signal.signal(signal.SIGALRM, lambda *_: gc.collect(0))
         signal.setitimer(signal.ITIMER_REAL, plan.timer, plan.timer)
-    first = epochs.Run(plan.setup, folder, "loader", say)
-    other = None
-    if plan.other is not None:
-        other = epochs.Run(plan.other, folder, "other loader", say)
-    for number, action in enumerate(plan.actions):
-        first.epoch(number, action, other if action.both else None)
-    first.finish()
-    if other is not None:
-        other.finish()
-    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        first = epochs.Run(plan.setup, folder, "loader", say)
+        other = None
+        if plan.other is not None:
+            other = epochs.Run(plan.other, folder, "other loader", say)
+        for number, action in enumerate(plan.actions):
+            first.epoch(number, action, other if action.both else None)
+        first.finish()
+        if other is not None:
+            other.finish()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def left_behind(before):
@@ -81,5 +83,4 @@ def main():
 
 
 if __name__ == "__main__":
-    assert items  # where SIGUSR1 is made to show stacks
     sys.exit(main())

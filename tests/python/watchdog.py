@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import subprocess
@@ -14,9 +15,10 @@ from pathlib import Path
 
 import torchdata
 from leftovers import cmdline, descendants, is_gone
-from random_loaders.items import STACKS
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parent
+#: Set for a process that is to show by SIGUSR1 where its threads stand, and for those that it starts.
+STACKS = "TESTS_SHOW_STACKS"
 
 
 @dataclass
@@ -37,10 +39,10 @@ def environment():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), STACKS: "1"}
 
 
-def run_seed(seed, methods, limit=60.0):
-    """Runs the plan of a seed in a process of its own."""
-    arguments = ["random_loaders.run", "--seed", str(seed), "--start-methods", ",".join(methods)]
-    return run_module(arguments, limit)
+def show_stacks_on_demand():
+    """To be called where a program's functions are defined, so that its children call it, too."""
+    if os.environ.get(STACKS):
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
 def run_module(arguments, limit):
@@ -61,10 +63,10 @@ def run_module(arguments, limit):
                 process.wait(limit)
             except subprocess.TimeoutExpired:
                 hung = True
-                _show_stacks(process.pid, output)
-            survivors = [] if hung else _survivors(process.pid)
+                show_stacks(process.pid, output)
+            survivors = [] if hung else survivors_of(process.pid)
         finally:
-            _end(process)
+            end_session(process)
         output.seek(0)
         text = output.read()
     seconds = time.monotonic() - started
@@ -91,7 +93,7 @@ def session(number):
     return [pid for pid in pids if session_of(pid) == number and not is_gone(pid)]
 
 
-def _survivors(number, seconds=5.0):
+def survivors_of(number, seconds=5.0):
     """Who is left of a session, after a while: main has ended, so the others are about to."""
     deadline = time.monotonic() + seconds
     while (left := session(number)) and time.monotonic() < deadline:
@@ -99,7 +101,7 @@ def _survivors(number, seconds=5.0):
     return [f"{pid} ({cmdline(pid).replace(bytes(1), b' ').decode()[:80]})" for pid in left]
 
 
-def _show_stacks(main, output):
+def show_stacks(main, output):
     """Has every process print where it is, in the order in which they were started."""
     for pid in sorted([main, *descendants(main)]):
         if _catches(pid, signal.SIGUSR1):
@@ -118,7 +120,7 @@ def _catches(pid, number):
     return False
 
 
-def _end(process):
+def end_session(process):
     """Ends a process and all of its session."""
     number = process.pid
     for pid in session(number):
