@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from dataclasses import dataclass, field
@@ -75,6 +77,7 @@ def run_seed(seed, methods):
     outcome = Outcome(plan)
     started = time.monotonic()
     reading, writing = os.pipe()
+    terminal, tty = os.openpty()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "chaos.main", str(seed), ",".join(methods), str(writing)],
@@ -83,12 +86,16 @@ def run_seed(seed, methods):
             stderr=subprocess.STDOUT,
             pass_fds=[writing],
             start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(
+                tty, termios.TIOCSCTTY, 0
+            ),  # Ctrl-C there goes to all of the session
             env=environment(),
         )
         os.close(writing)
+        os.close(tty)
         listener = Listener(reading)
         try:
-            strike(plan, process, listener, outcome)
+            strike(plan, process, terminal, listener, outcome)
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(b"\n")
                 process.stdin.flush()
@@ -104,6 +111,7 @@ def run_seed(seed, methods):
         finally:
             end_session(process)
             process.stdin.close()
+            os.close(terminal)
         listener.join(5)
         output.seek(0)
         outcome.printed = output.read()
@@ -117,7 +125,7 @@ def run_seed(seed, methods):
 # -- the blow ------------------------------------------------------------------------------------------------------
 
 
-def strike(plan, process, listener, outcome):
+def strike(plan, process, terminal, listener, outcome):
     """Waits for the moment, and strikes. Does nothing where the program comes to its end before."""
     if plan.victim == "self":
         return
@@ -138,7 +146,10 @@ def strike(plan, process, listener, outcome):
         return
     outcome.struck, outcome.victim = time.monotonic(), pid
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number) if plan.victim == "terminal" else os.kill(pid, number)
+        if plan.victim == "terminal":
+            os.write(terminal, b"\x03")
+            return
+        os.kill(pid, number)
         if plan.stopped:
             time.sleep(plan.stopped)
             os.kill(pid, signal.SIGCONT)

@@ -72,7 +72,7 @@ class Node:
         self.options = options
 
     def __repr__(self):
-        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        options = ", ".join(f"{name}={value!r}" for name, value in self.shown().items())
         own = f"{type(self).__name__}({options})"
         if not self.sources:
             return own
@@ -86,6 +86,10 @@ class Node:
             return self.__dict__["options"][name]
         except KeyError:
             raise AttributeError(name) from None
+
+    def shown(self):
+        """The options that say what the node is."""
+        return self.options
 
     def build(self):
         """The pipe, over those of the sources."""
@@ -123,7 +127,10 @@ class Plain(Source):
 
 
 class Collected(Node):
-    """Stands in the model of main for what the workers sent; `over` is given their pipe."""
+    """Stands in main's graph for what the workers send: whoever asks gives it their `pipe`, or the `stream` of a model."""
+
+    def shown(self):
+        return {}
 
     def over(self):
         return self.pipe()
