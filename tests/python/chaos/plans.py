@@ -43,7 +43,7 @@ class Plan:
     phase: str
     #: Seconds after main has come to the phase.
     delay: float
-    #: "child", "main", "terminal" (Ctrl-C in a terminal, which goes to all processes), or "self" (a child does it to itself).
+    #: "child", "main", "terminal" (Ctrl-C there goes to all processes), or "self" (a child does it to itself).
     victim: str
     #: Which child, in the order in which they were started.
     child: int

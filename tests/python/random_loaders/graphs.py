@@ -127,7 +127,7 @@ class Plain(Source):
 
 
 class Collected(Node):
-    """Stands in main's graph for what the workers send: whoever asks gives it their `pipe`, or the `stream` of a model."""
+    """Stands in main's graph for what the workers send; is given their `pipe`, or the `stream` of their model."""
 
     def shown(self):
         return {}
