@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -232,8 +233,8 @@ class Run:
 
     @staticmethod
     def _judge_error(error, kind):
-        if kind == "error":
-            right = type(error).__name__ == "Provoked"
+        if kind != "exit":
+            right = type(error).__name__ == {"error": "Provoked", "odd": "Odd"}[kind]
         else:  # sys.exit in a child
             right = isinstance(error, Exception) and "process" in str(error)
         if not right:
@@ -279,14 +280,21 @@ class Run:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def finish(self):
-        self.say(f"{self.name}: shuts down")
-        self.loader.shutdown()
+    def finish(self, ending):
+        """Ends the loader, and looks whether what main has kept is still what it was."""
+        self.say(f"{self.name}: {ending}")
+        self.left = None
+        if ending != "shutdown":
+            next(self.iterator(), None)
+        if ending == "dropped":
+            self.loader = None
+            gc.collect()
+        else:
+            self.loader.shutdown()
         for item, before in self.kept:
             if ids(item) != before:
                 raise Wrong(f"an item that was kept has changed: it was {before!r}")
         self.kept.clear()
-        self.left = None
         self.loader = None
 
 

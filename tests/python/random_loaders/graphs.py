@@ -152,6 +152,9 @@ class Dispatched(Node):
 
     def build(self):
         (source,) = self.sources
+        if isinstance(source, Forked):
+            marked, other = source.sources[0].build().fork(2)
+            return Zipper(self.over(marked), other)
         if len(source.sources) > 1:
             return source.over(*[self.over(branch.build()) for branch in source.sources])
         return self.over(source.build())
@@ -280,6 +283,16 @@ class Cycled(Node):
     def model(self, place):
         for _ in range(self.count):
             yield from self.sources[0].model(place)
+
+
+class Forked(Node):
+    """Two copies of the stream, side by side."""
+
+    def over(self, pipe):
+        return Zipper(*pipe.fork(2))
+
+    def of(self, place, stream):
+        return ([item, item] for item in stream)
 
 
 class Zipped(Node):

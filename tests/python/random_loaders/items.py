@@ -31,6 +31,13 @@ class Provoked(ValueError):
     """Raised by a pipe's function because the plan says so."""
 
 
+class Odd(Exception):
+    """The same, of a kind that cannot be made anew from its arguments."""
+
+    def __init__(self, one, other):
+        super().__init__(f"{one} and {other}")
+
+
 def mix(salt, key):
     """A number of 64 bits that follows from both (the finaliser of SplitMix64)."""
     z = (key * 0x9E3779B97F4A7C15 + salt * 0xD1342543DE82EF95 + 0x632BE59BD9B4E019) & (1 << 64) - 1
@@ -82,8 +89,8 @@ def checked_id(item):
         array, text = item["array"], item["text"]
         if array.shape != (item["size"],) or text != str(number) * 3:
             raise Damaged(f"item {number:#x}: shape {array.shape} of {item['size']}, text {text!r}")
-        if not (array == number % 251).all():
-            raise Damaged(f"item {number:#x}: its array holds other values than {number % 251}")
+        if not (array == number % 251).all() or any(not (part == number).all() for part in item["parts"]):
+            raise Damaged(f"item {number:#x}: its arrays hold other values than {number % 251} and {number}")
     elif isinstance(item, np.ndarray) and not (item == number).all():
         raise Damaged(f"item {number:#x}: its array holds other values, too")
     elif isinstance(item, (str, bytes)):
@@ -164,7 +171,10 @@ class Inflate(Function):
         return 1 + int(math.exp(math.log(self.largest) * fraction(self.salt, key)))
 
     def bytes(self, key):
-        return self.size(key) * (8 if self.form in ("array", "empty") else 1)
+        size = self.size(key)
+        if self.form == "many":
+            return size + size % 40 * 12_000
+        return size * (8 if self.form in ("array", "empty", "strided") else 1)
 
     def __call__(self, number):
         size = self.size(number & KEY)
@@ -174,9 +184,12 @@ class Inflate(Function):
             array = torchdata.empty((size,), "int64")
             array.fill(number)
             return array
-        if self.form == "dict":
+        if self.form == "strided":
+            return np.full(2 * size, number)[::-2]
+        if self.form in ("dict", "many"):
             array = np.full(size, number % 251, np.uint8)
-            return {"id": number, "size": size, "array": array, "text": str(number) * 3}
+            parts = [np.full(1500, number) for _ in range(size % 40)] if self.form == "many" else []
+            return {"id": number, "size": size, "array": array, "text": str(number) * 3, "parts": parts}
         if self.form == "text":
             return f"{number}:" + "x" * length(number)
         return f"{number}:".encode() + b"x" * length(number)
@@ -224,5 +237,7 @@ class Fail(Function):
         if key_of(item) == self.key and os.path.exists(self.flag):
             if self.kind == "exit":
                 sys.exit(3)
+            if self.kind == "odd":
+                raise Odd("at key", self.key)
             raise Provoked(f"at key {self.key}")
         return item

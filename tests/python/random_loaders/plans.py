@@ -11,8 +11,10 @@ from random_loaders.items import Fail, Inflate, Keep, Outputs, Provoked, Work
 
 METHODS = ("fork", "spawn", "forkserver")
 
-#: Most that an epoch may cost one process, in seconds of sleep; most payload, and most items.
+#: Most that an epoch may cost, in seconds of sleep; most payload, and most items.
 SECONDS, BYTES, ITEMS = 1.2, 40 << 20, 5000
+#: Seconds of sleep after which no further epoch is planned.
+ENOUGH = 4.0
 
 #: How often each kind of pipe is drawn.
 WEIGHTS = {
@@ -26,6 +28,7 @@ WEIGHTS = {
     "shuffle": 1.5,
     "header": 0.7,
     "cycle": 1,
+    "fork": 0.5,
     "fail": 1.5,
 }
 
@@ -43,6 +46,8 @@ class Expected:
     workers: list[int]
     #: Whether it ends in an error of a function that the plan has armed.
     raises: bool
+    #: Roughly, what it takes.
+    seconds: float
 
 
 @dataclass
@@ -87,11 +92,12 @@ class Setup:
                 items.append(item)
         except Provoked:
             raises = True
-        if len(items) > ITEMS or any(place.seconds > SECONDS for place in places):
+        # Where all wait for all, a worker waits for the dispatching process, and main for the worker.
+        *others, slowest = sorted(place.seconds for place in places)
+        seconds = slowest + (others[-1] if others else 0)
+        if len(items) > ITEMS or seconds > SECONDS or sum(place.bytes for place in places) > BYTES:
             raise TooMuch
-        if sum(place.bytes for place in places) > BYTES:
-            raise TooMuch
-        return Expected(items, owners if self.main is None else [], raises)
+        return Expected(items, owners if self.main is None else [], raises, seconds)
 
     def describe(self):
         lines = [f"{self.method}, {self.workers} workers, {self.options}, exact={self.exact}"]
@@ -141,6 +147,8 @@ class Plan:
     actions: list[Action]
     #: Seconds between two timer signals that main handles; 0 for none.
     timer: float
+    #: How the loader ends: "shutdown", "midway" (in the middle of an epoch), or "dropped" there.
+    ending: str
 
     def describe(self):
         parts = [f"plan {self.seed}: {self.setup.describe()}"]
@@ -148,6 +156,8 @@ class Plan:
             parts.append(f"the other loader: {self.other.describe()}")
         if self.timer:
             parts.append(f"a timer signal every {self.timer * 1000:.1f} ms")
+        if self.ending != "shutdown":
+            parts.append(f"in the end the loader is {self.ending.replace('midway', 'shut down midway')}")
         default = vars(Action())
         for number, action in enumerate(self.actions):
             said = {name: value for name, value in vars(action).items() if value != default[name]}
@@ -161,12 +171,19 @@ def make_plan(seed, methods=METHODS):
     method = methods[rng.randrange(60) % len(methods)]
     setup = _setup(rng, method)
     other = _setup(rng, method, small=True) if rng.random() < 0.15 else None
-    lengths = len(setup.expected().items)
-    actions = [_action(rng, setup, other, lengths) for _ in range(rng.randint(2, 5))]
-    if rng.random() < 0.5:
-        actions.append(Action())
+    expected = setup.expected()
+    actions, seconds = [], 0.0
+    for _ in range(rng.randint(2, 5)):
+        action = _action(rng, setup, other, len(expected.items))
+        actions.append(action)
+        seconds += expected.seconds + action.slow * len(expected.items) / 2
+        if seconds > ENOUGH:
+            break
+    else:
+        actions += [Action()] * rng.randrange(2)
     timer = rng.uniform(0.001, 0.02) if rng.random() < 0.2 else 0.0
-    return Plan(seed, setup, other, actions, timer)
+    ending = rng.choice(["shutdown", "shutdown", "midway", "dropped"])
+    return Plan(seed, setup, other, actions, timer, ending)
 
 
 def _action(rng, setup, other, length):
@@ -261,6 +278,8 @@ class _Draft:
         branch = self.grow(self.source(), rng.randint(0, 3), "dispatching")
         if rng.random() < 0.2:
             branch = self.join(branch, self.grow(self.source(), rng.randint(0, 2), "dispatching"))
+        elif rng.random() < 0.1 and not branch.shape:
+            self.fork(branch, "dispatching")  # one of the two is marked; both are dispatched
         branch.put(graphs.Dispatched)
         branch = self.grow(branch, rng.randint(0, 4), "worker")
         if rng.random() < 0.15:
@@ -322,7 +341,7 @@ class _Draft:
             return branch.shape[-1:] == ["batch"]
         if kind == "inflate":
             return not branch.shape and not branch.inflated
-        if kind == "batch":
+        if kind in ("batch", "fork"):
             return not (loose and branch.shape)
         if kind == "header":
             return not loose
@@ -365,14 +384,14 @@ class _Draft:
 
     def inflate(self, branch, where):
         rng = self.rng
-        form = rng.choice(["array", "array", "empty", "empty", "dict", "text", "bytes"])
+        form = rng.choice(["array", "array", "empty", "empty", "dict", "many", "strided", "text", "bytes"])
         largest = rng.choice([10, 2000, 20_000, 100_000, 500_000])
         threads = rng.choice([0, 0, 1, 2]) if where != "main" else 0
         branch.put(graphs.Inflated, function=Inflate(self.salt(), form, largest), threads=threads)
         branch.inflated = True
 
     def prefetch(self, branch, _where):
-        branch.put(graphs.Prefetched, size=self.rng.choice([1, 2, 10]))
+        branch.put(graphs.Prefetched, size=self.rng.choice([1, 2, 10, 100]))
 
     def shuffle(self, branch, _where):
         branch.put(graphs.Shuffled, size=self.rng.choice([2, 10, 1000]))
@@ -384,8 +403,12 @@ class _Draft:
     def cycle(self, branch, _where):
         branch.put(graphs.Cycled, count=2)
 
+    def fork(self, branch, _where):
+        branch.put(graphs.Forked)
+        branch.shape = ["row"]
+
     def fail(self, branch, where):
-        kinds = ["error", "error", "exit"] if where != "main" else ["error"]
+        kinds = ["error", "odd", "exit"] if where != "main" else ["error"]
         function = Fail(self.salt(), None, None, self.rng.choice(kinds))
         number = len(self.fails)
         branch.put(graphs.Failing, function=function, number=number, seen=[])

@@ -34,9 +34,9 @@ def run(plan, folder):
             other = epochs.Run(plan.other, folder, "other loader", say)
         for number, action in enumerate(plan.actions):
             first.epoch(number, action, other if action.both else None)
-        first.finish()
+        first.finish(plan.ending)
         if other is not None:
-            other.finish()
+            other.finish("shutdown")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
