@@ -24,6 +24,8 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 from watchdog import show_stacks_on_demand
 
 show_stacks_on_demand()
+#: Numbers to add up at once; takes a few hundredths of a second, in which no other Python code runs.
+LONG = 2_000_000
 SPEECH = int(sys.argv[3]) if __name__ == "__main__" else None
 
 
@@ -65,8 +67,8 @@ class Program:
         for part in (self.work, self.afterwards, self.wait_for_peace):
             self.interruptible(part)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.setitimer(signal.ITIMER_REAL, 0)
         self.ended.set()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         self.loader = None
         self.look_around()
         say(
@@ -225,14 +227,20 @@ class Program:
     def keep_busy(self):
         """Keeps the GIL for long, again and again, in a thread or in a signal handler."""
         if self.plan.busy == "handler":
-            signal.signal(signal.SIGALRM, lambda *_: sum(range(2_000_000)))
-            signal.setitimer(signal.ITIMER_REAL, 0.01, 0.1)
+            signal.signal(signal.SIGALRM, self.handle)
+            self.handle()
         elif self.plan.busy == "thread":
             threading.Thread(target=self.hog, name="hog", daemon=True).start()
 
     def hog(self):
         while not self.ended.wait(0.05):
-            sum(range(2_000_000))
+            sum(range(LONG))
+
+    def handle(self, *_signal):
+        # Each sets the next one off, as a timer that fires by itself would find a slow machine in the handler again.
+        sum(range(LONG))
+        if not self.ended.is_set():
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 
 if __name__ == "__main__":

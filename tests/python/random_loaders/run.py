@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import warnings
+from contextlib import contextmanager
 
 from leftovers import children, descriptors, shared_mappings
 from random_loaders import epochs
@@ -24,10 +25,7 @@ STARTED = time.monotonic()
 
 
 def run(plan, folder):
-    if plan.timer:
-        signal.signal(signal.SIGALRM, lambda *_: gc.collect(0))
-        signal.setitimer(signal.ITIMER_REAL, plan.timer, plan.timer)
-    try:
+    with timer(plan.timer):
         first = epochs.Run(plan.setup, folder, "loader", say)
         other = None
         if plan.other is not None:
@@ -37,7 +35,24 @@ def run(plan, folder):
         first.finish(plan.ending)
         if other is not None:
             other.finish("shutdown")
+
+
+@contextmanager
+def timer(seconds):
+    """Has main handle a signal again and again, each time so long after the last one was handled."""
+    going = bool(seconds)
+
+    def handle(*_signal):
+        gc.collect(0)
+        if going:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    signal.signal(signal.SIGALRM, handle)
+    handle()
+    try:
+        yield
     finally:
+        going = False
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
