@@ -87,7 +87,7 @@ def make_plan(seed, methods=METHODS):
     if blow == "SIGSTOP":
         stopped = rng.uniform(0.01, 0.5)
         if victim == "child" and rng.random() < 0.5:
-            stopped, timeout = 0.0, 1.0
+            stopped, timeout = 0.0, 1.0 if method == "fork" else 5.0
     items = rng.choice([5, 50, 200, 1000])
     return Plan(
         seed=seed,
