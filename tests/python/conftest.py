@@ -21,11 +21,13 @@ settings.load_profile("project")
 
 #: Modules whose tests start processes that share the machine, kill them, or look at what they leave behind.
 ALONE = (
+    "test_chaos",
     "test_demo",
     "test_disk_caching_processes",
     "test_distributed",
     "test_examples",
     "test_multiprocessing",
+    "test_random_loaders",
 )
 
 
