@@ -77,6 +77,26 @@ fn ring_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize,
     });
 }
 
+/// What both ends compute for a unit, without two processors that pass cache lines to each other.
+fn ring_one_thread(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize) {
+    let (link, bells) = open(LinkConfig::default());
+    let (mut sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
+    receiver.end.begin(Stream::default(), 64);
+    let item = item(size);
+    group.bench_function(format!("{name}/ring, one thread"), |bench| {
+        bench.iter_custom(|count| {
+            let start = Instant::now();
+            for index in 0..count {
+                sender.send(&item).unwrap();
+                if index % 64 == 63 || index + 1 == count {
+                    (0..=index % 64).for_each(|_| drop(black_box(receiver.next_unit())));
+                }
+            }
+            start.elapsed()
+        });
+    });
+}
+
 /// As a loader with two workers: strictly in turn.
 fn two_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, window: u64) {
     let bells = BellBoard::create(3).unwrap();
@@ -133,6 +153,9 @@ fn throughput(criterion: &mut Criterion) {
         } else {
             group.throughput(Throughput::Bytes(size as u64))
         };
+        if size < BLOCK {
+            ring_one_thread(&mut group, name, size);
+        }
         ring_threads(&mut group, name, size, window);
         channel(&mut group, name, size, window);
         ring_processes(&mut group, name, size, window);

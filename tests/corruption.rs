@@ -6,16 +6,17 @@ mod common;
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::child::run_again_portably;
+use common::raw::Raw;
 use common::stream::{ITEM, Random, Receiver, SMALL, Sender, bytes, open};
 use common::watchdog;
-use memmap2::{MmapOptions, MmapRaw};
 use proptest::prelude::*;
 use torchdata_core::bell::BellBoard;
+use torchdata_core::check::seal;
 use torchdata_core::error::OpenError;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::producer::{Part, Push};
@@ -31,33 +32,6 @@ const RETURN_TAIL: usize = 192;
 const RING: usize = 4096;
 /// Header, data ring and return ring: all that the ends interpret.
 const CONTROL: usize = RING + SMALL.ring_capacity as usize + 8 * SMALL.return_capacity as usize;
-
-/// A mapping of the same memory as another process would have it.
-struct Raw(MmapRaw);
-
-impl Raw {
-    fn new(link: &Link) -> Self {
-        Self(MmapOptions::new().map_raw(&link.fd()).unwrap())
-    }
-
-    fn byte(&self, place: usize) -> &AtomicU8 {
-        assert!(place < self.0.len());
-        // SAFETY: inside the mapping, which lives as long as `self`.
-        unsafe { &*self.0.as_mut_ptr().add(place).cast() }
-    }
-
-    fn u64(&self, place: usize) -> &AtomicU64 {
-        assert!(place.is_multiple_of(8) && place + 8 <= self.0.len());
-        // SAFETY: inside the mapping and aligned.
-        unsafe { &*self.0.as_mut_ptr().add(place).cast() }
-    }
-
-    fn u32(&self, place: usize) -> &AtomicU32 {
-        assert!(place.is_multiple_of(4) && place + 4 <= self.0.len());
-        // SAFETY: inside the mapping and aligned.
-        unsafe { &*self.0.as_mut_ptr().add(place).cast() }
-    }
-}
 
 #[test]
 fn everything_holds_on_the_portable_backing_too() {
@@ -102,11 +76,11 @@ fn a_link_of_another_release_or_with_impossible_sizes_is_refused() {
     let attach = |link: &Link| Link::attach_within(link.fd().try_clone_to_owned().unwrap(), SHORT);
     let (link, _bells) = open(SMALL);
     let raw = Raw::new(&link);
-    raw.u32(VERSION).store(2, Relaxed);
-    assert!(matches!(attach(&link), Err(OpenError::Version { found: 2, expected: 1 })));
+    raw.u32(VERSION).store(1, Relaxed);
+    assert!(matches!(attach(&link), Err(OpenError::Version { found: 1, expected: 2 })));
     raw.u32(VERSION).store(0, Relaxed);
     assert!(matches!(attach(&link), Err(OpenError::NotReady(_))));
-    raw.u32(VERSION).store(1, Relaxed);
+    raw.u32(VERSION).store(2, Relaxed);
     for (field, right) in [(0, SMALL.ring_capacity), (8, SMALL.return_capacity), (16, SMALL.arena_capacity)] {
         for wrong in [0, 1, 4095, right + 4096, right * 2, u64::MAX, 1 << 63, u64::MAX - 4095] {
             raw.u64(RING_CAPACITY + field).store(wrong, Relaxed);
@@ -126,7 +100,7 @@ fn attaching_waits_for_a_creator_that_is_not_done_yet() {
     thread::scope(|scope| {
         let attached = scope.spawn(|| Link::attach(link.fd().try_clone_to_owned().unwrap()));
         thread::sleep(Duration::from_millis(30));
-        raw.u32(VERSION).store(1, Relaxed);
+        raw.u32(VERSION).store(2, Relaxed);
         assert!(attached.join().unwrap().is_ok());
     });
 }
@@ -218,11 +192,18 @@ fn every_rule_of_the_layout_that_is_broken_is_noticed() {
         ("no multiple of 8", 0, 25),
         ("longer than what was published", 0, 4096),
         ("beyond the ring", 0, u32::MAX - 7),
-        ("a payload longer than the unit", 4, 4000),
-        ("more blocks than the unit holds", 8, 0x00ff_0001),
+        ("another checksum", 4, 1),
+        ("a payload longer than the unit", 8, 4000),
+        ("a payload shorter than the unit", 8, 0),
+        ("another kind", 12, 0x0001_0002),
+        ("more blocks than the unit holds", 12, 0x00ff_0001),
+        ("another epoch", 16, 1),
         ("a block outside the arena", 24 + 4, 1),
         ("a block across the arena's end", 24 + 8, 65 << 10),
         ("a block off the grid", 24, 8),
+        ("another block", 24, 8192),
+        ("another length of a block", 24 + 8, 4999),
+        ("another payload", 24 + 16, 0x3131_3131),
     ];
     for (what, place, value) in unit {
         let (link, bells) = open(SMALL);
@@ -233,7 +214,14 @@ fn every_rule_of_the_layout_that_is_broken_is_noticed() {
         assert!(receiver.poll().is_err(), "{what}");
         assert!(receiver.poll().is_err(), "{what}, asked again");
     }
-    for (what, place, value) in [("a tail that ran away", TAIL, 1 << 40), ("a tail off the grid", TAIL, 20)] {
+    for (what, place, value) in [
+        ("a tail that ran away", TAIL, seal(1 << 40)),
+        ("a tail off the grid", TAIL, seal(20)),
+        ("a tail inside a unit", TAIL, seal(32)),
+        ("a tail without a seal", TAIL, 64),
+        ("a wiped tail", TAIL, 0),
+        ("a wiped head, before sleeping", HEAD, 0),
+    ] {
         let (link, bells) = open(SMALL);
         let mut receiver = Receiver::new(&link, &bells);
         Raw::new(&link).u64(place).store(value, Relaxed);
@@ -241,9 +229,9 @@ fn every_rule_of_the_layout_that_is_broken_is_noticed() {
     }
     let (link, bells) = open(SMALL);
     let mut sender = Sender::new(&link, &bells);
-    Raw::new(&link).u64(HEAD).store(8, Relaxed);
+    Raw::new(&link).u64(HEAD).store(seal(8), Relaxed);
     assert!(sender.end.blocks_in_flight().is_err(), "a head ahead of the tail");
-    Raw::new(&link).u64(RETURN_TAIL).store(1, Relaxed);
+    Raw::new(&link).u64(RETURN_TAIL).store(seal(1), Relaxed);
     assert!(sender.end.arena().reclaim().is_err(), "a block came back that was not sent");
     assert!(sender.end.allocate(1).is_err());
 }

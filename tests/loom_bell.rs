@@ -12,7 +12,7 @@ use common::watchdog;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use torchdata_core::bell::{Bell, Parker};
-use torchdata_core::cursor::{ConsumerCursor, ProducerCursor};
+use torchdata_core::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::primitive::{AtomicU32, AtomicU64, Ordering};
 
 /// A futex as the kernel implements it: comparing and going to sleep are one step for those who wake.
@@ -135,8 +135,8 @@ fn a_full_and_an_empty_ring_never_sleep_on_each_other() {
         let shared = Arc::new(Shared {
             producer: Process::new(),
             consumer: Process::new(),
-            tail: AtomicU64::new(0),
-            head: AtomicU64::new(0),
+            tail: AtomicU64::new(BIRTH),
+            head: AtomicU64::new(BIRTH),
         });
         let theirs = Arc::clone(&shared);
         let producer = thread::spawn(move || {

@@ -8,7 +8,8 @@ use common::watchdog;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
-use torchdata_core::cursor::{ConsumerCursor, ProducerCursor};
+use torchdata_core::check::seal;
+use torchdata_core::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::error::Corrupted;
 use torchdata_core::primitive::AtomicU64;
 
@@ -22,7 +23,7 @@ struct Ring {
 impl Ring {
     fn new(capacity: u64) -> Arc<Self> {
         let slots = (0..capacity).map(|_| UnsafeCell::new(0)).collect();
-        Arc::new(Self { slots, tail: AtomicU64::new(0), head: AtomicU64::new(0) })
+        Arc::new(Self { slots, tail: AtomicU64::new(BIRTH), head: AtomicU64::new(BIRTH) })
     }
 
     fn slot(&self, position: u64) -> &UnsafeCell<u64> {
@@ -110,17 +111,18 @@ fn space_given_back_piecemeal_is_not_overwritten_early() {
 fn a_cursor_that_leaves_the_ring_is_noticed_on_either_side() {
     let _watchdog = watchdog(60);
     loom::model(|| {
+        let shared = |value| AtomicU64::new(value);
         let mut producer = ProducerCursor::new(4);
-        producer.publish(&AtomicU64::new(0), 2);
-        assert!(producer.refresh(&AtomicU64::new(3)).is_err(), "a head ahead of the tail");
-        assert_eq!(producer.refresh(&AtomicU64::new(1)), Ok(1));
-        assert!(producer.refresh(&AtomicU64::new(0)).is_err(), "a head that goes back");
+        producer.publish(&shared(BIRTH), 2);
+        assert!(producer.refresh(&shared(seal(3))).is_err(), "a head ahead of the tail");
+        assert!(producer.refresh(&shared(1)).is_err(), "a head without its seal");
+        assert_eq!(producer.refresh(&shared(seal(1))), Ok(1));
+        assert!(producer.refresh(&shared(seal(0))).is_err(), "a head that goes back");
         let mut consumer = ConsumerCursor::new(4);
-        assert_eq!(
-            consumer.available(&AtomicU64::new(5)),
-            Err(Corrupted("a producer's cursor left the ring")),
-            "a tail further than the capacity"
-        );
-        assert_eq!(consumer.available(&AtomicU64::new(4)), Ok(4));
+        let far = consumer.available(&shared(seal(5)));
+        assert_eq!(far, Err(Corrupted("a producer's cursor left the ring")), "a tail further than the capacity");
+        assert_eq!(consumer.available(&shared(seal(4))), Ok(4));
+        assert!(consumer.check(&shared(BIRTH)).is_ok());
+        assert!(consumer.check(&shared(seal(4))).is_err(), "a head that something else wrote");
     });
 }

@@ -8,6 +8,8 @@ use std::time::Duration;
 #[cfg(not(loom))]
 pub mod child;
 #[cfg(not(loom))]
+pub mod raw;
+#[cfg(not(loom))]
 pub mod stream;
 
 /// Aborts the process, naming the test, unless it is dropped in time.

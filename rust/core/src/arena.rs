@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::cursor::ConsumerCursor;
 use crate::error::Corrupted;
 use crate::fork;
-use crate::header::{BLOCK_ALIGN, Layout, LinkConfig};
+use crate::header::{BLOCK_ALIGN, Layout, LinkConfig, returned_offset};
 
 /// Who still holds an allocated block.
 #[derive(Debug, Clone, Copy)]
@@ -126,8 +126,9 @@ impl Arena {
             if available == 0 {
                 return Ok(());
             }
-            for entry in 0..available {
-                let offset = self.layout.return_slot(returns.head() + entry).load(Ordering::Relaxed);
+            for position in returns.head()..returns.head() + available {
+                let entry = self.layout.return_slot(position).load(Ordering::Relaxed);
+                let offset = returned_offset(position, entry).ok_or(Corrupted("a returned block was overwritten"))?;
                 self.returned(offset)?;
             }
             returns.release(&header.return_head.0, available);

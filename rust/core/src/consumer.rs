@@ -1,7 +1,8 @@
 //! The consumer's end of a link.
 //!
-//! Runs in the process that the items are for. Nothing that the producer wrote is trusted: every length and offset is
-//! checked after it was copied out of shared memory, and a violation is [`Corrupted`].
+//! Runs in the process that the items are for. Nothing that the producer wrote is trusted: a unit is copied out of shared
+//! memory, every length and offset is checked, and so is its checksum, before anything follows from it. A violation is
+//! [`Corrupted`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,8 +11,8 @@ use crate::bell::BellRef;
 use crate::cursor::{ConsumerCursor, ProducerCursor};
 use crate::error::Corrupted;
 use crate::fork;
-use crate::header::{BLOCK_ALIGN, Layout};
-use crate::link::{BLOCK_ENTRY, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
+use crate::header::{BLOCK_ALIGN, Layout, return_entry};
+use crate::link::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UNIT_HEADER, UnitHeader};
 use crate::protocol::{Checked, Grant, Judgement, Receiving, Stream};
 
 /// A buffer of a unit, in the consumer's hands. Clones are the same memory.
@@ -104,7 +105,8 @@ impl Returns {
         while queue.cursor.has_room(&header.return_head.0, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
-            self.layout.return_slot(queue.cursor.tail()).store(offset, Ordering::Relaxed);
+            let position = queue.cursor.tail();
+            self.layout.return_slot(position).store(return_entry(position, offset), Ordering::Relaxed);
             queue.cursor.publish(&header.return_tail.0, 1);
         }
         drop(queue);
@@ -152,6 +154,8 @@ pub struct Consumer {
     cursor: ConsumerCursor,
     returns: Arc<Returns>,
     peer: BellRef,
+    /// Block table of the unit that is being read: offsets and lengths.
+    table: Vec<[u64; 2]>,
     /// Buffers put together from fragments, waiting for the unit that refers to them.
     streamed: Vec<u8>,
     receiving: Receiving,
@@ -174,6 +178,7 @@ impl Consumer {
             returns: Arc::new(Returns::new(Arc::clone(&layout), peer.clone())),
             layout,
             peer,
+            table: Vec::new(),
             streamed: Vec::new(),
             receiving: Receiving::default(),
             told: Receiving::default().grant(),
@@ -329,19 +334,20 @@ impl Consumer {
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
+                self.cursor.check(&self.layout.header().head.0)?;
                 return Ok(None);
             }
             let head = self.cursor.head();
-            let header = self.read_header(head, available)?;
-            let total = u64::from(header.total);
-            if header.kind == KIND_PAD {
-                self.release(total);
+            let Some(header) = self.copy_unit(head, available, payload)? else {
+                let capacity = self.layout.config.ring_capacity;
+                self.release(capacity - (head & (capacity - 1)));
                 continue;
-            }
+            };
+            let total = u64::from(header.total);
             match self.receiving.judge(Stream::from_raw(header.epoch)) {
                 Judgement::Take => {}
                 Judgement::Drop => {
-                    self.drop_unit(head, header)?;
+                    self.drop_unit()?;
                     self.release(total);
                     continue;
                 }
@@ -351,42 +357,58 @@ impl Consumer {
                 }
             }
             if matches!(header.kind, KIND_FRAGMENT | KIND_FIRST_FRAGMENT) {
-                self.take_fragment(head, header);
+                self.take_fragment(header, payload);
                 self.release(total);
                 continue;
             }
-            let unit = self.read_unit(head, header, payload)?;
+            let unit = self.read_unit(header)?;
             self.release(total);
             return Ok(Some(unit));
         }
     }
 
-    fn read_header(&self, head: u64, available: u64) -> Result<UnitHeader, Corrupted> {
+    /// Copies a unit out of the ring, its block table into `self.table` and its payload into `payload`, and checks all of
+    /// it. None for a pad.
+    fn copy_unit(&mut self, head: u64, available: u64, payload: &mut Vec<u8>) -> Result<Option<UnitHeader>, Corrupted> {
         let capacity = self.layout.config.ring_capacity;
         let until_wrap = capacity - (head & (capacity - 1));
-        let place = self.layout.ring_ptr(head);
-        // SAFETY: `available` bytes were published, at least 8 of them contiguous here (units are multiples of 8); only
-        // the first word of a unit shorter than a header is read. Reads are volatile: the peer is another process.
-        let header = unsafe {
-            if until_wrap.min(available) >= UNIT_HEADER {
-                place.cast::<UnitHeader>().read_volatile()
-            } else {
-                let total = place.cast::<u32>().read_volatile();
-                UnitHeader { total, payload: 0, kind: KIND_PAD, blocks: 0, reserved: 0, epoch: 0 }
-            }
-        };
-        // A pad may be shorter than a header even where a header could be read.
-        if u64::from(header.total) < UNIT_HEADER {
-            return UnitHeader { kind: KIND_PAD, ..header }.check(available, until_wrap);
+        if !available.is_multiple_of(8) {
+            return Err(Corrupted("a producer's cursor stands inside a unit"));
         }
-        header.check(available, until_wrap)
+        let place = self.layout.ring_ptr(head);
+        // SAFETY: `available` bytes were published, at least 8 of them contiguous here (both are multiples of 8). Reads are
+        // volatile: the peer is another process.
+        let first = unsafe { place.cast::<u64>().read_volatile() };
+        let First::Unit { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
+        // SAFETY: `First::read` has checked that a whole header is contiguous here.
+        let words = unsafe { place.cast::<u64>().add(1).cast::<[u64; 2]>().read_volatile() };
+        let header = UnitHeader::from_words(total, words)?;
+        let mut sum = header.checksum(head);
+        let (blocks, len) = (usize::from(header.blocks), header.payload as usize);
+        self.table.clear();
+        payload.clear();
+        payload.reserve(len);
+        // SAFETY: table and payload lie inside the contiguous unit, as `from_words` has checked; `reserve` made room. The
+        // copies are private, so what was checked and is decoded from them cannot change any more.
+        unsafe {
+            let entries = place.add(UNIT_HEADER as usize).cast::<[u64; 2]>();
+            for index in 0..blocks {
+                let [offset, len] = entries.add(index).read_volatile();
+                sum = sum.words(offset, len);
+                self.table.push([offset, len]);
+            }
+            std::ptr::copy_nonoverlapping(entries.add(blocks).cast::<u8>(), payload.as_mut_ptr(), len);
+            payload.set_len(len);
+        }
+        if sum.bytes(payload).finish() != check {
+            return Err(Corrupted("a unit was overwritten"));
+        }
+        Ok(Some(header))
     }
 
-    /// The block table of a checked unit, one checked entry at a time: (offset, length).
-    fn block_entry(&self, head: u64, index: u16) -> Result<(u64, u64), Corrupted> {
-        let place = self.layout.ring_ptr(head + UNIT_HEADER + BLOCK_ENTRY * u64::from(index));
-        // SAFETY: the table lies inside the checked, contiguous unit; entries are 8-aligned.
-        let [offset, len] = unsafe { place.cast::<[u64; 2]>().read_volatile() };
+    /// An entry of the block table, checked: (offset, length).
+    fn block_entry(&self, index: usize) -> Result<(u64, u64), Corrupted> {
+        let [offset, len] = self.table[index];
         let capacity = self.layout.config.arena_capacity;
         if offset != u64::MAX {
             if offset >= capacity || len > capacity - offset {
@@ -399,9 +421,9 @@ impl Consumer {
         Ok((offset, len))
     }
 
-    fn drop_unit(&mut self, head: u64, header: UnitHeader) -> Result<(), Corrupted> {
-        for index in 0..header.blocks {
-            let (offset, _) = self.block_entry(head, index)?;
+    fn drop_unit(&mut self) -> Result<(), Corrupted> {
+        for index in 0..self.table.len() {
+            let (offset, _) = self.block_entry(index)?;
             if offset != u64::MAX {
                 self.returns.give_back(offset);
             }
@@ -409,26 +431,18 @@ impl Consumer {
         Ok(())
     }
 
-    fn take_fragment(&mut self, head: u64, header: UnitHeader) {
+    fn take_fragment(&mut self, header: UnitHeader, bytes: &[u8]) {
         if header.kind == KIND_FIRST_FRAGMENT {
             self.streamed.clear();
         }
-        let len = header.payload as usize;
-        self.streamed.reserve(len);
-        let start = self.streamed.len();
-        // SAFETY: the payload lies inside the checked, contiguous unit, and `reserve` made room for it.
-        unsafe {
-            let from = self.layout.ring_ptr(head + UNIT_HEADER);
-            std::ptr::copy_nonoverlapping(from, self.streamed.as_mut_ptr().add(start), len);
-            self.streamed.set_len(start + len);
-        }
+        self.streamed.extend_from_slice(bytes);
     }
 
-    fn read_unit(&mut self, head: u64, header: UnitHeader, payload: &mut Vec<u8>) -> Result<Unit, Corrupted> {
-        let mut buffers = Vec::with_capacity(usize::from(header.blocks));
+    fn read_unit(&mut self, header: UnitHeader) -> Result<Unit, Corrupted> {
+        let mut buffers = Vec::with_capacity(self.table.len());
         let mut streamed = false;
-        for index in 0..header.blocks {
-            let (offset, len) = self.block_entry(head, index)?;
+        for index in 0..self.table.len() {
+            let (offset, len) = self.block_entry(index)?;
             buffers.push(if offset == u64::MAX {
                 streamed = true;
                 Buffer::Owned(Arc::new(self.streamed_buffer(len)?))
@@ -439,15 +453,6 @@ impl Consumer {
         // Fragments belong to the unit behind them. Where that has none, a producer gave up half-way and tells so by it.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to other fragments than those that came"));
-        }
-        let len = header.payload as usize;
-        payload.clear();
-        payload.reserve(len);
-        // SAFETY: as for fragments; the copy is private, so what is decoded from it cannot change any more.
-        unsafe {
-            let from = self.layout.ring_ptr(head + UNIT_HEADER + BLOCK_ENTRY * u64::from(header.blocks));
-            std::ptr::copy_nonoverlapping(from, payload.as_mut_ptr(), len);
-            payload.set_len(len);
         }
         Ok(Unit { kind: header.kind, buffers })
     }

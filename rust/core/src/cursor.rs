@@ -4,9 +4,16 @@
 //! modulo the capacity is a place in the ring. Each side keeps its own cursor privately, writes it to
 //! shared memory for the other, and reads the other's only when what it remembers of it does not
 //! suffice: so an empty or a full ring costs a cache miss, and a flowing one does not.
+//!
+//! In shared memory a cursor is a sealed word (see `check`): one that something else wrote over is noticed by whoever
+//! reads it, rather than taken for a ring that is shorter or emptier than it is.
 
+use crate::check::{open_after, seal};
 use crate::error::Corrupted;
 use crate::primitive::{AtomicU64, Ordering};
+
+/// The shared word of a cursor at its ring's birth.
+pub const BIRTH: u64 = seal(0);
 
 /// The producer's view of a ring.
 #[derive(Debug)]
@@ -43,10 +50,9 @@ impl ProducerCursor {
     #[inline]
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; what lies before `head` was read to the end.
-        let head = shared_head.load(Ordering::Acquire);
-        if head < self.head || head > self.tail {
-            return Err(Corrupted("a consumer's cursor left the ring"));
-        }
+        let head = open_after(self.head, shared_head.load(Ordering::Acquire));
+        // One that went back is taken for one far ahead.
+        let head = head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor left the ring"))?;
         self.head = head;
         Ok(head)
     }
@@ -56,7 +62,7 @@ impl ProducerCursor {
     pub fn publish(&mut self, shared_tail: &AtomicU64, by: u64) {
         self.tail += by;
         // SYNC(publish): pairs with ConsumerCursor::available; what lies before `tail` is written.
-        shared_tail.store(self.tail, Ordering::Release);
+        shared_tail.store(seal(self.tail), Ordering::Release);
     }
 }
 
@@ -86,11 +92,9 @@ impl ConsumerCursor {
     pub fn available(&mut self, shared_tail: &AtomicU64) -> Result<u64, Corrupted> {
         if self.tail == self.head {
             // SYNC(publish): pairs with ProducerCursor::publish.
-            let tail = shared_tail.load(Ordering::Acquire);
-            if tail < self.tail || tail - self.head > self.capacity {
-                return Err(Corrupted("a producer's cursor left the ring"));
-            }
-            self.tail = tail;
+            let tail = open_after(self.tail, shared_tail.load(Ordering::Acquire));
+            let tail = tail.filter(|&tail| tail - self.head <= self.capacity);
+            self.tail = tail.ok_or(Corrupted("a producer's cursor left the ring"))?;
         }
         Ok(self.tail - self.head)
     }
@@ -100,6 +104,18 @@ impl ConsumerCursor {
     pub fn release(&mut self, shared_head: &AtomicU64, by: u64) {
         self.head += by;
         // SYNC(release): pairs with ProducerCursor::refresh; reads of the slots happened before.
-        shared_head.store(self.head, Ordering::Release);
+        shared_head.store(seal(self.head), Ordering::Release);
+    }
+
+    /// Whether this side's own cursor still stands in shared memory as it was written.
+    ///
+    /// To be asked before sleeping: the producer looks at it only when its room runs out, and a look at whether anything is
+    /// pending, which compares the two cursors, would be wrong for ever.
+    #[inline]
+    pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
+        if shared_head.load(Ordering::Relaxed) == seal(self.head) {
+            return Ok(());
+        }
+        Err(Corrupted("a consumer's cursor was overwritten"))
     }
 }

@@ -13,6 +13,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::check::placed;
+use crate::cursor;
 use crate::error::OpenError;
 use crate::region::Region;
 
@@ -71,6 +73,12 @@ impl LinkConfig {
 pub(crate) struct Line(pub AtomicU64);
 
 /// The first page of a link.
+///
+/// What becomes of it where something else writes over it: the sizes are read once, checked against each other. The four
+/// cursors are sealed words, as are the entries of the return ring, and units carry checksums, so damage to what was
+/// published and not read yet is `Corrupted` for the reader. `items` and `bytes` are statistics, from which nothing
+/// follows. `producer_taken` and `consumer_taken` only keep a second user of an end away. `blocks_wanted` may make
+/// a producer that waits for memory sleep to the end of its slice, or a consumer ring in vain.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -84,13 +92,13 @@ pub(crate) struct Header {
     ring_capacity: AtomicU64,
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
-    /// Data ring, bytes ever written; written by the producer alone.
+    /// Data ring, bytes ever written, sealed; written by the producer alone.
     pub tail: Line,
-    /// Data ring, bytes ever read; written by the consumer alone.
+    /// Data ring, bytes ever read, sealed; written by the consumer alone.
     pub head: Line,
-    /// Return ring, entries ever written; written by the consumer alone.
+    /// Return ring, entries ever written, sealed; written by the consumer alone.
     pub return_tail: Line,
-    /// Return ring, entries ever read; written by the producer alone.
+    /// Return ring, entries ever read, sealed; written by the producer alone.
     pub return_head: Line,
     /// What the consumer wants (see `protocol::Grant`); written by the consumer alone.
     pub granted: Line,
@@ -122,6 +130,18 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
+/// Entry `position` of a return ring that gives the block at `offset` back: its page, and a check of that and the position.
+pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
+    let page = offset / BLOCK_ALIGN;
+    page << 30 | placed(page, position)
+}
+
+/// The block that an entry gives back, or None where the entry is damaged or was left there by an earlier lap.
+pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
+    let offset = (entry >> 30) * BLOCK_ALIGN;
+    (return_entry(position, offset) == entry).then_some(offset)
+}
+
 /// A region that was laid out as a link and checked.
 #[derive(Debug)]
 pub(crate) struct Layout {
@@ -139,7 +159,10 @@ impl Layout {
         header.ring_capacity.store(config.ring_capacity, Ordering::Relaxed);
         header.return_capacity.store(config.return_capacity, Ordering::Relaxed);
         header.arena_capacity.store(config.arena_capacity, Ordering::Relaxed);
-        // SYNC(version): pairs with `attach`; whoever sees the version sees the sizes.
+        for cursor in [&header.tail, &header.head, &header.return_tail, &header.return_head] {
+            cursor.0.store(cursor::BIRTH, Ordering::Relaxed);
+        }
+        // SYNC(version): pairs with `attach`; whoever sees the version sees the sizes and the cursors.
         header.version.store(VERSION, Ordering::Release);
         Ok(layout)
     }
@@ -194,7 +217,7 @@ impl Layout {
         unsafe { self.region.as_mut_ptr().add(place as usize) }
     }
 
-    /// Entry `position` (taken modulo the capacity) of the return ring.
+    /// Entry `position` (taken modulo the capacity) of the return ring: see [`return_entry`].
     pub fn return_slot(&self, position: u64) -> &AtomicU64 {
         let place = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
         // SAFETY: inside the region by its checked layout, a multiple of 8, and accessed only as an atomic.

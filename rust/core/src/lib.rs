@@ -3,6 +3,7 @@
 //! See `docs/architecture.md` for how the parts fit together and for the journey of one item.
 
 pub mod bell;
+pub mod check;
 pub mod cursor;
 pub mod error;
 pub mod example;

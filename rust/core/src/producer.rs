@@ -11,7 +11,7 @@ use crate::bell::BellRef;
 use crate::cursor::ProducerCursor;
 use crate::error::Corrupted;
 use crate::header::Layout;
-use crate::link::{KIND_FIRST_FRAGMENT, KIND_FRAGMENT, KIND_PAD, UNIT_HEADER, UnitHeader};
+use crate::link::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UnitHeader};
 use crate::protocol::{Checked, Permit, Reader, Sending, Stream};
 use crate::wake::WakePolicy;
 
@@ -218,31 +218,26 @@ impl Producer {
             return Ok(Push::Full);
         }
         if needed > total {
-            let pad = UnitHeader {
-                total: (needed - total) as u32,
-                payload: 0,
-                kind: KIND_PAD,
-                blocks: 0,
-                reserved: 0,
-                epoch: 0,
-            };
-            self.write_pad(pad);
+            self.write_pad(needed - total);
         }
         let start = self.cursor.tail() + (needed - total);
+        let mut check = unit.checksum(start);
         let place = self.layout.ring_ptr(start);
         // SAFETY: `needed` bytes from the tail are free by the cursor's check, `total` of them are contiguous at
         // `place`, and this side is the only writer of free bytes. Units start at multiples of 8.
         unsafe {
-            place.cast::<UnitHeader>().write(unit);
-            let mut entry = place.add(UNIT_HEADER as usize).cast::<[u64; 2]>();
+            let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {
-                entry.write(match part {
+                let [offset, len] = match part {
                     Part::Block(block) => [block.offset(), block.len() as u64],
                     Part::Streamed(len) => [u64::MAX, *len],
-                });
+                };
+                entry.write([offset, len]);
+                check = check.words(offset, len);
                 entry = entry.add(1);
             }
             std::ptr::copy_nonoverlapping(payload.as_ptr(), entry.cast::<u8>(), payload.len());
+            place.cast::<[u64; 3]>().write(unit.words(check.bytes(payload).finish()));
         }
         self.bytes += payload.len() as u64;
         for part in parts {
@@ -256,18 +251,11 @@ impl Producer {
         Ok(Push::Done)
     }
 
-    /// Writes as much of a pad's header as fits: its first word always does.
-    fn write_pad(&self, pad: UnitHeader) {
-        let place = self.layout.ring_ptr(self.cursor.tail());
-        // SAFETY: at least 8 free, contiguous bytes lie between the tail and the ring's end, both multiples of 8; a pad
-        // shorter than a header is told by its total alone.
-        unsafe {
-            if u64::from(pad.total) >= UNIT_HEADER {
-                place.cast::<UnitHeader>().write(pad);
-            } else {
-                place.cast::<u32>().write(pad.total);
-            }
-        }
+    /// Skips the `total` bytes from the tail to the ring's end.
+    fn write_pad(&self, total: u64) {
+        let pad = First::pad(self.cursor.tail(), total);
+        // SAFETY: at least 8 free, contiguous bytes lie between the tail and the ring's end, both multiples of 8.
+        unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
     }
 
     /// Bytes of the largest fragment.

@@ -1,0 +1,33 @@
+//! A link's memory as another process would have it that writes where it must not.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+use memmap2::{MmapOptions, MmapRaw};
+use torchdata_core::link::Link;
+
+/// A mapping of the same memory as another process would have it.
+pub struct Raw(MmapRaw);
+
+impl Raw {
+    pub fn new(link: &Link) -> Self {
+        Self(MmapOptions::new().map_raw(&link.fd()).unwrap())
+    }
+
+    pub fn byte(&self, place: usize) -> &AtomicU8 {
+        assert!(place < self.0.len());
+        // SAFETY: inside the mapping, which lives as long as `self`.
+        unsafe { &*self.0.as_mut_ptr().add(place).cast() }
+    }
+
+    pub fn u64(&self, place: usize) -> &AtomicU64 {
+        assert!(place.is_multiple_of(8) && place + 8 <= self.0.len());
+        // SAFETY: inside the mapping and aligned.
+        unsafe { &*self.0.as_mut_ptr().add(place).cast() }
+    }
+
+    pub fn u32(&self, place: usize) -> &AtomicU32 {
+        assert!(place.is_multiple_of(4) && place + 4 <= self.0.len());
+        // SAFETY: inside the mapping and aligned.
+        unsafe { &*self.0.as_mut_ptr().add(place).cast() }
+    }
+}
