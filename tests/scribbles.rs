@@ -19,11 +19,10 @@ use common::watchdog;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::LinkConfig;
 use torchdata_core::producer::{Part, Push};
+use torchdata_core::protocol::{Permit, Stream};
 
 const CONFIG: LinkConfig = LinkConfig { arena_capacity: 96 << 10, ..SMALL };
 const ITEMS: u64 = 80;
-/// The grant's word; what is granted carries no check of its own yet.
-const GRANTED: std::ops::Range<u64> = 320..328;
 const RING: u64 = 4096;
 const RETURN_RING: u64 = RING + SMALL.ring_capacity;
 const ARENA: u64 = RETURN_RING + 8 * SMALL.return_capacity;
@@ -56,6 +55,9 @@ impl Sending {
             let pushed = if self.ended { Push::Full } else { self.sender.end.push(END, &[], &[])? };
             self.ended |= pushed == Push::Done;
             return Ok(pushed);
+        }
+        if self.sender.end.permit()? != Permit::Now {
+            return Ok(Push::Full);
         }
         let item = item(self.seed, self.index);
         while let Some(buffer) = item.buffers.get(self.parts.len()) {
@@ -97,7 +99,7 @@ impl Receiving {
     }
 
     fn step(&mut self) -> Result<(), Corrupted> {
-        match self.receiver.poll(0)? {
+        match self.receiver.poll()? {
             Some((ITEM, arrived)) => {
                 assert!(!self.ended && self.index < ITEMS, "seed {}: more came than was sent", self.seed);
                 self.check(self.index, &arrived);
@@ -126,7 +128,7 @@ impl Receiving {
 fn ends(seed: u64) -> (Raw, Sending, Receiving) {
     let (link, bells) = open(CONFIG);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
-    receiver.end.start_epoch(u64::MAX);
+    receiver.end.begin(Stream::default(), 8);
     let sending = Sending { sender, seed, index: 0, parts: Vec::new(), ended: false };
     (Raw::new(&link), sending, Receiving { receiver, seed, index: 0, held: VecDeque::new(), ended: false })
 }
@@ -134,14 +136,11 @@ fn ends(seed: u64) -> (Raw, Sending, Receiving) {
 /// Writes over a random place: a bit, a byte, a word or a run of zeros.
 fn scribble(raw: &Raw, random: &mut Random) {
     let place = match random.below(4) {
-        0 => random.below(512),
+        0 => random.below(704),
         1 => RETURN_RING + random.below(ARENA - RETURN_RING),
         2 => RING + random.below(SMALL.ring_capacity),
         _ => RING + random.below(600),
     };
-    if GRANTED.contains(&place) {
-        return;
-    }
     let word = raw.u64(place as usize / 8 * 8);
     match random.below(6) {
         0 => drop(raw.byte(place as usize).fetch_xor(1 << random.below(8), Relaxed)),
@@ -151,7 +150,7 @@ fn scribble(raw: &Raw, random: &mut Random) {
         4 => drop(word.fetch_sub(8 * random.below(16), Relaxed)),
         _ => (place / 8..place / 8 + 4)
             .map(|word| 8 * word)
-            .filter(|place| !GRANTED.contains(place) && *place < ARENA)
+            .filter(|place| *place < ARENA)
             .for_each(|place| raw.u64(place as usize).store(0, Relaxed)),
     }
 }

@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::bell::BellRef;
+use crate::check::{open, seal};
 use crate::cursor::{ConsumerCursor, ProducerCursor};
 use crate::error::Corrupted;
 use crate::fork;
 use crate::header::{BLOCK_ALIGN, Layout, return_entry};
 use crate::link::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UNIT_HEADER, UnitHeader};
-use crate::protocol::{Checked, Grant, Judgement, Receiving, Stream};
+use crate::protocol::{Grant, Judgement, Receiving, Stream};
 
 /// A buffer of a unit, in the consumer's hands. Clones are the same memory.
 #[derive(Debug, Clone)]
@@ -231,14 +232,14 @@ impl Consumer {
     /// Tells the producer that `count` messages were dealt with.
     pub fn acknowledge(&self, count: u64) {
         // SYNC(acknowledge): pairs with Producer::acknowledged.
-        self.layout.header().acknowledged.0.store(Checked::pack(count), Ordering::Release);
+        self.layout.header().acknowledged.0.store(seal(count), Ordering::Release);
         self.peer.ring();
     }
 
     /// Whether the producer's process waits for somebody else before it can go on (see [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
         // SYNC(starve): pairs with Announcer::starve. A damaged word is put right at the producer's next look around.
-        let epoch = Checked::unpack(self.layout.header().starving.0.load(Ordering::Acquire));
+        let epoch = open(self.layout.header().starving.0.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
 

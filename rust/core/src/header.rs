@@ -13,7 +13,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::check::placed;
+use crate::check::{placed, seal};
 use crate::cursor;
 use crate::error::OpenError;
 use crate::region::Region;
@@ -162,7 +162,10 @@ impl Layout {
         for cursor in [&header.tail, &header.head, &header.return_tail, &header.return_head] {
             cursor.0.store(cursor::BIRTH, Ordering::Relaxed);
         }
-        // SYNC(version): pairs with `attach`; whoever sees the version sees the sizes and the cursors.
+        for word in [&header.granted, &header.starving, &header.order, &header.acknowledged] {
+            word.0.store(seal(0), Ordering::Relaxed);
+        }
+        // SYNC(version): pairs with `attach`; whoever sees the version sees the sizes, the cursors and the words.
         header.version.store(VERSION, Ordering::Release);
         Ok(layout)
     }

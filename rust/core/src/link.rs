@@ -11,13 +11,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::bell::BellRef;
-use crate::check::Checksum;
+use crate::check::{Checksum, open, seal};
 use crate::consumer::Consumer;
 use crate::error::{Corrupted, OpenError};
 use crate::header::Layout;
 pub use crate::header::LinkConfig;
 use crate::producer::Producer;
-use crate::protocol::{Checked, Control};
+use crate::protocol::Control;
 use crate::region::Region;
 
 /// How long attaching waits for the creator to finish.
@@ -215,7 +215,7 @@ impl Probe {
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.
         let word = self.layout.header().order.0.load(Ordering::Acquire);
-        let order = Checked::unpack(word).ok_or(Corrupted("the epoch that was ordered cannot be read"))?;
+        let order = open(word).ok_or(Corrupted("the epoch that was ordered cannot be read"))?;
         Ok(Control::is_superseded(epoch, order))
     }
 }
@@ -231,12 +231,12 @@ impl Announcer {
     /// Says that the producer starves in `epoch`, and wakes the consumer.
     pub fn starve(&self, epoch: u32) {
         // SYNC(starve): pairs with Consumer::starves; nothing but the word itself is read through it.
-        self.layout.header().starving.0.store(Checked::pack(u64::from(epoch)), Ordering::Release);
+        self.layout.header().starving.0.store(seal(u64::from(epoch)), Ordering::Release);
         self.peer.ring();
     }
 
     /// Says that it does not starve.
     pub fn go_on(&self) {
-        self.layout.header().starving.0.store(0, Ordering::Relaxed);
+        self.layout.header().starving.0.store(seal(0), Ordering::Relaxed);
     }
 }

@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 
 use crate::arena::{Arena, Block};
 use crate::bell::BellRef;
+use crate::check::{open, seal};
 use crate::cursor::ProducerCursor;
 use crate::error::Corrupted;
 use crate::header::Layout;
 use crate::link::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UnitHeader};
-use crate::protocol::{Checked, Permit, Reader, Sending, Stream};
+use crate::protocol::{Permit, Reader, Sending, Stream};
 use crate::wake::WakePolicy;
 
 /// Items that are worth waking a sleeping consumer for.
@@ -118,14 +119,14 @@ impl Producer {
     /// Orders an epoch or the end, ahead of the command (see `protocol::Control`): for producers of control links.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
-        self.layout.header().order.0.store(Checked::pack(order), Ordering::Release);
+        self.layout.header().order.0.store(seal(order), Ordering::Release);
     }
 
     /// How many messages the consumer has dealt with.
     pub fn acknowledged(&self) -> Result<u64, Corrupted> {
         // SYNC(acknowledge): pairs with Consumer::acknowledge.
         let word = self.layout.header().acknowledged.0.load(Ordering::Acquire);
-        Checked::unpack(word).ok_or(Corrupted("the count of messages that were obeyed cannot be read"))
+        open(word).ok_or(Corrupted("the count of messages that were obeyed cannot be read"))
     }
 
     /// Takes a block of `len` bytes, or None where the arena has no room.

@@ -122,7 +122,8 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
             if prepare is not None:
                 item = prepare(item)
         except BaseException as error:
-            queue.fail(error)
+            # Without the frame of this function, which holds the queue that is to hold the error: a circle.
+            queue.fail(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
             return
         queue.put(item)
         del item  # or the thread would keep an item alive that the consumer is done with

@@ -8,8 +8,8 @@
 //! Epoch and pass are cut to their low bits, and items are counted modulo 2^30: writer and reader are never so far apart that
 //! this could deceive them, and if they were, an item would come early and be left where it is (see `Receiving`).
 
-use super::checked::Checked;
 use super::stream::Stream;
+use crate::check::{open, seal};
 
 const COUNT_BITS: u32 = 30;
 const PASS_BITS: u32 = 2;
@@ -59,6 +59,9 @@ fn difference(left: u64, right: u64, bits: u32) -> i64 {
 }
 
 impl Grant {
+    /// The word of a reader that has not said anything yet.
+    pub const NONE: u64 = seal(0);
+
     /// A reader at `stream` that wants `wish`.
     pub fn new(stream: Stream, wish: Wish) -> Self {
         Self { stream, wish }
@@ -74,13 +77,13 @@ impl Grant {
         };
         let epoch = low(self.stream.epoch(), EPOCH_BITS);
         let pass = low(self.stream.pass(), PASS_BITS);
-        Checked::pack((((epoch << PASS_BITS) | pass) << 2 | wish) << COUNT_BITS | count)
+        seal((((epoch << PASS_BITS) | pass) << 2 | wish) << COUNT_BITS | count)
     }
 
     /// What a stored word says to a writer at `stream`; None where the word is damaged.
     #[inline]
     pub fn read(word: u64, stream: Stream) -> Option<Reader> {
-        let number = Checked::unpack(word)?;
+        let number = open(word)?;
         let count = low(number as u32, COUNT_BITS) as u32;
         let wish = (number >> COUNT_BITS) & 3;
         let pass = number >> (COUNT_BITS + 2);
@@ -134,8 +137,9 @@ mod tests {
     }
 
     #[test]
-    fn fresh_memory_grants_nothing() {
-        assert_eq!(Grant::read(0, Stream::default()), Some(Reader::Behind));
+    fn at_a_links_birth_nothing_is_granted() {
+        assert_eq!(Grant::read(Grant::NONE, Stream::default()), Some(Reader::Behind));
+        assert_eq!(Grant::read(0, Stream::default()), None, "wiped memory is damage");
     }
 
     #[test]

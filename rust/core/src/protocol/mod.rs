@@ -15,7 +15,6 @@
 //! What they promise together, as the checker shows: nobody waits without somebody who will end the wait; no item is
 //! lost, doubled, or delivered to another epoch than its own; a death is an error and never an end.
 
-mod checked;
 mod collecting;
 mod control;
 mod dealing;
@@ -24,7 +23,6 @@ mod receiving;
 mod sending;
 mod stream;
 
-pub use checked::Checked;
 pub use collecting::{Collecting, Next};
 pub use control::{Command, Control, Step};
 pub use dealing::{Deal, Dealing};
