@@ -7,7 +7,7 @@
 //! The order is that of the peers' numbers, peers that have ended left out. An epoch begins with peer 0.
 
 /// Turns among peers, some of which have ended.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     /// By peer: whether it has ended in this epoch.
     ended: Vec<bool>,

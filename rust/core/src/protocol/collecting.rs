@@ -23,7 +23,7 @@ pub enum Next {
 /// one whose turn it is waits for an item from the dispatching process, which waits for the turn of another worker, who
 /// has used up its window and waits for main. A worker that waits for a dispatched item says so, and while the one whose
 /// turn it is says so, main takes in what the others have.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
     /// Whether a process has died that was watched.

@@ -20,7 +20,7 @@ pub enum Deal {
 /// Whose turn it is to get an item.
 ///
 /// The turn goes round whatever the readers do: which item is whose share depends on nothing but the item's number.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
     turn: RoundRobin,
 }
