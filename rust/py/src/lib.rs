@@ -11,6 +11,8 @@ mod errors;
 mod guard;
 mod gzip;
 mod iterators;
+mod numpy_api;
+mod panics;
 mod prefetch;
 mod records;
 mod seed;

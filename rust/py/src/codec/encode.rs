@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use rustc_hash::FxHashSet;
@@ -240,11 +239,11 @@ impl Encoder {
             return Ok(());
         }
         let py = item.py();
-        let bits: usize = item.call_method0(intern!(py, "bit_length"))?.extract()?;
+        let bits: usize = item.call_method0("bit_length")?.extract()?;
         let len = bits / 8 + 1;
         let signed = PyDict::new(py);
         signed.set_item("signed", true)?;
-        let bytes = item.call_method(intern!(py, "to_bytes"), (len, "little"), Some(&signed))?;
+        let bytes = item.call_method("to_bytes", (len, "little"), Some(&signed))?;
         self.tag(Tag::BigInt);
         self.length(len);
         self.payload.extend_from_slice(bytes.cast::<PyBytes>().map_err(PyErr::from)?.as_bytes());
