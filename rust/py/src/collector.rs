@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use torchdata_core::bell::BellRef;
 use torchdata_core::consumer::{Buffer, Consumer, Unit};
@@ -228,6 +229,20 @@ impl Collector {
             let ready = || consumers[peer].readable().unwrap_or(true) || expired();
             wait_until(py, own, ready, |py| patience.look_after(py, watches, on_exit))?;
         }
+    }
+
+    /// Looks at nothing while somebody reads: he holds a reference, so this is no garbage. The lock is taken and let go
+    /// with the GIL held alone, which the collector of garbage holds, so that all its passes find the same.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(reader) = self.reader.try_lock() else { return Ok(()) };
+        visit.call(&reader.on_exit)?;
+        visit.call(&reader.on_error)?;
+        visit.call(reader.interrupt.as_ref().map(|(_, exception)| exception))
+    }
+
+    fn __clear__(&self) {
+        let cleared = self.reader.try_lock().map(|mut reader| (reader.on_exit.take(), reader.interrupt.take()));
+        drop(cleared); // outside the lock: whatever that runs may come back here
     }
 }
 

@@ -4,6 +4,7 @@
 //! Python stream for a piece at a time and owns the piece; the arrays that it makes own their memory.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
 use rustc_hash::FxHashSet;
@@ -95,6 +96,13 @@ impl TFRecordReader {
     #[getter]
     fn unread<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.records.unread())
+    }
+
+    /// There is nothing to clear, as in `FilterIterator`.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.read)?;
+        visit.call(&self.maker.convert)?;
+        visit.call(&self.maker.finish)
     }
 }
 
