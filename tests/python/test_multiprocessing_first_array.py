@@ -1,9 +1,8 @@
-"""The first array that arrives in a process, when NumPy's C API is looked up, and signals whose handlers raise just then."""
+"""The first array that arrives in a process, when NumPy's C API is looked up, and signal handlers that raise then."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 

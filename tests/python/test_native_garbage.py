@@ -12,7 +12,15 @@ import weakref
 import pytest
 
 from torchdata import _native
-from torchdata._native import BellBoard, Collector, FilterIterator, GzipReader, Link, PrefetchQueue, TFRecordReader
+from torchdata._native import (
+    BellBoard,
+    Collector,
+    FilterIterator,
+    GzipReader,
+    Link,
+    PrefetchQueue,
+    TFRecordReader,
+)
 from torchdata.datapipes.iter import IterableWrapper
 
 
