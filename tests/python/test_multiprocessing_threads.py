@@ -9,7 +9,7 @@ import sys
 import pytest
 
 #: Forks a process for each round, since each has one first use only. In it threads make loaders under fork, while
-#: others look up the codec's helpers and NumPy's API: on items that they send themselves, or where NumPy is not imported
+#: others look up the codec's helpers and NumPy's API: on items that they send themselves, or where NumPy is not loaded
 #: yet, on those that a worker sends. (What the program itself imports while a thread forks is none of the engine's.)
 ROUNDS = """
 import contextlib, os, signal, sys, threading, time, traceback
@@ -95,7 +95,7 @@ for number in range({rounds}):
     "loaded", ["", "import numpy\n"], ids=["without NumPy in main", "with NumPy in main"]
 )
 def test_threads_may_fork_workers_while_others_use_the_extension_for_the_first_time(loaded):
-    script = loaded + ROUNDS.format(rounds=25, deadline=20)
+    script = loaded + ROUNDS.format(rounds=12, deadline=20)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],

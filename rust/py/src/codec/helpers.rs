@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use once_cell::race::OnceBox;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyString, PyType};
 
 /// Functions of `torchdata._engine.codec` and, for tensors, of `torchdata._engine.tensors`.
 pub struct Helpers {
@@ -81,7 +81,8 @@ fn classify(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
     if class.is(helpers(py)?.data_chunk.bind(py)) {
         return Ok(Kind::DataChunk);
     }
-    let module = class.module()?;
+    let module = class.getattr("__module__")?;
+    let Ok(module) = module.cast::<PyString>() else { return Ok(Kind::Other) };
     let (module, name) = (module.to_string_lossy(), class.name()?);
     let name = name.to_string_lossy();
     let is = |module: &str| PyModule::import(py, module)?.getattr(&*name).map(|found| found.is(&class));
