@@ -418,6 +418,9 @@ fn an_unlimited_window_is_unlimited_and_a_new_epoch_counts_anew() {
         sender.send(&item_of(0, &[])).unwrap();
         receiver.receive(0).unwrap().unwrap();
     }
+    receiver.end.set_window(0);
+    receiver.end.set_window(u64::MAX);
+    assert_eq!(sender.end.granted_now(), u64::MAX);
     receiver.end.start_epoch(2);
     sender.end.start_epoch(1);
     let mut sent = 0;

@@ -194,7 +194,7 @@ impl Consumer {
     /// Stops (0) or resumes (the window) the producer's running ahead; what it has sent stays valid.
     pub fn set_window(&mut self, window: u64) {
         self.window = window;
-        self.grant(self.taken + window);
+        self.grant(self.taken.saturating_add(window));
     }
 
     /// Counts an item as taken and lets the producer make another one.

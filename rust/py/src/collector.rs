@@ -21,7 +21,7 @@ use crate::codec;
 use crate::errors;
 use crate::sender::{bell, kind};
 use crate::shared::{PyBellBoard, PyLink};
-use crate::waiting::wait_until;
+use crate::waiting::{duration, wait_until};
 
 /// How often peers are looked after while waiting.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
@@ -98,7 +98,6 @@ impl Collector {
         for (link, &peer) in links.iter().zip(&peers) {
             consumers.push(link.get().0.consumer(bell(board, peer)?).map_err(errors::open)?);
         }
-        let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
         let stopped = Arc::new(AtomicBool::new(true));
         let reader = Reader {
             turn: RoundRobin::new(consumers.len(), in_order),
@@ -110,7 +109,7 @@ impl Collector {
             on_exit: None,
             on_error,
             interrupt: None,
-            timeout: timeout.map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?,
+            timeout: timeout.map(duration),
             name: name.to_owned(),
             payload: Vec::new(),
             generation: fork::generation(),
@@ -211,7 +210,7 @@ impl Collector {
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let mut reader = self.reader()?;
-        let limit = seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
+        let limit = seconds.map(duration);
         let started = Instant::now();
         let expired = || limit.is_some_and(|limit| started.elapsed() >= limit);
         loop {

@@ -13,6 +13,8 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use torchdata_core::prefetch_queue::{LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
 
+use crate::waiting::duration;
+
 /// Items, and the exception after them.
 type Snapshot = (Vec<Py<PyAny>>, Option<Py<PyAny>>);
 
@@ -117,7 +119,7 @@ impl PyPrefetchQueue {
     /// Waits until the producer is not busy with an item; False where it still is after `seconds`.
     fn wait_parked(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let queue = self.get()?;
-        let limit = Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let limit = duration(seconds);
         let begun = Instant::now();
         loop {
             let left = limit.saturating_sub(begun.elapsed());

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pyo3::exceptions::{PyIndexError, PyTimeoutError, PyValueError};
 use pyo3::ffi;
@@ -19,7 +19,7 @@ use torchdata_core::round_robin::RoundRobin;
 use crate::codec::{self, Encoder, OUT_OF_BAND, OutBuffer};
 use crate::errors;
 use crate::shared::{ArenaBuffer, PyBellBoard, PyLink};
-use crate::waiting::wait_until;
+use crate::waiting::{duration, wait_until};
 
 /// What a unit is; the same numbers on both sides.
 pub mod kind {
@@ -58,8 +58,7 @@ pub struct Sender {
 }
 
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
-    let seconds = seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
-    seconds.and_then(|seconds| Instant::now().checked_add(seconds))
+    seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
 /// What became of an attempt to send.

@@ -301,10 +301,14 @@ impl Encoder {
             return if span.is_some() { Ok(()) } else { spans.into_iter().try_for_each(|span| self.visit_span(span)) };
         }
         let (dtype, shape, grad, data, len): (String, Vec<u64>, bool, usize, usize) = parts.extract()?;
+        let (Ok(dtype_len), Ok(dimensions)) = (u8::try_from(dtype.len()), u8::try_from(shape.len())) else {
+            self.pickle(item)?; // torch has no limit to the number of dimensions
+            return Ok(());
+        };
         self.tag(Tag::Tensor);
-        self.payload.push(dtype.len() as u8);
+        self.payload.push(dtype_len);
         self.payload.extend_from_slice(dtype.as_bytes());
-        self.payload.extend_from_slice(&[u8::from(grad), shape.len() as u8]);
+        self.payload.extend_from_slice(&[u8::from(grad), dimensions]);
         for dim in shape {
             self.length(dim as usize);
         }
