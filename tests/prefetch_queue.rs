@@ -189,6 +189,66 @@ fn draining_takes_all_and_remembers_the_end() {
     assert_eq!(queue.pop(NOW), Pop::Ended);
 }
 
+#[test]
+fn memory_follows_what_is_buffered_and_not_the_capacity() {
+    let queue = Queue::new(usize::MAX);
+    queue.push(Ok(1)).unwrap();
+    queue.push(Ok(2)).unwrap();
+    assert_eq!((queue.capacity(), queue.len()), (usize::MAX, 2));
+    assert_eq!((queue.pop(NOW), queue.pop(NOW), queue.pop(NOW)), (Pop::Item(1), Pop::Item(2), Pop::TimedOut));
+}
+
+#[test]
+fn the_longest_wait_that_there_is_ends_with_what_is_waited_for() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(1));
+    let (_, producer) = produce(&queue, 1);
+    assert_eq!(queue.pop(Duration::MAX), Pop::Item(0));
+    assert!(queue.pause(Duration::MAX));
+    assert_eq!(queue.reserve(Duration::MAX), Reserve::Closed);
+    producer.join().unwrap();
+}
+
+#[test]
+fn waiting_takes_nothing_out_and_says_whether_there_is_something() {
+    let queue = Queue::new(2);
+    assert!(!queue.wait_filled(Duration::from_millis(5)));
+    queue.push(Ok(1)).unwrap();
+    assert!(queue.wait_filled(NOW));
+    assert_eq!(queue.len(), 1);
+    assert_eq!(queue.try_pop(), Pop::Item(1));
+    queue.finish();
+    assert!(queue.wait_filled(NOW));
+    assert_eq!(queue.try_pop(), Pop::Ended);
+    assert!(queue.wait_filled(NOW), "the end stays");
+}
+
+#[test]
+fn closing_frees_a_consumer_that_waits_for_an_item() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(1));
+    let waiting = thread::spawn({
+        let queue = Arc::clone(&queue);
+        move || queue.pop(Duration::MAX)
+    });
+    queue.close();
+    assert_eq!(waiting.join().unwrap(), Pop::Ended);
+}
+
+#[test]
+fn looking_at_all_that_is_buffered_stops_where_it_is_told() {
+    let queue = Queue::new(2);
+    queue.restore([1, 2, 3], Some("broken"));
+    let mut seen = Vec::new();
+    let stopped = queue.try_for_each(|content| {
+        seen.push(content.copied().map_err(|&error| error));
+        if seen.len() == 2 { Err("enough") } else { Ok(()) }
+    });
+    assert_eq!((stopped, seen), (Err("enough"), vec![Ok(1), Ok(2)]));
+    assert_eq!(queue.try_for_each(|content| content.map(drop).map_err(|&error| error)), Err("broken"));
+    assert_eq!(queue.len(), 4);
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Push,

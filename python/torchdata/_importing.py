@@ -1,20 +1,25 @@
-"""Calls a function right after a module was imported, before the importing code goes on.
+"""Importing late: calls a function right after a module was imported; imports what a fork must not copy half done.
 
 Role: the package imports neither NumPy nor PyTorch by itself, but has things to do once somebody else did: to seed
 their generators, to make its classes known to theirs. A finder at the front of `sys.meta_path` waits for the modules;
-it leaves when nothing is awaited. Runs in whichever process and thread imports. This module owns the finder.
+it leaves when nothing is awaited. And where an item that arrives is made of arrays or tensors, the engine imports NumPy
+or PyTorch in the middle of things, perhaps while another thread forks. Runs in whichever process and thread imports.
+This module owns the finder.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
+import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["call_when_imported"]
+__all__ = ["call_when_imported", "import_whole"]
 
 #: What is called with a module, by the module's full name.
 Calls = Mapping[str, Callable[[Any], object]]
@@ -111,3 +116,26 @@ def call_when_imported(who: str, calls: Calls) -> None:
     """
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
+
+
+#: Held by whoever imports by `import_whole`, and by whoever forks: the child would inherit the module half done, and
+#: with it the lock of its import, whose holder it lacks. It would wait for ever where it needs the module.
+_late = threading.RLock()
+os.register_at_fork(
+    before=_late.acquire,
+    after_in_parent=_late.release,
+    after_in_child=_late._at_fork_reinit,  # type: ignore[attr-defined]
+)
+
+
+def import_whole(name: str) -> Any:
+    """The module; where it must be imported first, no other thread forks meanwhile.
+
+    Args:
+        name: a module of the top level.
+    """
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        return module
+    with _late:
+        return importlib.import_module(name)

@@ -6,9 +6,10 @@ builds or iterates the pipe; owns nothing.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from typing import Any
+
+from torchdata._importing import import_whole
 
 __all__ = ["DISTRIBUTION", "optional_import", "require"]
 
@@ -31,7 +32,7 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
         ModuleNotFoundError: the library, or one that it needs itself, is not installed.
     """
     try:
-        return importlib.import_module(module)
+        return import_whole(module)
     except ModuleNotFoundError as error:
         # By hand rather than by a note: some loggers print the message alone.
         raise ModuleNotFoundError(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
 from torchdata._engine.crossing import Handle, SharedPickle
 from torchdata._engine.failures import describe, reraise

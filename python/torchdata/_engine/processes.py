@@ -298,7 +298,10 @@ def _end(owner_pid: int, processes: list[BaseProcess], commanders: list[Sender],
             process.kill()
     _join(started, math.inf)
     for process in started:
-        process.close()
+        with contextlib.suppress(
+            ValueError
+        ):  # reaped by another thread that starts a process, and not noted yet
+            process.close()
     processes.clear()
     commanders.clear()
 

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from torchdata._importing import import_whole
+
 __all__ = ["Departing", "Place", "Span", "arriving", "tensor_over", "tensor_parts", "tensor_pickler"]
 
 #: A part of this process' memory: the address of its first byte, and that behind its last one.
@@ -187,6 +189,7 @@ _arrivals = _Arrivals()
 @contextmanager
 def arriving(places: list[Place], blocks: list[Any]) -> Iterator[None]:
     """Within this context a pickle is read that refers to tensors at these places."""
+    import_whole("torch")
     before, _arrivals.innermost = _arrivals.innermost, Arrived(places, blocks)
     try:
         yield
@@ -363,8 +366,7 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
 
 def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer: Any) -> Any:
     """A tensor over the memory of `buffer`, without a copy."""
-    import torch
-
+    torch = import_whole("torch")
     if len(buffer) == 0:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
     else:

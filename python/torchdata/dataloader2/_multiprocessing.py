@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -186,8 +187,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self.num_workers,
             Job(branch, self.worker_init_fn, self.worker_reset_fn, **replaced),
             None if dispatching is None else Job(dispatching, None, self.worker_reset_fn, **replaced),
-            window=max(1, self.worker_prefetch_cnt + share),
-            dispatch_window=max(1, self.worker_prefetch_cnt),
+            window=_window(self.worker_prefetch_cnt + share),
+            dispatch_window=_window(self.worker_prefetch_cnt),
             memory_budget=self.memory_budget,
             in_order=self.in_order,
             timeout=self.timeout,
@@ -309,6 +310,11 @@ def _cut_dispatched(datapipe: DataPipe) -> tuple[DataPipe, DataPipe | None]:
         return source, dispatching
     replace_dp(graph, dispatching, source)
     return datapipe, dispatching
+
+
+def _window(items: int) -> int:
+    """How many items a process may be ahead: at least one, and no more than the engine can count."""
+    return min(max(1, items), sys.maxsize)
 
 
 def _count(name: str, value: Any) -> int:

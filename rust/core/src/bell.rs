@@ -138,7 +138,7 @@ mod shared {
     impl BellBoard {
         /// Makes `count` silent bells.
         pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
-            Ok(Arc::new(Self { region: Region::create(count.max(1) * size_of::<Bell>())? }))
+            Ok(Arc::new(Self { region: Region::create(count.max(1).saturating_mul(size_of::<Bell>()))? }))
         }
 
         /// Maps the bells behind a descriptor received from their creator.

@@ -3,12 +3,14 @@
 //! A child inherits every lease and block of its parent; giving them back is the parent's business
 //! alone. A counter that `fork` raises in the child costs one relaxed load to compare.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-static HOOK: Once = Once::new();
+/// Whether some thread has registered the hook. No lock guards it, as one that another thread holds while this one forks
+/// would be held in the child for ever; threads that are first at the same time all register, and a fork counts as two.
+static HOOKED: AtomicBool = AtomicBool::new(false);
 
+/// Adding to an atomic cannot panic, so nothing unwinds into the C library.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Relaxed);
 }
@@ -17,9 +19,11 @@ extern "C" fn in_child() {
 ///
 /// Two calls that return different numbers were made in different processes.
 pub fn generation() -> u64 {
-    HOOK.call_once(|| {
+    if !HOOKED.load(Relaxed) {
+        // Marked only afterwards, so that every number that is given out was counted from then on.
         // SAFETY: `in_child` only touches an atomic, which is allowed between fork and exec.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
+        let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        HOOKED.store(failed == 0, Relaxed);
+    }
     GENERATION.load(Relaxed)
 }

@@ -1,18 +1,18 @@
 //! The bounded queue between a prefetching thread and the thread that consumes its items.
 //!
-//! Role: one producer thread and one consumer thread of the same process share a [`PrefetchQueue`]. Items travel over
-//! a crossbeam channel; the gate beside it decides when the producer may make the next item. The producer reserves a
-//! place *before* it makes an item, so that it never holds an item that found no place: whoever has paused the queue
-//! sees every item that was made.
+//! Role: one producer thread and one consumer thread of the same process share a [`PrefetchQueue`]. The producer
+//! reserves a place *before* it makes an item, so that it never holds an item that found no place: whoever has paused
+//! the queue sees every item that was made.
+//!
+//! One lock guards everything, and is held for a few instructions only, never while waiting or while foreign code runs:
+//! what is dropped is dropped outside. Memory follows what is buffered, whatever the capacity. Either side is woken only
+//! where it sleeps, as each wake-up is a system call.
 //!
 //! No wait is unbounded: each returns after the slice that it was given, at most [`LONGEST_SLICE`] where it loops.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 
 /// Longest uninterrupted sleep of any wait.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
@@ -57,58 +57,55 @@ enum Message<T, E> {
     End,
 }
 
-/// What pausing is about. The lock is held for a few instructions only, never while waiting for anything else.
-#[derive(Debug, Default)]
-struct Gate {
+#[derive(Debug)]
+struct State<T, E> {
+    /// Restored messages, and those that the producer has handed over.
+    messages: VecDeque<Message<T, E>>,
     paused: bool,
     closed: bool,
     /// From a granted reservation to the commit or the finish that answers it.
     producing: bool,
     /// The producer has handed over an error or its end.
     finished: bool,
+    /// The consumer has seen the error or the end, or somebody has closed.
+    ended: bool,
+    /// The producer sleeps for want of a place or while paused, and was not woken yet: whoever wakes it clears the flag, or
+    /// each item taken before it runs would cost a system call.
+    starved: bool,
+    /// The consumer sleeps for want of a message, and was not woken yet.
+    hungry: bool,
 }
 
 /// A bounded queue for one producer thread and one consumer thread. See the module for its rules.
 #[derive(Debug)]
 pub struct PrefetchQueue<T, E> {
     capacity: usize,
-    sender: Sender<Message<T, E>>,
-    receiver: Receiver<Message<T, E>>,
-    gate: Mutex<Gate>,
-    /// Told of every change of the gate, and of a place that got free where `starved`.
+    state: Mutex<State<T, E>>,
+    /// Told of what the producer, and whoever waits for the producer to stand still, waits for.
     changed: Condvar,
-    /// Whether the producer sleeps, or is about to, because there is no place. Written under the gate's lock.
-    starved: AtomicBool,
-    /// Messages that come before those in the channel: restored ones, and those a snapshot has looked at.
-    front: Mutex<VecDeque<Message<T, E>>>,
-    /// Length of `front`. The consumer is its only writer.
-    in_front: AtomicUsize,
-    /// Whether the consumer has seen the error, the end, or has closed. The consumer is its only writer but `close`.
-    ended: AtomicBool,
-}
-
-/// A thread that panicked held the lock between plain assignments, so the data is whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Told of what the consumer waits for.
+    filled: Condvar,
 }
 
 impl<T, E> PrefetchQueue<T, E> {
     /// An empty queue for up to `capacity` items; 0 counts as 1, since an item must lie somewhere.
     pub fn new(capacity: usize) -> Self {
-        let capacity = capacity.max(1);
-        // One place more than for items: the end and an error always fit, so they are never waited for.
-        let (sender, receiver) = crossbeam_channel::bounded(capacity.saturating_add(1));
-        Self {
-            capacity,
-            sender,
-            receiver,
-            gate: Mutex::default(),
-            changed: Condvar::new(),
-            starved: AtomicBool::new(false),
-            front: Mutex::default(),
-            in_front: AtomicUsize::new(0),
-            ended: AtomicBool::new(false),
-        }
+        let state = State {
+            messages: VecDeque::new(),
+            paused: false,
+            closed: false,
+            producing: false,
+            finished: false,
+            ended: false,
+            starved: false,
+            hungry: false,
+        };
+        Self { capacity: capacity.max(1), state: Mutex::new(state), changed: Condvar::new(), filled: Condvar::new() }
+    }
+
+    /// A thread that panicked held the lock between plain assignments, so the data is whole.
+    fn lock(&self) -> MutexGuard<'_, State<T, E>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Most items that are buffered at a time (restored ones may be more).
@@ -118,7 +115,7 @@ impl<T, E> PrefetchQueue<T, E> {
 
     /// Number of messages buffered now; an error or the end counts as one.
     pub fn len(&self) -> usize {
-        self.receiver.len() + self.in_front.load(Ordering::Relaxed)
+        self.lock().messages.len()
     }
 
     /// Whether nothing is buffered now.
@@ -128,31 +125,20 @@ impl<T, E> PrefetchQueue<T, E> {
 
     /// Waits up to `timeout` for leave to make the next item. To be called by the producer.
     pub fn reserve(&self, timeout: Duration) -> Reserve {
-        let deadline = Instant::now() + timeout;
-        let mut gate = lock(&self.gate);
+        let begun = Begun::now(timeout);
+        let mut state = self.lock();
         loop {
-            if gate.closed || gate.finished {
+            if state.closed || state.finished {
                 return Reserve::Closed;
             }
-            if !gate.paused {
-                if self.len() < self.capacity {
-                    gate.producing = true;
-                    return Reserve::Granted;
-                }
-                self.starved.store(true, Ordering::Relaxed);
-                // SYNC(starved): pairs with the fence in `wake_starved`. Of the two fences one comes first: either
-                // we see the place that was freed before the other, or the consumer sees `starved`.
-                fence(Ordering::SeqCst);
+            if !state.paused && state.messages.len() < self.capacity {
+                state.producing = true;
+                return Reserve::Granted;
             }
-            if gate.paused || self.len() >= self.capacity {
-                let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
-                    self.starved.store(false, Ordering::Relaxed);
-                    return Reserve::TimedOut;
-                };
-                let slice = left.min(LONGEST_SLICE);
-                gate = self.changed.wait_timeout(gate, slice).unwrap_or_else(PoisonError::into_inner).0;
-            }
-            self.starved.store(false, Ordering::Relaxed);
+            let Some(slice) = begun.slice() else { return Reserve::TimedOut };
+            state.starved = true;
+            state = sleep(&self.changed, state, slice);
+            state.starved = false;
         }
     }
 
@@ -174,21 +160,27 @@ impl<T, E> PrefetchQueue<T, E> {
     /// To be called by a producer that has more to wait for than its source. Its place stays reserved, and pausing does
     /// not wait for it.
     pub fn park(&self) {
-        self.stand_still(false);
+        let mut state = self.lock();
+        state.producing = false;
+        self.tell_of_standstill(state);
     }
 
     fn hand_over(&self, message: Message<T, E>, last: bool) {
-        // The reservation left a place; only a producer that never reserved can find none, and its message is void.
-        let _ = self.sender.try_send(message);
-        self.stand_still(last);
+        let mut state = self.lock();
+        state.messages.push_back(message);
+        state.producing = false;
+        state.finished |= last;
+        let hungry = std::mem::take(&mut state.hungry);
+        self.tell_of_standstill(state);
+        if hungry {
+            self.filled.notify_one();
+        }
     }
 
-    fn stand_still(&self, last: bool) {
-        let mut gate = lock(&self.gate);
-        gate.producing = false;
-        gate.finished |= last;
-        let somebody_waits = gate.paused || gate.closed;
-        drop(gate);
+    /// Wakes those who wait for the producer to stand still: only on a queue that was paused or closed there are any.
+    fn tell_of_standstill(&self, state: MutexGuard<'_, State<T, E>>) {
+        let somebody_waits = state.paused || state.closed;
+        drop(state);
         if somebody_waits {
             self.changed.notify_all();
         }
@@ -210,127 +202,124 @@ impl<T, E> PrefetchQueue<T, E> {
 
     /// Waits up to `timeout` for the next item. To be called by the consumer.
     pub fn pop(&self, timeout: Duration) -> Pop<T, E> {
-        if self.ended.load(Ordering::Relaxed) {
+        let begun = Begun::now(timeout);
+        loop {
+            let popped = self.try_pop();
+            if !matches!(popped, Pop::TimedOut) {
+                return popped;
+            }
+            let Some(slice) = begun.slice() else { return Pop::TimedOut };
+            self.wait_filled(slice);
+        }
+    }
+
+    /// The next item if there is one. To be called by the consumer.
+    pub fn try_pop(&self) -> Pop<T, E> {
+        let mut state = self.lock();
+        if state.ended {
             return Pop::Ended;
         }
-        let message = if self.in_front.load(Ordering::Relaxed) > 0 { self.pop_front() } else { None };
-        let message = match message {
-            Some(message) => message,
-            None => match self.receive(timeout) {
-                Some(message) => message,
-                None => return Pop::TimedOut,
-            },
+        let popped = match state.messages.pop_front() {
+            None => return Pop::TimedOut,
+            Some(Message::Item(item)) => Pop::Item(item),
+            Some(Message::Error(error)) => Pop::Error(error),
+            Some(Message::End) => Pop::Ended,
         };
-        self.wake_starved();
-        match message {
-            Message::Item(item) => Pop::Item(item),
-            Message::Error(error) => {
-                self.ended.store(true, Ordering::Relaxed);
-                Pop::Error(error)
-            }
-            Message::End => {
-                self.ended.store(true, Ordering::Relaxed);
-                Pop::Ended
-            }
-        }
-    }
-
-    fn pop_front(&self) -> Option<Message<T, E>> {
-        let mut front = lock(&self.front);
-        let message = front.pop_front();
-        self.in_front.store(front.len(), Ordering::Relaxed);
-        message
-    }
-
-    fn receive(&self, timeout: Duration) -> Option<Message<T, E>> {
-        match self.receiver.try_recv() {
-            Ok(message) => return Some(message),
-            Err(TryRecvError::Disconnected) => return Some(Message::End),
-            Err(TryRecvError::Empty) if timeout.is_zero() => return None,
-            Err(TryRecvError::Empty) => {}
-        }
-        match self.receiver.recv_timeout(timeout) {
-            Ok(message) => Some(message),
-            Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Message::End),
-        }
-    }
-
-    fn wake_starved(&self) {
-        // SYNC(starved): pairs with the fence in `reserve`.
-        fence(Ordering::SeqCst);
-        if self.starved.load(Ordering::Relaxed) {
-            // Through the lock, so that the producer is either before its look or asleep.
-            drop(lock(&self.gate));
+        state.ended = !matches!(popped, Pop::Item(_));
+        let starved = std::mem::take(&mut state.starved);
+        drop(state);
+        if starved {
             self.changed.notify_all();
         }
+        popped
+    }
+
+    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) has something to say, and returns whether it has.
+    ///
+    /// Takes nothing out: where the items are Python objects, a thread without the GIL must not move references.
+    pub fn wait_filled(&self, timeout: Duration) -> bool {
+        let begun = Begun::now(timeout);
+        let mut state = self.lock();
+        while state.messages.is_empty() && !state.ended {
+            let Some(slice) = begun.slice() else { return false };
+            state.hungry = true;
+            state = sleep(&self.filled, state, slice);
+            state.hungry = false;
+        }
+        true
     }
 
     /// Ends the stream from either side: the consumer gets no further item, the producer no further leave.
     ///
     /// What is buffered stays, for [`snapshot`](Self::snapshot).
     pub fn close(&self) {
-        lock(&self.gate).closed = true;
-        self.ended.store(true, Ordering::Relaxed);
+        let mut state = self.lock();
+        state.closed = true;
+        state.ended = true;
+        drop(state);
         self.changed.notify_all();
+        self.filled.notify_all();
     }
 
     /// Whether `close` was called.
     pub fn is_closed(&self) -> bool {
-        lock(&self.gate).closed
+        self.lock().closed
     }
 
     /// Lets the producer make no further item, and waits up to `timeout` until it makes none.
     ///
     /// Returns whether the producer is parked (or has finished). It stays paused either way.
     pub fn pause(&self, timeout: Duration) -> bool {
-        lock(&self.gate).paused = true;
+        self.lock().paused = true;
         self.wait_parked(timeout)
     }
 
-    /// Waits up to `timeout` until the producer is not making an item.
+    /// Waits up to `timeout` until the producer is not making an item, on a queue that is paused or closed.
     pub fn wait_parked(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut gate = lock(&self.gate);
-        while gate.producing {
-            let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
-                return false;
-            };
-            let slice = left.min(LONGEST_SLICE);
-            gate = self.changed.wait_timeout(gate, slice).unwrap_or_else(PoisonError::into_inner).0;
+        let begun = Begun::now(timeout);
+        let mut state = self.lock();
+        while state.producing {
+            let Some(slice) = begun.slice() else { return false };
+            state = sleep(&self.changed, state, slice);
         }
         true
     }
 
     /// Lets the producer go on.
     pub fn resume(&self) {
-        lock(&self.gate).paused = false;
+        self.lock().paused = false;
         self.changed.notify_all();
     }
 
     /// Whether the queue is paused.
     pub fn is_paused(&self) -> bool {
-        lock(&self.gate).paused
+        self.lock().paused
     }
 
     /// Puts items in front of all others, over the capacity if need be. To be called before the first `pop`.
     pub fn restore(&self, items: impl IntoIterator<Item = T>, error: Option<E>) {
         let failed = error.is_some();
-        let mut front = lock(&self.front);
-        front.extend(items.into_iter().map(Message::Item));
-        front.extend(error.map(Message::Error));
-        self.in_front.store(front.len(), Ordering::Relaxed);
-        drop(front);
-        if failed {
-            lock(&self.gate).finished = true;
+        let mut restored: VecDeque<_> = items.into_iter().map(Message::Item).collect();
+        restored.extend(error.map(Message::Error));
+        let mut state = self.lock();
+        restored.append(&mut state.messages);
+        state.messages = restored;
+        state.finished |= failed;
+        let hungry = std::mem::take(&mut state.hungry);
+        drop(state);
+        if hungry {
+            self.filled.notify_one();
         }
     }
 
     /// Takes out all that is buffered. To be called by the consumer.
     pub fn drain(&self) -> Buffered<T, E> {
-        let mut buffered = Buffered { items: Vec::new(), error: None };
-        let mut front = lock(&self.front);
-        let messages = front.drain(..).chain(self.receiver.try_iter());
+        let mut state = self.lock();
+        let messages = std::mem::take(&mut state.messages);
+        state.ended |= state.finished; // the mark of the end is gone with the rest
+        drop(state);
+        self.changed.notify_all();
+        let mut buffered = Buffered { items: Vec::with_capacity(messages.len()), error: None };
         for message in messages {
             match message {
                 Message::Item(item) => buffered.items.push(item),
@@ -338,29 +327,56 @@ impl<T, E> PrefetchQueue<T, E> {
                 Message::End => {}
             }
         }
-        self.in_front.store(0, Ordering::Relaxed);
-        drop(front);
-        if lock(&self.gate).finished {
-            self.ended.store(true, Ordering::Relaxed); // the mark of the end is gone with the rest
-        }
-        self.wake_starved();
         buffered
     }
 
     /// Copies all that is buffered, which stays. To be called by the consumer, on a queue that is paused or closed
     /// if the copy shall also tell where the producer stands.
+    ///
+    /// `item` and `error` are called under the lock: they must not call back, nor run code that might.
     pub fn snapshot<U, F>(&self, item: impl Fn(&T) -> U, error: impl Fn(&E) -> F) -> Buffered<U, F> {
-        let mut front = lock(&self.front);
-        front.extend(self.receiver.try_iter());
-        self.in_front.store(front.len(), Ordering::Relaxed);
         let mut buffered = Buffered { items: Vec::new(), error: None };
-        for message in front.iter() {
-            match message {
-                Message::Item(it) => buffered.items.push(item(it)),
-                Message::Error(it) => buffered.error = Some(error(it)),
-                Message::End => {}
+        let all: Result<(), std::convert::Infallible> = self.try_for_each(|content| {
+            match content {
+                Ok(it) => buffered.items.push(item(it)),
+                Err(it) => buffered.error = Some(error(it)),
             }
-        }
+            Ok(())
+        });
+        let Ok(()) = all;
         buffered
     }
+
+    /// Looks at all that is buffered, in order, as long as `look` is Ok. It is called under the lock, as in `snapshot`.
+    pub fn try_for_each<X>(&self, mut look: impl FnMut(Result<&T, &E>) -> Result<(), X>) -> Result<(), X> {
+        self.lock().messages.iter().try_for_each(|message| match message {
+            Message::Item(item) => look(Ok(item)),
+            Message::Error(error) => look(Err(error)),
+            Message::End => Ok(()),
+        })
+    }
+}
+
+/// When a wait began, and how long it may take.
+struct Begun {
+    /// None for a wait that is none: it spares the clock.
+    at: Option<Instant>,
+    timeout: Duration,
+}
+
+impl Begun {
+    fn now(timeout: Duration) -> Self {
+        Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
+    }
+
+    /// How long to sleep next; None where the time is up. Counts from the beginning, as a deadline may lie beyond what an
+    /// `Instant` can say.
+    fn slice(&self) -> Option<Duration> {
+        let left = self.timeout.checked_sub(self.at?.elapsed())?;
+        (!left.is_zero()).then(|| left.min(LONGEST_SLICE))
+    }
+}
+
+fn sleep<'a, S>(on: &Condvar, state: MutexGuard<'a, S>, slice: Duration) -> MutexGuard<'a, S> {
+    on.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0
 }

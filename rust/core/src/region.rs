@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -18,9 +18,17 @@ use crate::error::{OpenError, system};
 ///
 /// Off Linux they always are.
 pub fn portable() -> bool {
-    static PORTABLE: OnceLock<bool> = OnceLock::new();
-    *PORTABLE
-        .get_or_init(|| !cfg!(target_os = "linux") || std::env::var_os("TORCHDATA_PORTABLE").is_some_and(|v| v == "1"))
+    /// 0 until somebody has asked. Without a lock, which a fork might copy while it is held: all who ask find the same.
+    static PORTABLE: AtomicU8 = AtomicU8::new(0);
+    match PORTABLE.load(Relaxed) {
+        0 => {
+            let asked = std::env::var_os("TORCHDATA_PORTABLE").is_some_and(|value| value == "1");
+            let portable = asked || !cfg!(target_os = "linux");
+            PORTABLE.store(if portable { 2 } else { 1 }, Relaxed);
+            portable
+        }
+        known => known == 2,
+    }
 }
 
 /// A mapped piece of shared memory.

@@ -94,8 +94,8 @@ impl Records {
         let whole = self.length().ok().flatten().map(|length| HEAD + length + TAIL);
         if let Some(whole) = whole.filter(|&whole| whole <= self.unread().len()) {
             self.begin += whole;
-            self.offset += whole as u64;
-            self.record += 1;
+            self.offset = self.offset.saturating_add(whole as u64);
+            self.record = self.record.saturating_add(1);
         }
     }
 

@@ -11,6 +11,7 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use torchdata_core::bell::BellRef;
 use torchdata_core::consumer::{Buffer, Consumer, Unit};
@@ -23,7 +24,7 @@ use crate::codec;
 use crate::errors;
 use crate::sender::{bell, kind};
 use crate::shared::{PyBellBoard, PyLink};
-use crate::waiting::wait_until;
+use crate::waiting::{duration, wait_until};
 
 /// How often peers are looked after while waiting.
 const LOOK_AFTER: Duration = Duration::from_millis(50);
@@ -214,7 +215,6 @@ impl Collector {
             let consumer = link.get().0.consumer(bell(board, peer)?).map_err(errors::open)?;
             ends.push(Peer { consumer, held: VecDeque::new() });
         }
-        let timeout = timeout.map(Duration::try_from_secs_f64).transpose();
         let own = bell(board, own)?;
         let signs = Signs {
             epoch: AtomicU64::new(0),
@@ -238,7 +238,7 @@ impl Collector {
             most_surplus: u64::MAX,
             said: false,
             interrupt: None,
-            timeout: timeout.map_err(|error| PyValueError::new_err(format!("timeout: {error}")))?,
+            timeout: timeout.map(duration),
             waiting: None,
             name: name.to_owned(),
             payload: Vec::new(),
@@ -371,7 +371,7 @@ impl Collector {
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let mut held = self.reader()?;
         let reader = &mut *held.reader;
-        let limit = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok());
+        let limit = seconds.map(duration);
         let started = Instant::now();
         let expired = || limit.is_some_and(|limit| started.elapsed() >= limit);
         loop {
@@ -388,6 +388,24 @@ impl Collector {
             let consumer = &mut peers[peer].consumer;
             wait_until(py, own, || consumer.readable().unwrap_or(true) || expired(), || (), |_| Ok(()))?;
         }
+    }
+
+    /// Looks at nothing while somebody reads: he holds a reference, so this is no garbage. The lock is taken and let go
+    /// with the GIL held alone, which the collector of garbage holds, so that all its passes find the same.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(reader) = self.reader.try_lock() else { return Ok(()) };
+        visit.call(&reader.on_exit)?;
+        visit.call(&reader.on_error)?;
+        visit.call(&reader.on_surplus)?;
+        visit.call(reader.interrupt.as_ref().map(|(_, exception, _)| exception))
+    }
+
+    fn __clear__(&self) {
+        let cleared = self
+            .reader
+            .try_lock()
+            .map(|mut reader| (reader.on_exit.take(), reader.on_surplus.take(), reader.interrupt.take()));
+        drop(cleared); // outside the lock: whatever that runs may come back here
     }
 }
 
@@ -443,7 +461,7 @@ impl ItemStream {
         self.collector.get().next(py, self.epoch, &self.pass)
     }
 
-    fn __traverse__(&self, visit: pyo3::PyVisit<'_>) -> Result<(), pyo3::PyTraverseError> {
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.collector)
     }
 }

@@ -3,17 +3,20 @@
 //! Every item of every pipe passes through here, so the type is made of bare slots rather than by PyO3's class macro,
 //! whose wrapper around `__next__` costs more than all the rest. The hot path is [`next_item`]: compare two numbers, call
 //! the iterator's slot, count. A guard owns references to its pipe, the pipe's own iterator and its token.
+//!
+//! No slot lets a panic out, which would end the process: what is not just reads, writes and calls of C is caught.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
-use pyo3::exceptions::{PyAttributeError, PyRuntimeError, PyStopIteration, PyTypeError};
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::ffi;
-use pyo3::intern;
+use pyo3::panic::PanicException;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
+use crate::panics::caught;
 use crate::token::IterationToken;
 
 /// No iterator has this number: a guard that the garbage collector has cleared is never valid.
@@ -41,6 +44,8 @@ struct Guard {
 }
 
 /// The type object of guards.
+///
+/// FORK: made while the extension is imported, so that nobody finds the cell in the making but who imports it, too.
 pub fn guard_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     TYPE.get_or_try_init(py, || make_type(py).map(Bound::unbind)).map(|class| class.bind(py))
@@ -123,7 +128,7 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// The `__next__` of guards.
+/// The `__next__` of guards. Nothing in the hot path can panic.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter calls the slot with a guard that its caller keeps alive. A guard whose number is current
     // was not cleared, so its token and iterator are owned.
@@ -143,19 +148,29 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
 /// The cold half of `next_item`: the end, an exception, or an invalid guard.
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
-    Python::attach(|py| {
+    let ended = |py: Python<'_>| {
         // SAFETY: as in `next_item`.
         let (id, sealed) = unsafe { ((*guard).id, (*guard).sealed) };
-        if id == CLEARED {
-            return std::ptr::null_mut();
+        if id == CLEARED || is_panic(py) {
+            return;
         }
         // SAFETY: not cleared, so the references are owned by the guard, which outlives this call.
         let (token, pipe) = unsafe { (&*(*guard).token, Bound::from_borrowed_ptr(py, (*guard).pipe)) };
         if let Err(error) = outcome(token, &pipe, id, sealed) {
             error.restore(py);
         }
-        std::ptr::null_mut()
-    })
+    };
+    // SAFETY: the interpreter holds the GIL where it calls a slot.
+    caught((), || unsafe { Python::attach_unchecked(ended) });
+    std::ptr::null_mut()
+}
+
+/// Whether a panic somewhere below is on its way through, as an exception: taking that would make it a panic again.
+fn is_panic(py: Python<'_>) -> bool {
+    // SAFETY: without an exception nothing may be compared with it; both calls only look.
+    unsafe {
+        !ffi::PyErr_Occurred().is_null() && ffi::PyErr_ExceptionMatches(py.get_type::<PanicException>().as_ptr()) != 0
+    }
 }
 
 /// Ok where the iteration has just ended.
@@ -187,9 +202,9 @@ fn outcome(token: &IterationToken, pipe: &Bound<'_, PyAny>, id: u64, sealed: boo
         return Ok(());
     };
     let value = error.value(py);
-    if !value.hasattr(intern!(py, "__notes__"))? {
+    if !value.hasattr("__notes__")? {
         let note = format!("This exception was raised while iterating {}.", describe(pipe));
-        value.call_method1(intern!(py, "add_note"), (note,))?;
+        value.call_method1("add_note", (note,))?;
     }
     Err(error)
 }
@@ -202,7 +217,7 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Attributes that the guard lacks are those of the pipe's own iterator (a generator's `close`, for one).
+/// Attributes that the guard lacks are those of the pipe's own iterator (a generator's `close`, for one). Calls C alone.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter calls the slot with a live guard and a str; NULL results come with an exception set.
     unsafe {
@@ -211,9 +226,7 @@ unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::P
         if !found.is_null() || iterator.is_null() {
             return found;
         }
-        let is_missing =
-            Python::attach(|py| ffi::PyErr_ExceptionMatches(py.get_type::<PyAttributeError>().as_ptr()) != 0);
-        if !is_missing {
+        if ffi::PyErr_ExceptionMatches(ffi::PyExc_AttributeError) == 0 {
             return found;
         }
         ffi::PyErr_Clear();
@@ -221,7 +234,7 @@ unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::P
     }
 }
 
-/// Shows the collector what a guard refers to.
+/// Shows the collector what a guard refers to. Calls C alone.
 unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
     // SAFETY: the collector calls the slot with a live guard; NULLs are skipped.
     unsafe {
@@ -239,7 +252,7 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
     0
 }
 
-/// Lets go of everything, to break a cycle.
+/// Lets go of everything, to break a cycle. Calls C alone.
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
     // SAFETY: as for `traverse`. The number goes first: from then on the guard is invalid, whatever the dropped
     // references run.
@@ -254,7 +267,7 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
     0
 }
 
-/// Ends a guard.
+/// Ends a guard. Calls C alone.
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
     // SAFETY: the last reference is gone; the order is the one that the interpreter asks for of types on the heap.
     unsafe {

@@ -6,6 +6,7 @@ use std::io::{BufRead, Error, ErrorKind, Read};
 
 use flate2::bufread::GzDecoder;
 use pyo3::exceptions::{PyEOFError, PyOSError, PyTypeError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -20,8 +21,11 @@ const FIRST: u8 = 0x1f;
 /// What gzip had compressed: one member of a gzip file after another, with zeros between and behind them.
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
-    /// Of the member that is being read; None only while one member is left for the next.
+    /// Of the member that is being read; None while one member is left for the next, and after the last one.
     decoder: Option<GzDecoder<Source>>,
+    /// The stream behind the last member. It is let go with the GIL held: a reference that is dropped without it goes
+    /// through a lock of PyO3's, which another thread's fork might copy while it is held.
+    ended: Option<Source>,
     buffer: Vec<u8>,
     /// An error behind the bytes that were given out.
     failed: Option<Error>,
@@ -34,7 +38,7 @@ impl GzipReader {
     #[pyo3(signature = (read, unread=None))]
     fn new(read: Py<PyAny>, unread: Option<&[u8]>) -> Self {
         let source = Source { read, piece: unread.unwrap_or_default().to_vec(), taken: 0 };
-        Self { decoder: Some(GzDecoder::new(source)), buffer: vec![0; MOST], failed: None }
+        Self { decoder: Some(GzDecoder::new(source)), ended: None, buffer: vec![0; MOST], failed: None }
     }
 
     /// The next bytes, as many as there are at once; none at the end.
@@ -43,7 +47,13 @@ impl GzipReader {
             Some(error) => Err(error),
             None => py.detach(|| self.fill()),
         };
+        self.ended = None;
         Ok(PyBytes::new(py, &self.buffer[..count.map_err(raised)?]))
+    }
+
+    /// There is nothing to clear, as in `FilterIterator`.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(self.decoder.as_ref().map(|decoder| &decoder.get_ref().read))
     }
 }
 
@@ -78,9 +88,13 @@ impl GzipReader {
                 return count;
             }
             let mut stream = decoder.into_inner();
-            if another_member(&mut stream)? {
+            let another = another_member(&mut stream);
+            if matches!(another, Ok(true)) {
                 self.decoder = Some(GzDecoder::new(stream));
+            } else {
+                self.ended = Some(stream);
             }
+            another?;
         }
         Ok(0)
     }

@@ -2,6 +2,7 @@
 
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -107,5 +108,15 @@ impl FilterIterator {
             }
         }
         Ok(None)
+    }
+
+    /// There is nothing to clear: like the built-in `filter` it refers to what it was made with for as long as it lives,
+    /// so a cycle through it leads through something that was changed later, and that is cleared.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.source)?;
+        visit.call(&self.predicate)?;
+        self.plain.iter().try_for_each(|class| visit.call(class))?;
+        visit.call(&self.on_dropped)?;
+        visit.call(&self.to_bool)
     }
 }

@@ -2,7 +2,9 @@
 // PyO3's macros generate items without docs and unsafe blocks of their own.
 #![allow(missing_docs)]
 
+use pyo3::panic::PanicException;
 use pyo3::prelude::*;
+use torchdata_core::fork;
 use torchdata_core::liveness::{Watch, exit_with};
 
 mod codec;
@@ -11,6 +13,8 @@ mod errors;
 mod guard;
 mod gzip;
 mod iterators;
+mod numpy_api;
+mod panics;
 mod prefetch;
 mod records;
 mod seed;
@@ -25,9 +29,18 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
+/// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile, and
+/// the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers this.)
+fn settle(py: Python<'_>) {
+    py.get_type::<PanicException>(); // whoever takes an exception compares it with this
+    py.detach(|| Python::attach(|_| ())); // whoever attaches looks whether the interpreter is up
+    fork::generation();
+}
+
 /// Registers every class and function of the extension.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    settle(module.py());
     module.add_class::<token::IterationToken>()?;
     module.add("IteratorGuard", guard::guard_type(module.py())?)?;
     module.add_function(wrap_pyfunction!(guard::guard_iterator, module)?)?;

@@ -1,15 +1,19 @@
 //! The queue of the `prefetch` pipe: holds Python objects, waits without the GIL.
 //!
-//! One Python thread produces, another one consumes; both use one [`PyPrefetchQueue`]. A process that was forked from
-//! the one that made the queue has no producer thread and may have inherited a held lock, so there every method
-//! refuses and nothing is dropped.
+//! One Python thread produces, another one consumes; both use one [`PyPrefetchQueue`]. References go into the queue and
+//! out of it with the GIL held alone, and threads that wait without it move none: so the collector of cyclic garbage,
+//! which holds the GIL, sees a queue that stands still. A process that was forked from the one that made the queue has
+//! no producer thread and may have inherited a held lock, so there every method refuses and nothing is dropped.
 
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use torchdata_core::prefetch_queue::{LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
+
+use crate::waiting::duration;
 
 /// Items, and the exception after them.
 type Snapshot = (Vec<Py<PyAny>>, Option<Py<PyAny>>);
@@ -92,15 +96,13 @@ impl PyPrefetchQueue {
     /// The next item; raises the producer's exception in its place, and StopIteration at the end.
     fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let queue = self.get()?;
-        let mut answer = queue.pop(Duration::ZERO);
         loop {
-            match answer {
+            match queue.try_pop() {
                 Pop::Item(item) => return Ok(item),
                 Pop::Error(error) => return Err(PyErr::from_value(error.into_bound(py))),
                 Pop::Ended => return Err(PyStopIteration::new_err(())),
                 Pop::TimedOut => {
-                    answer = py.detach(|| queue.pop(LONGEST_SLICE));
-                    if matches!(answer, Pop::TimedOut) {
+                    if !py.detach(|| queue.wait_filled(LONGEST_SLICE)) {
                         py.check_signals()?;
                     }
                 }
@@ -117,7 +119,7 @@ impl PyPrefetchQueue {
     /// Waits until the producer is not busy with an item; False where it still is after `seconds`.
     fn wait_parked(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let queue = self.get()?;
-        let limit = Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let limit = duration(seconds);
         let begun = Instant::now();
         loop {
             let left = limit.saturating_sub(begun.elapsed());
@@ -163,5 +165,20 @@ impl PyPrefetchQueue {
 
     fn __len__(&self) -> usize {
         self.get().map_or(0, PrefetchQueue::len)
+    }
+
+    /// Waits for the queue's lock, and must not skip where it is held: what one of the collector's passes sees and the next
+    /// one does not would be taken for garbage. Threads hold it for a few instructions, none of which needs the GIL; in a
+    /// forked child, where a dead thread may hold it, nothing is looked at in any pass, and so nothing is collected.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(queue) = self.get() else { return Ok(()) };
+        queue.try_for_each(|content| content.map_or_else(|error| visit.call(error), |item| visit.call(item)))
+    }
+
+    fn __clear__(&self) {
+        if let Ok(queue) = self.get() {
+            queue.close();
+            drop(queue.drain());
+        }
     }
 }

@@ -3,14 +3,16 @@
 //! A [`TFRecordReader`] belongs to the pipe that reads one stream, and to the thread that iterates it. It asks the
 //! Python stream for a piece at a time and owns the piece; the arrays that it makes own their memory.
 
-use numpy::PyArray1;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
 use rustc_hash::FxHashSet;
 use torchdata_core::example::{Example, Feature, Kind};
 use torchdata_core::tar;
 use torchdata_core::tfrecord::Records;
+
+use crate::codec::array_of;
 
 /// Name and size from the header of an ordinary file in a tar archive; None where `tarfile` must look into it.
 #[pyfunction]
@@ -94,6 +96,13 @@ impl TFRecordReader {
     #[getter]
     fn unread<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.records.unread())
+    }
+
+    /// There is nothing to clear, as in `FilterIterator`.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.read)?;
+        visit.call(&self.maker.convert)?;
+        visit.call(&self.maker.finish)
     }
 }
 
@@ -208,11 +217,11 @@ impl Maker {
             }
             Some(Kind::Float) => {
                 feature.floats(&mut self.floats).map_err(Fault::of)?;
-                PyArray1::from_slice(py, &self.floats).into_any()
+                array_of(py, &self.floats)?
             }
             Some(Kind::Int64) => {
                 feature.integers(&mut self.integers).map_err(Fault::of)?;
-                PyArray1::from_slice(py, &self.integers).into_any()
+                array_of(py, &self.integers)?
             }
             None => {
                 return Err(Fault::Record(format!(

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::ffi;
@@ -21,7 +21,7 @@ use torchdata_core::protocol::{Deal, Dealing, Permit, Reader, Stream};
 use crate::codec::{self, Encoder, OUT_OF_BAND, OutBuffer};
 use crate::errors;
 use crate::shared::{ArenaBuffer, PyBellBoard, PyLink};
-use crate::waiting::wait_until;
+use crate::waiting::{duration, wait_until};
 
 /// What a unit is; the same numbers on both sides.
 pub mod kind {
@@ -49,7 +49,7 @@ pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
 /// When a wait of so many seconds ends; None: never.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
     // A wait that is too long for the clock has no end either.
-    seconds.and_then(|seconds| Instant::now().checked_add(Duration::try_from_secs_f64(seconds.max(0.0)).ok()?))
+    seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
 fn is_over(deadline: Option<Instant>) -> bool {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +37,7 @@ class _PrefetchData:
 
     def __init__(self, source: Iterator[Any], buffer_size: int) -> None:
         self.source: Iterator[Any] | None = source
-        self.queue = PrefetchQueue(buffer_size)
+        self.queue = PrefetchQueue(min(buffer_size, sys.maxsize))
         self.process = os.getpid()
         self.thread: threading.Thread | None = None
         #: Whether the iteration was left because nobody will go on, rather than for the next one.

@@ -1,13 +1,13 @@
-//! NumPy arrays and scalars through NumPy's C API (loaded on first use, when an array is there anyway).
+//! NumPy arrays and scalars through NumPy's C API.
 
 use std::ffi::c_int;
 
-use numpy::npyffi::{NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_F_CONTIGUOUS, NPY_ARRAY_WRITEABLE, PY_ARRAY_API, PyArrayObject};
-use numpy::npyffi::{NpyTypes, PyArray_Descr, get_type_object, npy_intp};
+use numpy::npyffi::{NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_F_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
+use numpy::npyffi::{PyArray_Descr, PyArrayObject, npy_intp};
 use pyo3::exceptions::PyValueError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::numpy_api::numpy;
 use crate::shared::ArenaBuffer;
 
 /// Bytes of an element of a plain dtype: bool, integers, floats and complex numbers; None for all others.
@@ -94,11 +94,6 @@ pub fn freeze(array: &Bound<'_, PyAny>) {
     unsafe { (*array.as_ptr().cast::<PyArrayObject>()).fields.flags &= !NPY_ARRAY_WRITEABLE };
 }
 
-fn owned<'py>(py: Python<'py>, pointer: *mut ffi::PyObject) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: NumPy returned a new reference, or NULL with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(py, pointer) }
-}
-
 /// A new array: with memory of its own (`data` None), or over memory that `base` owns.
 pub fn make<'py>(
     py: Python<'py>,
@@ -115,29 +110,14 @@ pub fn make<'py>(
         Some((data, _)) => (*data, order | NPY_ARRAY_WRITEABLE | if fortran { 0 } else { NPY_ARRAY_C_CONTIGUOUS }),
         None => (std::ptr::null_mut(), order),
     };
-    // SAFETY: the type, dimensions and flags are valid; `data`, where given, covers the array (callers check the
-    // length) and is kept alive by `base`, to which a reference is handed over.
-    unsafe {
-        let array = PY_ARRAY_API.PyArray_New(
-            py,
-            get_type_object(py, NpyTypes::PyArray_Type),
-            shape.len() as c_int,
-            shape.as_mut_ptr(),
-            c_int::from(number),
-            std::ptr::null_mut(),
-            data.cast(),
-            0,
-            flags,
-            std::ptr::null_mut(),
-        );
-        let array = owned(py, array)?;
-        if let Some((_, base)) = over
-            && PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_ptr().cast(), base.into_ptr()) < 0
-        {
-            return Err(PyErr::fetch(py));
-        }
-        Ok(array)
+    let numpy = numpy(py)?;
+    // SAFETY: the number is that of a plain dtype; `data`, where given, covers the array (callers check the length) and
+    // is kept alive by `base`.
+    let array = unsafe { numpy.array(py, c_int::from(number), shape, data.cast(), flags)? };
+    if let Some((_, base)) = over {
+        numpy.set_base(&array, base)?;
     }
+    Ok(array)
 }
 
 /// Memory of an array that was made by `make` without `over`.
@@ -147,20 +127,18 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
 
 /// The dtype number and bytes of a plain NumPy scalar; None where pickle should have it.
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(u8, Vec<u8>)>> {
-    let py = scalar.py();
-    // SAFETY: callers pass NumPy scalars; the descriptor is a new reference, and `ScalarAsCtype` writes one element of
-    // the plain dtype, which fits the buffer.
+    let numpy = numpy(scalar.py())?;
+    // SAFETY: callers pass NumPy scalars, whose dtype is read while it lives; what is written is one element of a plain
+    // dtype, which fits the buffer.
     unsafe {
-        let descr = PY_ARRAY_API.PyArray_DescrFromScalar(py, scalar.as_ptr());
-        let descr_object = owned(py, descr.cast())?;
-        let number = (*descr).fields.type_num;
-        let native = matches!((*descr).fields.byteorder as u8, b'=' | b'|');
-        drop(descr_object);
-        let Some(size) = plain_item_size(number).filter(|_| native) else { return Ok(None) };
+        let dtype = numpy.dtype_of(scalar)?;
+        let fields = &(*dtype.as_ptr().cast::<PyArray_Descr>()).fields;
+        let native = matches!(fields.byteorder as u8, b'=' | b'|');
+        let Some(size) = plain_item_size(fields.type_num).filter(|_| native) else { return Ok(None) };
         let mut bytes = [0_u128; 2];
-        PY_ARRAY_API.PyArray_ScalarAsCtype(py, scalar.as_ptr(), bytes.as_mut_ptr().cast());
+        numpy.value_of(scalar, bytes.as_mut_ptr().cast());
         let bytes = std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), size).to_vec();
-        Ok(u8::try_from(number).ok().map(|number| (number, bytes)))
+        Ok(u8::try_from(fields.type_num).ok().map(|number| (number, bytes)))
     }
 }
 
@@ -170,15 +148,35 @@ pub fn make_scalar<'py>(py: Python<'py>, number: u8, bytes: &[u8]) -> PyResult<B
         return Err(PyValueError::new_err("a scalar of an unknown kind was received"));
     }
     let mut aligned = [0_u128; 2];
-    // SAFETY: the length was checked to be at most 32; NumPy reads one element of the dtype from aligned memory.
+    // SAFETY: the length was checked to be that of an element of the dtype, at most 32; the memory is aligned for any.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), aligned.as_mut_ptr().cast(), bytes.len());
-        let descr: *mut PyArray_Descr = PY_ARRAY_API.PyArray_DescrFromType(py, c_int::from(number));
-        let descr_object = owned(py, descr.cast())?;
-        let scalar = PY_ARRAY_API.PyArray_Scalar(py, aligned.as_mut_ptr().cast(), descr, std::ptr::null_mut());
-        drop(descr_object);
-        owned(py, scalar)
+        numpy(py)?.scalar(py, c_int::from(number), aligned.as_mut_ptr().cast())
     }
+}
+
+/// A new one-dimensional array with these elements.
+pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bound<'py, PyAny>> {
+    let len = npy_intp::try_from(elements.len()).map_err(|_| PyValueError::new_err("the array is too long"))?;
+    let array = make(py, T::NUMBER, false, &mut [len], None)?;
+    // SAFETY: the array was just made with room for these elements, and nobody else knows it yet.
+    unsafe { std::ptr::copy_nonoverlapping(elements.as_ptr(), data_of(&array).cast(), elements.len()) };
+    Ok(array)
+}
+
+/// What `array_of` makes arrays of.
+pub trait Element: Copy {
+    /// The number of NumPy's dtype that has the same elements.
+    const NUMBER: u8;
+}
+
+impl Element for f32 {
+    const NUMBER: u8 = 11;
+}
+
+impl Element for i64 {
+    /// What NumPy calls int64 is `long` where that is as long, else `long long`.
+    const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };
 }
 
 /// An array over an arena buffer; None where the dtype is none that crosses without pickling.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use rustc_hash::FxHashSet;
@@ -240,11 +239,11 @@ impl Encoder {
             return Ok(());
         }
         let py = item.py();
-        let bits: usize = item.call_method0(intern!(py, "bit_length"))?.extract()?;
+        let bits: usize = item.call_method0("bit_length")?.extract()?;
         let len = bits / 8 + 1;
         let signed = PyDict::new(py);
         signed.set_item("signed", true)?;
-        let bytes = item.call_method(intern!(py, "to_bytes"), (len, "little"), Some(&signed))?;
+        let bytes = item.call_method("to_bytes", (len, "little"), Some(&signed))?;
         self.tag(Tag::BigInt);
         self.length(len);
         self.payload.extend_from_slice(bytes.cast::<PyBytes>().map_err(PyErr::from)?.as_bytes());
@@ -302,10 +301,14 @@ impl Encoder {
             return if span.is_some() { Ok(()) } else { spans.into_iter().try_for_each(|span| self.visit_span(span)) };
         }
         let (dtype, shape, grad, data, len): (String, Vec<u64>, bool, usize, usize) = parts.extract()?;
+        let (Ok(dtype_len), Ok(dimensions)) = (u8::try_from(dtype.len()), u8::try_from(shape.len())) else {
+            self.pickle(item)?; // torch has no limit to the number of dimensions
+            return Ok(());
+        };
         self.tag(Tag::Tensor);
-        self.payload.push(dtype.len() as u8);
+        self.payload.push(dtype_len);
         self.payload.extend_from_slice(dtype.as_bytes());
-        self.payload.extend_from_slice(&[u8::from(grad), shape.len() as u8]);
+        self.payload.extend_from_slice(&[u8::from(grad), dimensions]);
         for dim in shape {
             self.length(dim as usize);
         }

@@ -1,9 +1,11 @@
 //! The Python functions and types that the codec needs, looked up once.
 
+use std::sync::{Mutex, PoisonError};
+
+use once_cell::race::OnceBox;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::PyType;
+use pyo3::types::{PyString, PyType};
 
 /// Functions of `torchdata._engine.codec` and, for tensors, of `torchdata._engine.tensors`.
 pub struct Helpers {
@@ -21,21 +23,24 @@ pub struct Helpers {
     pub data_chunk: Py<PyType>,
 }
 
-/// The helpers; the first call imports them.
+/// The helpers, looked up by the first call.
+///
+/// FORK: no lock. Threads that are first at the same time both look up, and the first to be done is believed. The modules
+/// are imported by whoever can make a loader (`torchdata._engine.child`), so that nobody forks in the middle of that.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
-    static HELPERS: PyOnceLock<Helpers> = PyOnceLock::new();
-    HELPERS.get_or_try_init(py, || {
+    static HELPERS: OnceBox<Helpers> = OnceBox::new();
+    HELPERS.get_or_try_init(|| {
         let module = PyModule::import(py, "torchdata._engine.codec")?;
         let get = |name| module.getattr(name).map(Bound::unbind);
         let tensors = PyModule::import(py, "torchdata._engine.tensors")?;
-        Ok(Helpers {
+        Ok(Box::new(Helpers {
             pickled_parts: get("pickled_parts")?,
             loads: get("loads")?,
             tensor_parts: tensors.getattr("tensor_parts")?.unbind(),
             tensor_over: tensors.getattr("tensor_over")?.unbind(),
             has_own_reducer: get("has_own_reducer")?,
             data_chunk: module.getattr("DataChunk")?.cast_into::<PyType>()?.unbind(),
-        })
+        }))
     })
 }
 
@@ -50,22 +55,22 @@ pub enum Kind {
 }
 
 /// Types seen so far. They are kept alive, so that an address is never taken for that of a type that died.
-static SEEN: PyOnceLock<std::sync::Mutex<Vec<(usize, Kind)>>> = PyOnceLock::new();
+///
+/// FORK: locked with the GIL held alone, and never while Python code runs; Python forks with the GIL held.
+static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
 /// The kind of an object that is of no built-in type.
 pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
-    let py = object.py();
     // SAFETY: reads the type of a live object.
     let pointer = unsafe { ffi::Py_TYPE(object.as_ptr()) } as usize;
-    let seen = SEEN.get_or_init(py, Default::default);
     let known = |seen: &Vec<(usize, Kind)>| seen.iter().find(|entry| entry.0 == pointer).map(|entry| entry.1);
-    if let Some(kind) = known(&seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner)) {
+    if let Some(kind) = known(&SEEN.lock().unwrap_or_else(PoisonError::into_inner)) {
         return Ok(kind);
     }
     let kind = classify(object)?;
     if kind != Kind::Other {
         std::mem::forget(object.get_type()); // one reference for ever, as promised above
-        seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((pointer, kind));
+        SEEN.lock().unwrap_or_else(PoisonError::into_inner).push((pointer, kind));
     }
     Ok(kind)
 }
@@ -76,7 +81,8 @@ fn classify(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
     if class.is(helpers(py)?.data_chunk.bind(py)) {
         return Ok(Kind::DataChunk);
     }
-    let module = class.module()?;
+    let module = class.getattr("__module__")?;
+    let Ok(module) = module.cast::<PyString>() else { return Ok(Kind::Other) };
     let (module, name) = (module.to_string_lossy(), class.name()?);
     let name = name.to_string_lossy();
     let is = |module: &str| PyModule::import(py, module)?.getattr(&*name).map(|found| found.is(&class));

@@ -15,7 +15,7 @@ mod decode;
 mod encode;
 mod helpers;
 
-pub use array::{empty_over, plain_item_size};
+pub use array::{array_of, empty_over, plain_item_size};
 pub use decode::decode;
 pub use encode::{Encoder, OutBuffer};
 

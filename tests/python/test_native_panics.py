@@ -1,0 +1,60 @@
+"""Panics in the extension are exceptions to the program: none ends the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+#: A PanicException is what PyO3 makes of a panic. Whoever takes one in Rust gets the panic back, which so can be had
+#: without a function that panics.
+SCRIPT = """
+before = set(BaseException.__subclasses__())
+from torchdata import _native
+(PanicException,) = [
+    found for found in set(BaseException.__subclasses__()) - before if found.__name__ == "PanicException"
+]
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+class Broken(IterDataPipe):
+    def __init__(self, describes=True):
+        self.describes = describes
+
+    def __iter__(self):
+        yield 1
+        raise (PanicException if self.describes else ValueError)("it broke")
+
+    def __repr__(self):
+        if not self.describes:
+            raise PanicException("no words")
+        return "a pipe"
+
+def caught(pipe):
+    iterator = iter(pipe)
+    assert next(iterator) == 1
+    try:
+        next(iterator)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+
+"""
+
+
+def run(expression):
+    script = SCRIPT + f"print(caught({expression}))"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("pipe", ["Broken()", "Broken().map(abs)", "Broken().map(abs).filter(bool)"])
+def test_a_panic_below_a_pipe_passes_through_its_guard_as_the_exception_that_it_is(pipe):
+    done = run(pipe)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "PanicException: it broke"
+
+
+def test_a_panic_in_a_slot_of_the_guard_is_an_exception():
+    done = run("Broken(describes=False)")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("SystemError: an error inside torchdata's extension")
+    assert "no words" in done.stdout
