@@ -9,6 +9,7 @@ pub mod example;
 pub mod primitive;
 pub mod round_robin;
 pub mod seed;
+pub mod strided;
 pub mod tar;
 pub mod tfrecord;
 pub mod wire;
