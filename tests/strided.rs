@@ -148,7 +148,8 @@ fn every_flip_crop_and_channel_order_of_images_of_every_width_is_copied() {
                     let (pixel, row) = (channels * size, channels * size * (width + 2));
                     for signs in 0..8 {
                         let sign = |bit: i32| if signs & bit == 0 { 1 } else { -1 };
-                        let axes = [(3, row * sign(1)), (width as usize, pixel * sign(2)), (kept as usize, size * sign(4))];
+                        let axes =
+                            [(3, row * sign(1)), (width as usize, pixel * sign(2)), (kept as usize, size * sign(4))];
                         let array = Array::new(size as usize, axes.to_vec());
                         let axes = in_order(&array);
                         let copied = array.copied(&axes, signs % 3 > 0);

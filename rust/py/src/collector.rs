@@ -371,11 +371,7 @@ impl Reader {
         match long {
             None => codec::decode(py, &self.payload, buffers, may_lease),
             Some(Buffer::Owned(payload)) => codec::decode(py, &payload, buffers, may_lease),
-            Some(Buffer::Leased(lease)) => {
-                // SAFETY: the lease is valid for its length and lives until the end of the arm.
-                let payload = unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) };
-                codec::decode(py, payload, buffers, may_lease)
-            }
+            Some(Buffer::Leased(lease)) => codec::decode(py, &codec::private_copy(&lease), buffers, may_lease),
         }
     }
 }

@@ -4,7 +4,6 @@
 //! frame of ours; commands are obeyed between two items.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyIndexError, PyTimeoutError, PyValueError};
@@ -16,7 +15,7 @@ use torchdata_core::link::Probe;
 use torchdata_core::producer::{Part, Producer, Push};
 use torchdata_core::round_robin::RoundRobin;
 
-use crate::codec::{self, Encoder, OUT_OF_BAND, OutBuffer};
+use crate::codec::{self, Dtype, Encoder, OUT_OF_BAND, OutBuffer, Owner, Source};
 use crate::errors;
 use crate::shared::{ArenaBuffer, PyBellBoard, PyLink};
 use crate::waiting::wait_until;
@@ -34,9 +33,6 @@ pub mod kind {
     /// Set where the inline payload was too long and travels as the last buffer.
     pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 }
-
-/// Bytes from which a copy is made without the GIL.
-const LONG_COPY: usize = 16 * OUT_OF_BAND;
 
 /// Finds the bell of process `index`.
 pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
@@ -182,16 +178,16 @@ impl Sender {
         shape: Vec<usize>,
         dtype_number: i32,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(item_size) = codec::plain_item_size(dtype_number) else { return Ok(None) };
+        let Some((dtype, item_size)) = Dtype::of_number(py, dtype_number)? else { return Ok(None) };
         let Some(len) = shape.iter().try_fold(item_size, |len, &dim| len.checked_mul(dim)) else { return Ok(None) };
         if len < OUT_OF_BAND {
             return Ok(None);
         }
         let Some(target) = self.turn.next() else { return Ok(None) };
         let Some(block) = self.producers[target].allocate(len).map_err(errors::corrupted)? else { return Ok(None) };
-        let buffer = Bound::new(py, ArenaBuffer { block: Arc::new(block), sent: AtomicBool::new(false) })?;
+        let buffer = Bound::new(py, ArenaBuffer { block: Arc::new(block) })?;
         let shape = shape.into_iter().map(|dim| dim as isize).collect();
-        codec::empty_over(buffer, dtype_number as u8, shape).map(Some)
+        codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
     /// (bytes in use, peak, blocks) of each link's arena.
@@ -265,7 +261,7 @@ impl Sender {
         for buffer in encoder.buffers.drain(..) {
             match buffer {
                 OutBuffer::Block(block) => parts.push(Part::Block(block)),
-                OutBuffer::Memory { address, len, _owner } => match self.place(py, target, address, len)? {
+                OutBuffer::Memory(source) => match self.place(py, target, source)? {
                     Some(part) => parts.push(part),
                     None => return Ok(Sent::Interrupted),
                 },
@@ -275,7 +271,8 @@ impl Sender {
         if encoder.payload.len() <= self.producers[target].max_inline() {
             return self.push(py, target, kind, &parts, &encoder.payload);
         }
-        match self.place(py, target, encoder.payload.as_ptr() as usize, encoder.payload.len())? {
+        let payload = Source::dense(encoder.payload.as_ptr(), encoder.payload.len(), Owner::Caller);
+        match self.place(py, target, payload)? {
             Some(part) => parts.push(part),
             None => return Ok(Sent::Interrupted),
         }
@@ -283,22 +280,18 @@ impl Sender {
     }
 
     /// Brings a buffer into the arena, or where it will not fit, sends it ahead in fragments. None: interrupted.
-    fn place(&mut self, py: Python<'_>, target: usize, from: usize, len: usize) -> PyResult<Option<Part>> {
+    fn place(&mut self, py: Python<'_>, target: usize, source: Source) -> PyResult<Option<Part>> {
+        let len = source.len();
         loop {
             let producer = &mut self.producers[target];
             if let Some(block) = producer.allocate(len).map_err(errors::corrupted)? {
-                let to = block.as_mut_ptr() as usize;
-                // SAFETY: `from` is kept alive by the encoder's owner, the block is ours and has room for `len` bytes.
-                let copy = move || unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
-                if len >= LONG_COPY {
-                    py.detach(copy)
-                } else {
-                    copy()
-                }
+                // SAFETY: the block is ours and has room for `len` bytes.
+                unsafe { source.copy(py, block.as_mut_ptr()) };
                 return Ok(Some(Part::Block(Arc::new(block))));
             }
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
-                return self.stream(py, target, from as *const u8, len);
+                let (data, _owner) = source.into_dense(py)?;
+                return self.stream(py, target, data, len);
             }
             producer.flush();
             let control = &self.control;
@@ -316,7 +309,7 @@ impl Sender {
         let mut start = 0;
         while start < len {
             let piece = longest.min(len - start);
-            // SAFETY: `data` is valid for `len` bytes, kept alive by the encoder's owner.
+            // SAFETY: `data` is valid for `len` bytes, kept alive by its owner.
             let bytes = unsafe { std::slice::from_raw_parts(data.add(start), piece) };
             let sent = self.push_with(py, target, 0, piece, |producer| producer.push_fragment(bytes))?;
             if sent == Sent::Interrupted {
