@@ -17,6 +17,7 @@ __all__ = [
     "SeedGenerator",
     "Sender",
     "TFRecordReader",
+    "contiguous_copy",
     "exit_with_parent",
     "guard_iterator",
     "tar_file_header",
@@ -205,4 +206,5 @@ class TFRecordReader(Iterator[Any]):
     @property
     def unread(self) -> bytes: ...
 
+def contiguous_copy(array: Any, /) -> Any: ...
 def tar_file_header(block: bytes, /) -> tuple[str, int] | None: ...

@@ -20,6 +20,9 @@ use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 /// Deeper nesting is left to pickle, which has its own limit.
 const DEEPEST: usize = 64;
 
+/// A string from this length on is sent once, however often an item holds it. Copying a shorter one, such as most keys of
+/// dictionaries, takes no longer than looking it up.
+const LONG_STRING: ffi::Py_ssize_t = 64;
 /// Room for objects that is kept from item to item.
 const MOST_REMEMBERED: usize = 1024;
 
@@ -72,7 +75,7 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// Containers and arrays of the item that something else refers to as well.
     visited: FxHashSet<usize>,
-    /// Strings of the item, text and bytes, that something else refers to as well: their numbers, and what keeps them where
+    /// Long strings of the item, text and bytes, that something else refers to as well: their numbers, and what keeps them where
     /// they are.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     /// Where the item's tensors lie: the address behind each one's last byte, by that of its first.
@@ -127,11 +130,11 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Refers to a string that is in the item already. One that nothing else refers to is not, as for `visit`; any other is
-    /// noted, and announced as one that may come again.
-    fn is_again(&mut self, string: &Bound<'_, PyAny>) -> bool {
+    /// Refers to a string of `len` characters or bytes that is in the item already. One that nothing else refers to is not, as
+    /// for `visit`; any other is noted, and announced as one that may come again.
+    fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> bool {
         // SAFETY: reads the reference count of a live object.
-        if unsafe { ffi::Py_REFCNT(string.as_ptr()) } <= 2 {
+        if len < LONG_STRING || unsafe { ffi::Py_REFCNT(string.as_ptr()) } <= 2 {
             return false;
         }
         let next = self.kept.len() as u64;
@@ -212,11 +215,10 @@ impl Encoder {
                 return Ok(());
             }
             if ffi::PyBytes_CheckExact(object) != 0 {
-                if !self.is_again(item) {
+                let len = ffi::PyBytes_Size(object);
+                if !self.is_again(item, len) {
                     self.tag(Tag::Bytes);
-                    let data = ffi::PyBytes_AsString(object).cast::<u8>();
-                    let len = ffi::PyBytes_Size(object) as usize;
-                    self.dense(item, data, len);
+                    self.dense(item, ffi::PyBytes_AsString(object).cast(), len as usize);
                 }
                 return Ok(());
             }
@@ -300,7 +302,8 @@ impl Encoder {
     }
 
     fn string(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        if self.is_again(item) {
+        // SAFETY: an exact str.
+        if self.is_again(item, unsafe { ffi::PyUnicode_GetLength(item.as_ptr()) }) {
             return Ok(());
         }
         let mut len = 0;
@@ -326,9 +329,8 @@ impl Encoder {
         for &dim in parts.shape {
             self.length(dim as usize);
         }
-        if parts.len >= OUT_OF_BAND
+        if !self.is_inline(parts.len)
             && place.is_alone(item)
-            && self.buffers.len() < MOST_BUFFERS
             && let Some(block) = array::sole_block(item, &parts)
             && block.is_of(place.arena)
         {
@@ -382,29 +384,38 @@ impl Encoder {
         Ok(spans)
     }
 
-    /// A run of bytes that is a part of `owner`.
+    /// A run of bytes that is a part of `owner`: inline where they are few, else out of band.
     fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) {
-        // What goes inline is copied at once, and needs no owner.
-        let keeper = if len < OUT_OF_BAND { Owner::Caller } else { Owner::of(owner) };
-        self.bulk(owner.py(), Source::dense(data, len, keeper));
+        if self.is_inline(len) {
+            self.payload.push(0);
+            self.length(len);
+            if len > 0 {
+                // SAFETY: callers pass memory of a live object with at least `len` bytes.
+                self.payload.extend_from_slice(unsafe { std::slice::from_raw_parts(data, len) });
+            }
+            return;
+        }
+        self.out_of_band(OutBuffer::Memory(Source::dense(data, len, Owner::of(owner))));
     }
 
-    /// Bytes inline where they are few, else as a reference to an out-of-band buffer.
+    /// The same for bytes that lie in any way.
     fn bulk(&mut self, py: Python<'_>, source: Source) {
         let len = source.len();
-        if len >= OUT_OF_BAND && self.buffers.len() < MOST_BUFFERS {
+        if !self.is_inline(len) {
             return self.out_of_band(OutBuffer::Memory(source));
         }
         self.payload.push(0);
         self.length(len);
-        if len > 0 {
-            self.payload.reserve(len);
-            // SAFETY: the vector has room for so many bytes more, and holds them after the copy.
-            unsafe {
-                source.copy(py, self.payload.as_mut_ptr().add(self.payload.len()));
-                self.payload.set_len(self.payload.len() + len);
-            }
+        self.payload.reserve(len);
+        // SAFETY: the vector has room for so many bytes more, and holds them after the copy.
+        unsafe {
+            source.copy(py, self.payload.as_mut_ptr().add(self.payload.len()));
+            self.payload.set_len(self.payload.len() + len);
         }
+    }
+
+    fn is_inline(&self, len: usize) -> bool {
+        len < OUT_OF_BAND || self.buffers.len() >= MOST_BUFFERS
     }
 
     fn out_of_band(&mut self, buffer: OutBuffer) {

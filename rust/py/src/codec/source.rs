@@ -41,7 +41,7 @@ pub struct Source {
     address: usize,
     len: usize,
     /// How the elements lie where they are not one behind the other.
-    strided: Option<Strided>,
+    strided: Option<Box<Strided>>,
     owner: Owner,
 }
 
@@ -53,7 +53,7 @@ impl Source {
 
     /// Elements that lie as `strided` says, of which the first is at `data`.
     pub fn strided(data: *const u8, strided: Strided, owner: Owner) -> Self {
-        Self { address: data as usize, len: strided.len(), strided: Some(strided), owner }
+        Self { address: data as usize, len: strided.len(), strided: Some(Box::new(strided)), owner }
     }
 
     /// Bytes that it holds.
@@ -67,7 +67,7 @@ impl Source {
     /// `to` has room for `len` bytes, which are no part of the source.
     pub unsafe fn copy(&self, py: Python<'_>, to: *mut u8) {
         let (address, len, to) = (self.address, self.len, to as usize);
-        let strided = self.strided.as_ref();
+        let strided = self.strided.as_deref();
         let copy = move || {
             let (from, to) = (address as *const u8, to as *mut u8);
             // SAFETY: whoever made the source gave it memory that the owner keeps; of `to` the caller promises it.
