@@ -132,10 +132,13 @@ impl Encoder {
 
     /// Refers to a string of `len` characters or bytes that is in the item already. One that nothing else refers to is not, as
     /// for `visit`; any other is noted, and announced as one that may come again.
-    fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> bool {
+    fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         // SAFETY: reads the reference count of a live object.
         if len < LONG_STRING || unsafe { ffi::Py_REFCNT(string.as_ptr()) } <= 2 {
-            return false;
+            return Ok(false);
+        }
+        if self.pickled_member.is_some() {
+            return Err(Stop::Whole);
         }
         let next = self.kept.len() as u64;
         match self.kept.entry(string.as_ptr() as usize) {
@@ -143,12 +146,12 @@ impl Encoder {
                 let number = known.get().0;
                 self.tag(Tag::Again);
                 self.payload.extend_from_slice(&number.to_le_bytes());
-                true
+                Ok(true)
             }
             Entry::Vacant(free) => {
                 free.insert((next, string.clone().unbind()));
                 self.tag(Tag::Kept);
-                false
+                Ok(false)
             }
         }
     }
@@ -171,7 +174,7 @@ impl Encoder {
             self.pickle(item)?;
             return Ok(());
         }
-        if self.pickled_member.is_some() || !self.visited.is_empty() {
+        if self.pickled_member.is_some() || !self.visited.is_empty() || !self.kept.is_empty() {
             return Err(Stop::Whole);
         }
         self.pickled_member = Some((self.payload.len(), item.clone().unbind()));
@@ -216,7 +219,7 @@ impl Encoder {
             }
             if ffi::PyBytes_CheckExact(object) != 0 {
                 let len = ffi::PyBytes_Size(object);
-                if !self.is_again(item, len) {
+                if !self.is_again(item, len)? {
                     self.tag(Tag::Bytes);
                     self.dense(item, ffi::PyBytes_AsString(object).cast(), len as usize);
                 }
@@ -303,7 +306,7 @@ impl Encoder {
 
     fn string(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: an exact str.
-        if self.is_again(item, unsafe { ffi::PyUnicode_GetLength(item.as_ptr()) }) {
+        if self.is_again(item, unsafe { ffi::PyUnicode_GetLength(item.as_ptr()) })? {
             return Ok(());
         }
         let mut len = 0;
