@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Display};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{Hash, Hasher};
 
 /// What can happen next, and what must not.
 pub trait Model {
@@ -35,13 +35,58 @@ impl Display for Explored {
 
 /// 128 bits that stand for a state. Of 10^7 states two are mistaken for each other once in 10^24 explorations.
 fn fingerprint(state: &impl Hash) -> u128 {
-    let half = |salt: u64| {
-        let mut hasher = DefaultHasher::new();
-        salt.hash(&mut hasher);
-        state.hash(&mut hasher);
-        u128::from(hasher.finish())
-    };
-    half(1) << 64 | half(2)
+    let mut hasher = Fingerprint(1, 2);
+    state.hash(&mut hasher);
+    u128::from(hasher.0) << 64 | u128::from(hasher.1)
+}
+
+/// Two independent halves, a multiplication each for every word.
+struct Fingerprint(u64, u64);
+
+impl Fingerprint {
+    fn add(&mut self, word: u64) {
+        let fold = |a: u64, b: u64| {
+            let product = u128::from(a) * u128::from(b);
+            product as u64 ^ (product >> 64) as u64
+        };
+        self.0 = fold(self.0 ^ word ^ 0x243f_6a88_85a3_08d3, 0x9e37_79b9_7f4a_7c15);
+        self.1 = fold(self.1 ^ word ^ 0x1319_8a2e_0370_7344, 0xc2b2_ae3d_27d4_eb4f);
+    }
+}
+
+impl Hasher for Fingerprint {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.add(bytes.len() as u64);
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.add(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u8(&mut self, number: u8) {
+        self.add(number.into());
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.add(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.add(number);
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.add(number as u64);
+    }
+
+    fn write_isize(&mut self, number: isize) {
+        self.add(number as u64);
+    }
 }
 
 /// Goes breadth first through all states, so that what it reports is a shortest way there.

@@ -445,6 +445,8 @@ impl Setting {
             Main::Calling(0, paused) => {
                 let obeyed = |world: &World| world.children.iter().all(|child| child.acknowledged > 0);
                 if obeyed(world) {
+                    let window = if paused { 0 } else { self.window };
+                    after.set_window(window);
                     after.main = if paused { Main::Paused } else { Main::Reading(false) };
                     push("has all answers", Ok(after));
                 } else if self.rules.take_in
@@ -655,10 +657,23 @@ impl World {
         let arrived: Vec<bool> =
             self.ends.iter().zip(&mut self.out).map(|(end, link)| end.look(link, setting.rules)).collect();
         let epoch = self.epoch;
-        let starves = |peer: usize| self.held[peer].is_empty() && !arrived[peer] && self.out[peer].starving == epoch;
-        let peer = self.collecting.to_take_in(|peer| arrived[peer], starves)?;
-        self.take_in(peer);
-        Some(Ok(()))
+        let starves: Vec<bool> = (0..setting.workers)
+            .map(|peer| self.held[peer].is_empty() && !arrived[peer] && self.out[peer].starving == epoch)
+            .collect();
+        if let Some(peer) = self.collecting.to_take_in(|peer| arrived[peer], |peer| starves[peer]) {
+            self.take_in(peer);
+            return Some(Ok(()));
+        }
+        let mut relieved = false;
+        for peer in (0..setting.workers).filter(|&peer| starves.contains(&true) && !starves[peer]) {
+            let (end, link) = (&self.ends[peer], &mut self.out[peer]);
+            let relief = end.receiving.relief();
+            if link.grant != relief.word() {
+                end.tell(link, relief, end.receiving.window().max(1));
+                relieved = true;
+            }
+        }
+        relieved.then_some(Ok(()))
     }
 
     fn deliver(&mut self, setting: &Setting, (epoch, item): (u32, u8)) -> Result<(), String> {

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loopback import Loopback
-from torchdata import _engine
 from torchdata._native import LeasedBuffer
 from torchdata.datapipes import DataChunk
 
@@ -210,37 +209,6 @@ def test_an_item_larger_than_the_budget_arrives(budget):
     assert np.array_equal(loopback.one(large), large)
     text = "x" * 3_000_000
     assert loopback.one([text, {"a": large}])[0] == text
-
-
-def test_an_array_from_empty_crosses_without_a_copy_and_is_frozen(loopback, monkeypatch):
-    monkeypatch.setattr(_engine, "current_sender", loopback.sender)
-    import torchdata
-
-    made = []
-
-    def items():
-        array = torchdata.empty((100, 200), "float32")
-        array[:] = 5
-        made.append(array)
-        yield {"x": array}
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 1
-        yield {"x": array}
-
-    first, second = loopback.send(items())
-    assert same(first["x"], np.full((100, 200), 5, "float32"))
-    assert same(second["x"], first["x"])
-    # The first is the very memory that was made; the second had to be copied.
-    first["x"][0, 0] = 9
-    assert made[0][0, 0] == 9
-    assert second["x"][0, 0] == 5
-
-
-def test_empty_is_a_plain_array_outside_of_workers():
-    import torchdata
-
-    assert torchdata.empty(3).base is None
-    assert torchdata.empty((2, 2), "int8").dtype == np.int8
 
 
 def test_a_forked_child_cannot_take_its_parents_items(loopback):

@@ -5,16 +5,13 @@ Role: called by the extension (rust/py/src/codec) for the slow cases. Runs in wh
 
 from __future__ import annotations
 
-import copyreg
-import functools
 import io
 import pickle
 import sys
-from collections import ChainMap
-from collections.abc import Callable
 from typing import Any
 
-from torchdata._engine.tensors import Departing, Span, arriving, tensor_pickler
+from torchdata._engine.reducers import Tables, has_own_reducer
+from torchdata._engine.tensors import Span, arriving
 from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["DataChunk", "has_own_reducer", "loads", "pickled_parts"]
@@ -22,6 +19,11 @@ __all__ = ["DataChunk", "has_own_reducer", "loads", "pickled_parts"]
 
 #: What a pickle begins with that refers to tensors laid out behind it. No pickle begins so by itself.
 _WITH_TENSORS = b"T"
+
+#: Where a pickler's table of reducers is put. An attribute of that name would not be seen where a class of picklers has one.
+_TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
+
+_tables = Tables()
 
 
 def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
@@ -37,28 +39,6 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
         return _dumps_by(cloudpickle.Pickler, obj)
 
 
-def _users_reducers() -> dict[type, Callable[[Any], Any]]:
-    """The reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing uses, too.
-
-    Those that the two registered themselves are left out: they send descriptors and handles by other ways.
-    """
-    reduction = sys.modules.get("multiprocessing.reduction")
-    if reduction is None:
-        return {}
-    found: dict[type, Callable[[Any], Any]] = reduction.ForkingPickler._extra_reducers
-    libraries = ("multiprocessing", "torch")
-    return {
-        cls: reduce
-        for cls, reduce in found.items()
-        if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in libraries
-    }
-
-
-def has_own_reducer(cls: type) -> bool:
-    """Whether users said how objects of exactly this type are to be pickled."""
-    return cls in copyreg.dispatch_table or cls in _users_reducers()
-
-
 def _dumps_by(base: Any, obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
     try:
         return _dumps(base, obj, out_of_band=True)
@@ -67,29 +47,21 @@ def _dumps_by(base: Any, obj: Any) -> tuple[bytes, list[memoryview], list[Span]]
 
 
 def _dumps(base: Any, obj: Any, out_of_band: bool) -> tuple[bytes, list[memoryview], list[Span]]:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return *_dump(base, obj, out_of_band), []
-    tensors = Departing()
-    pickled, buffers = _dump(functools.partial(tensor_pickler(base), tensors), obj, out_of_band)
-    if not tensors.places:
-        return pickled, buffers, []
-    with torch._C.DisableTorchFunctionSubclass():
-        places, blocks, spans = tensors.lay_out()
-    return _WITH_TENSORS + pickle.dumps((len(blocks), places), 5) + pickled, buffers + blocks, spans
-
-
-def _dump(pickler: Any, obj: Any, out_of_band: bool) -> tuple[bytes, list[memoryview]]:
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    pickling = pickler(file, protocol=5, buffer_callback=buffers.append if out_of_band else None)
-    reducers = _users_reducers()
-    if reducers:
-        pickling.dispatch_table = ChainMap(
-            reducers, getattr(pickling, "dispatch_table", copyreg.dispatch_table)
-        )
+    pickling = base(file, protocol=5, buffer_callback=buffers.append if out_of_band else None)
+    table = _tables.take(pickling)
+    _TABLE.__set__(pickling, table)
     pickling.dump(obj)
-    return file.getvalue(), [buffer.raw() for buffer in buffers]
+    pickled, parts, spans = file.getvalue(), [buffer.raw() for buffer in buffers], []
+    if table.tensors.places:
+        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+            places, blocks, spans = table.tensors.lay_out()
+        table.tensors.places = []
+        pickled = _WITH_TENSORS + pickle.dumps((len(blocks), places), 5) + pickled
+        parts += blocks
+    _tables.give_back(table)
+    return pickled, parts, spans
 
 
 def loads(pickled: bytes, buffers: list[Any]) -> Any:

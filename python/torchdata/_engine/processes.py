@@ -187,14 +187,17 @@ class Children:
         for index in range(len(self._processes)):
             self._send(index, ("call", function))
         deadline = time.monotonic() + OBEDIENCE
-        for index, commander in enumerate(self._commanders):
-            while not commander.wait_acknowledged(self._sent[index], GLANCE, self._check_alive):
-                # A child that waits for the dispatching process comes to its next item only if nobody else is held up.
-                self.collector.relieve()
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(
-                        f"{self._names[index]} did not answer within {OBEDIENCE:.0f} s: its pipe is stuck"
-                    )
+        try:
+            for index, commander in enumerate(self._commanders):
+                while not commander.wait_acknowledged(self._sent[index], GLANCE, self._check_alive):
+                    # A child that waits for the dispatching process comes to its next item only if nobody is held up.
+                    self.collector.relieve(False)
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(
+                            f"{self._names[index]} did not answer within {OBEDIENCE:.0f} s: its pipe is stuck"
+                        )
+        finally:
+            self.collector.relieve(True)
 
     def _send(self, index: int, command: tuple[Any, ...], order: int | None = None) -> None:
         """Sends a command; waits for room, where a child has not taken those before it, as long as it lives."""

@@ -7,17 +7,15 @@ torch only where there are tensors.
 
 from __future__ import annotations
 
-import copyreg
-import functools
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torchdata._importing import import_whole
 
-__all__ = ["Departing", "Place", "Span", "arriving", "tensor_over", "tensor_parts", "tensor_pickler"]
+__all__ = ["Departing", "Place", "Span", "arriving", "tensor_over", "tensor_parts"]
 
 #: A part of this process' memory: the address of its first byte, and that behind its last one.
 Span = tuple[int, int]
@@ -54,6 +52,50 @@ class Departing:
         start, size = storage.data_ptr(), storage.nbytes()
         self.places.append(((start, start + size), size, storage))
         return len(self.places) - 1
+
+    def reducer(self, cls: type) -> Callable[[Any], Any] | None:
+        """How objects of a type are pickled; None where it is not a type of tensors or storages, or has a way of its own."""
+        torch = sys.modules["torch"]
+        if cls is torch.UntypedStorage:
+            return self._reduce_storage
+        if cls is torch.storage.TypedStorage:
+            return self._reduce_typed_storage
+        # A class that handles its operators by itself need not have elements in memory.
+        if (
+            issubclass(cls, torch.Tensor)
+            and cls.__reduce_ex__ is torch.Tensor.__reduce_ex__
+            and cls.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+        ):
+            return self._reduce_tensor
+        return None
+
+    def _reduce_storage(self, storage: Any) -> Any:
+        if not _is_memory(storage):
+            return storage.__reduce_ex__(5)
+        return _storage_at, (self.add_storage(storage),)
+
+    def _reduce_typed_storage(self, storage: Any) -> Any:
+        if not _is_memory(storage._untyped_storage):
+            return storage.__reduce_ex__(5)
+        return _typed_storage_at, (self.add_storage(storage._untyped_storage), storage.dtype)
+
+    def _reduce_tensor(self, tensor: Any) -> Any:
+        torch, cls = sys.modules["torch"], type(tensor)
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = _is_plain(tensor)
+            if plain:
+                state = torch._utils._get_obj_state(tensor)
+                rebuild: Any = _tensor_at
+                if tensor.numel() > 0:
+                    parts: Any = (self.add_tensor(tensor),)
+                else:
+                    rebuild = _empty_tensor
+                    parts = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), tensor.requires_grad
+        if not plain:
+            return tensor.__reduce_ex__(5)
+        if cls is torch.Tensor and not state:
+            return rebuild, parts
+        return torch._tensor._rebuild_from_type_v2, (rebuild, cls, parts, state)
 
     def lay_out(self) -> tuple[list[Place], list[memoryview], list[Span]]:
         """The places, the blocks, and the parts of memory that they were in, which do not overlap."""
@@ -239,54 +281,6 @@ def _part_of(storage: Any, offset: int, size: Any) -> Any:
         return storage
     part = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, offset, (size,), (1,))
     return _storage_over(part.numpy())
-
-
-@functools.cache
-def tensor_pickler(base: Any) -> Any:
-    """A subclass of the pickler that leaves the memory of tensors to `Departing`."""
-
-    class TensorPickler(base):  # type: ignore[misc]
-        def __init__(self, tensors: Departing, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            if not hasattr(self, "dispatch_table"):
-                self.dispatch_table = copyreg.dispatch_table
-            self.tensors = tensors
-
-        def reducer_override(self, obj: Any) -> Any:
-            torch = sys.modules["torch"]
-            reduced: Any = NotImplemented
-            if isinstance(obj, torch.Tensor):
-                reduced = self._reduce_tensor(torch, obj)
-            elif type(obj) is torch.UntypedStorage and _is_memory(obj):
-                reduced = _storage_at, (self.tensors.add_storage(obj),)
-            elif type(obj) is torch.storage.TypedStorage and _is_memory(obj._untyped_storage):
-                reduced = _typed_storage_at, (self.tensors.add_storage(obj._untyped_storage), obj.dtype)
-            if reduced is NotImplemented and hasattr(base, "reducer_override"):
-                return super().reducer_override(obj)
-            return reduced
-
-        def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
-            cls = type(tensor)
-            if cls in self.dispatch_table or cls.__reduce_ex__ is not torch.Tensor.__reduce_ex__:
-                return NotImplemented
-            # A class that handles its operators by itself need not have elements in memory.
-            if cls.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
-                return NotImplemented
-            with torch._C.DisableTorchFunctionSubclass():
-                if not _is_plain(tensor):
-                    return NotImplemented
-                state = torch._utils._get_obj_state(tensor)
-                rebuild: Any = _tensor_at
-                if tensor.numel() > 0:
-                    parts: Any = (self.tensors.add_tensor(tensor),)
-                else:
-                    rebuild = _empty_tensor
-                    parts = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), tensor.requires_grad
-            if cls is torch.Tensor and not state:
-                return rebuild, parts
-            return torch._tensor._rebuild_from_type_v2, (rebuild, cls, parts, state)
-
-    return TensorPickler
 
 
 def _is_memory(storage: Any) -> bool:

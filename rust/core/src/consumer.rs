@@ -26,21 +26,24 @@ pub enum Buffer {
 }
 
 impl Buffer {
-    /// The bytes, where they are.
-    pub fn bytes(&self) -> &[u8] {
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
         match self {
-            Self::Owned(bytes) => bytes,
-            // SAFETY: the lease's memory is valid for its length as long as `self`, and the producer does not write to a
-            // block that it has sent.
-            Self::Leased(lease) => unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) },
+            Self::Owned(bytes) => bytes.len(),
+            Self::Leased(lease) => lease.len(),
         }
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// The same bytes in memory of this process's own; a lease is given back with its last clone.
     pub fn into_owned(self) -> Self {
         match self {
             Self::Owned(_) => self,
-            Self::Leased(_) => Self::Owned(Arc::new(self.bytes().to_vec())),
+            Self::Leased(lease) => Self::Owned(Arc::new(lease.private_copy())),
         }
     }
 }
@@ -132,6 +135,19 @@ impl Lease {
     /// Bytes of the buffer.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// The bytes, in memory that nobody changes any more, whatever the producer does: what is decoded is looked at more than
+    /// once.
+    pub fn private_copy(&self) -> Vec<u8> {
+        let mut copy = Vec::with_capacity(self.len);
+        // SAFETY: the lease's memory is valid for its length, the vector has room for it, and bytes of any value will do. What
+        // a producer that breaks the rules writes meanwhile arrives as wrong bytes: the copy itself decides nothing by them.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
+            copy.set_len(self.len);
+        }
+        copy
     }
 
     /// Whether the buffer has no bytes.
@@ -280,6 +296,22 @@ impl Consumer {
         self.taken += 1;
         self.receiving.take();
         self.tell(self.receiving.relief());
+    }
+
+    /// Lets a producer that was halted make one more item: somebody else waits for it to come on.
+    pub fn relieve(&mut self) {
+        let relief = self.receiving.relief();
+        if self.told != relief {
+            self.tell(relief);
+        }
+    }
+
+    /// Halts a producer again that was relieved.
+    pub fn settle(&mut self) {
+        let grant = self.receiving.grant();
+        if self.told != grant {
+            self.tell(grant);
+        }
     }
 
     /// Stores once more what the producer was told, in place of whatever was written over it.

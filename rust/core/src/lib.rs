@@ -11,6 +11,7 @@ pub mod primitive;
 pub mod protocol;
 pub mod round_robin;
 pub mod seed;
+pub mod strided;
 pub mod tar;
 pub mod tfrecord;
 pub mod wire;

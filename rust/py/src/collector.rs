@@ -87,6 +87,11 @@ impl Peer {
     fn has_arrived(&mut self) -> bool {
         self.consumer.readable().unwrap_or(true)
     }
+
+    /// Whether it waits for the dispatching process, and we have nothing of it.
+    fn starves(&mut self) -> bool {
+        !self.is_ready() && self.consumer.starves()
+    }
 }
 
 /// What the reading thread needs.
@@ -328,14 +333,24 @@ impl Collector {
         self.set_paused(true);
     }
 
-    /// Takes in what some peers have sent if another one waits for the dispatching process, which may wait for these.
+    /// Takes in what some peers have sent, and lets them make more, if another one waits for the dispatching process, which
+    /// may wait for these.
     ///
-    /// To be called while main waits for anything else than an item.
-    fn relieve(&self, py: Python<'_>) -> PyResult<()> {
+    /// To be called while main waits for anything else than an item, again and again; then once with `done`.
+    fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.try_reader() else { return Ok(()) }; // who reads does it himself
         let reader = &mut held.reader;
+        if done {
+            reader.peers.iter_mut().for_each(|peer| peer.consumer.settle());
+            return Ok(());
+        }
         while let Some(peer) = reader.to_take_in() {
             reader.take_in(py, peer)?;
+        }
+        let starving: Vec<bool> = reader.peers.iter_mut().map(Peer::starves).collect();
+        if starving.contains(&true) {
+            let others = reader.peers.iter_mut().zip(starving).filter(|(_, starves)| !starves);
+            others.for_each(|(peer, _)| peer.consumer.relieve());
         }
         Ok(())
     }
@@ -612,7 +627,7 @@ impl Reader {
     /// The peer of whom to take in what has arrived, because another one starves.
     fn to_take_in(&mut self) -> Option<usize> {
         let Self { peers, collecting, .. } = self;
-        let starving: Vec<bool> = peers.iter_mut().map(|peer| !peer.is_ready() && peer.consumer.starves()).collect();
+        let starving: Vec<bool> = peers.iter_mut().map(Peer::starves).collect();
         collecting.to_take_in(|peer| peers[peer].has_arrived(), |peer| starving[peer])
     }
 
@@ -710,7 +725,7 @@ impl Reader {
 
 /// Bytes of this process's own memory, and of a sender's, that a unit takes up.
 fn weight(taken: &Taken) -> u64 {
-    taken.unit.buffers.iter().map(|buffer| buffer.bytes().len() as u64).sum::<u64>() + taken.payload.len() as u64
+    taken.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + taken.payload.len() as u64
 }
 
 /// Builds the object of a unit.
@@ -718,8 +733,10 @@ fn decode<'py>(py: Python<'py>, unit: &Unit, payload: &[u8], may_lease: bool) ->
     match unit.buffers.split_last() {
         Some((long, buffers)) if unit.kind & kind::PAYLOAD_IN_BUFFER != 0 => {
             // Private, as short ones are: what is decoded cannot change under the decoder.
-            let payload = py.detach(|| long.bytes().to_vec());
-            codec::decode(py, &payload, buffers, may_lease)
+            match long {
+                Buffer::Owned(payload) => codec::decode(py, payload, buffers, may_lease),
+                Buffer::Leased(lease) => codec::decode(py, &py.detach(|| lease.private_copy()), buffers, may_lease),
+            }
         }
         _ => codec::decode(py, payload, &unit.buffers, may_lease),
     }

@@ -8,9 +8,9 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-use numpy::npyffi::npy_intp;
+use numpy::npyffi::{PyArray_DatetimeDTypeMetaData, PyArray_DescrProto, npy_intp};
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -22,6 +22,31 @@ pub struct NumPy(NonNull<*const c_void>);
 
 /// The table, once it was found.
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Whether it is NumPy 2's, which lays its dtypes out in another way.
+static SECOND: AtomicBool = AtomicBool::new(false);
+
+/// The feature version of NumPy 2.0.
+const SECOND_FEATURES: c_uint = 0x12;
+
+/// A built-in dtype of NumPy 2: the beginning of `_PyArray_LegacyDescr` in its headers.
+#[repr(C)]
+struct SecondDescr {
+    object: ffi::PyObject,
+    class: *mut ffi::PyTypeObject,
+    letters: [u8; 4],
+    number: c_int,
+    flags: u64,
+    size: npy_intp,
+    alignment: npy_intp,
+    metadata: *mut ffi::PyObject,
+    hash: isize,
+    reserved: [*mut c_void; 2],
+    subarray: *mut c_void,
+    fields: *mut ffi::PyObject,
+    names: *mut ffi::PyObject,
+    unit: *mut c_void,
+}
 
 /// The newest binary interface that this extension knows: that of NumPy 2.
 const NEWEST_ABI: c_uint = 0x0200_0000;
@@ -62,6 +87,12 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
              an older NumPy or a newer torchdata"
         )));
     }
+    // SAFETY: and entry 211 is `unsigned int PyArray_GetNDArrayCFeatureVersion(void)`.
+    let features = unsafe {
+        let version: extern "C" fn() -> c_uint = std::mem::transmute(table.as_ptr().add(211).read());
+        version()
+    };
+    SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed); // published with the table
     std::mem::forget(capsule); // it stays as long as the pointer does, whatever becomes of the module
     // SYNC(numpy): pairs with `numpy`; what the table's entries point to was made before.
     TABLE.store(table.as_ptr(), Ordering::Release);
@@ -90,38 +121,85 @@ impl NumPy {
         unsafe { self.0.as_ptr().add(index).cast::<T>().read() }
     }
 
-    /// A new array of a built-in dtype, in C or Fortran order, with memory of its own (`data` NULL) or over `data`.
+    /// The class of arrays.
+    pub fn array_class(self) -> *mut ffi::PyTypeObject {
+        // SAFETY: PyArray_Type.
+        unsafe { self.entry(2) }
+    }
+
+    /// The dtype of this number; where `own`, an object of its own, which nobody else refers to.
     ///
     /// # Safety
-    /// `number` is that of a built-in dtype without a size of its own; `data`, where given, covers the array and outlives it.
+    /// `number` is that of a built-in dtype.
+    pub unsafe fn dtype(self, py: Python<'_>, number: c_int, own: bool) -> PyResult<Bound<'_, PyAny>> {
+        // SAFETY: PyArray_DescrFromType or PyArray_DescrNewFromType; a new reference, or NULL with an exception set.
+        unsafe {
+            let make: unsafe extern "C" fn(c_int) -> *mut ffi::PyObject = self.entry(if own { 96 } else { 45 });
+            Bound::from_owned_ptr_or_err(py, make(number))
+        }
+    }
+
+    /// Bytes of an element.
+    ///
+    /// # Safety
+    /// `dtype` is a built-in one, and lives.
+    pub unsafe fn item_size(self, dtype: *const c_void) -> npy_intp {
+        // SAFETY: on what the caller promises; which of the two layouts it has depends on the version alone.
+        unsafe {
+            if SECOND.load(Ordering::Relaxed) {
+                (*dtype.cast::<SecondDescr>()).size
+            } else {
+                (*dtype.cast::<PyArray_DescrProto>()).elsize as npy_intp
+            }
+        }
+    }
+
+    /// The unit of a dtype of times; NULL where this NumPy keeps it elsewhere.
+    ///
+    /// # Safety
+    /// `dtype` is `datetime64` or `timedelta64`, and lives.
+    pub unsafe fn unit_of(self, dtype: *const c_void) -> *mut PyArray_DatetimeDTypeMetaData {
+        // SAFETY: as for `item_size`.
+        unsafe {
+            if SECOND.load(Ordering::Relaxed) {
+                (*dtype.cast::<SecondDescr>()).unit.cast()
+            } else {
+                (*dtype.cast::<PyArray_DescrProto>()).c_metadata.cast()
+            }
+        }
+    }
+
+    /// A new array of a dtype: with memory of its own (`data` NULL), or over `data`. NumPy finds out most flags itself.
+    ///
+    /// # Safety
+    /// `dtype` is a built-in one. `strides` is NULL, or are as many as there are lengths. `data`, where given, covers the array
+    /// and outlives it.
     pub unsafe fn array<'py>(
         self,
-        py: Python<'py>,
-        number: c_int,
+        dtype: Bound<'py, PyAny>,
         shape: &mut [npy_intp],
+        strides: *mut npy_intp,
         data: *mut c_void,
         flags: c_int,
     ) -> PyResult<Bound<'py, PyAny>> {
         type New = unsafe extern "C" fn(
             *mut ffi::PyTypeObject,
+            *mut ffi::PyObject,
             c_int,
             *mut npy_intp,
-            c_int,
             *mut npy_intp,
             *mut c_void,
             c_int,
-            c_int,
             *mut ffi::PyObject,
         ) -> *mut ffi::PyObject;
-        // SAFETY: PyArray_Type and PyArray_New; the lengths are as many as is said. A new reference, or NULL with an
+        let py = dtype.py();
+        // SAFETY: PyArray_NewFromDescr, which takes over the reference to the dtype. A new reference, or NULL with an
         // exception set.
         unsafe {
-            let class: *mut ffi::PyTypeObject = self.entry(2);
-            let new: New = self.entry(93);
-            let dimensions = shape.len() as c_int;
-            let no_strides = std::ptr::null_mut();
-            let no_parent = std::ptr::null_mut();
-            let array = new(class, dimensions, shape.as_mut_ptr(), number, no_strides, data, 0, flags, no_parent);
+            let new: New = self.entry(94);
+            let (dimensions, no_parent) = (shape.len() as c_int, std::ptr::null_mut());
+            let class = self.array_class();
+            let array = new(class, dtype.into_ptr(), dimensions, shape.as_mut_ptr(), strides, data, flags, no_parent);
             Bound::from_owned_ptr_or_err(py, array)
         }
     }
@@ -160,18 +238,16 @@ impl NumPy {
         }
     }
 
-    /// A NumPy scalar of a built-in dtype out of the element at `from`.
+    /// A NumPy scalar of a dtype out of the element at `from`.
     ///
     /// # Safety
-    /// `number` is that of a built-in dtype without a size of its own, and at `from` lies an element of it.
-    pub unsafe fn scalar<'py>(self, py: Python<'py>, number: c_int, from: *mut c_void) -> PyResult<Bound<'py, PyAny>> {
+    /// `dtype` is a built-in one, and at `from` lies an element of it, aligned.
+    pub unsafe fn scalar<'py>(self, dtype: &Bound<'py, PyAny>, from: *mut c_void) -> PyResult<Bound<'py, PyAny>> {
         type Make = unsafe extern "C" fn(*mut c_void, *mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
-        // SAFETY: PyArray_DescrFromType and PyArray_Scalar; new references, or NULL with an exception set.
+        // SAFETY: PyArray_Scalar; a new reference, or NULL with an exception set.
         unsafe {
-            let dtype: unsafe extern "C" fn(c_int) -> *mut ffi::PyObject = self.entry(45);
-            let dtype = Bound::from_owned_ptr_or_err(py, dtype(number))?;
             let make: Make = self.entry(60);
-            Bound::from_owned_ptr_or_err(py, make(from, dtype.as_ptr(), std::ptr::null_mut()))
+            Bound::from_owned_ptr_or_err(dtype.py(), make(from, dtype.as_ptr(), std::ptr::null_mut()))
         }
     }
 }

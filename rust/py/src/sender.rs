@@ -4,7 +4,7 @@
 //! frame of ours; commands are obeyed between two items, or while an item waits for room. What was begun is kept then, and goes
 //! out when the pump is called again: no command costs an item.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ use torchdata_core::link::Probe;
 use torchdata_core::producer::{Part, Producer, Push};
 use torchdata_core::protocol::{Deal, Dealing, Permit, Reader, Stream};
 
-use crate::codec::{self, Encoder, OUT_OF_BAND, OutBuffer};
+use crate::codec::{self, Dtype, Encoder, OUT_OF_BAND, OutBuffer, Owner, Source};
 use crate::errors;
 use crate::shared::{ArenaBuffer, PyBellBoard, PyLink};
 use crate::waiting::{duration, wait_until};
@@ -36,9 +36,6 @@ pub mod kind {
     /// Set where the inline payload was too long and travels as the last buffer.
     pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 }
-
-/// Bytes from which a copy is made without the GIL.
-const LONG_COPY: usize = 16 * OUT_OF_BAND;
 
 /// Finds the bell of process `index`.
 pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
@@ -291,7 +288,7 @@ impl Sender {
         shape: Vec<usize>,
         dtype_number: i32,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(item_size) = codec::plain_item_size(dtype_number) else { return Ok(None) };
+        let Some((dtype, item_size)) = Dtype::of_number(py, dtype_number)? else { return Ok(None) };
         let Some(len) = shape.iter().try_fold(item_size, |len, &dim| len.checked_mul(dim)) else { return Ok(None) };
         if len < OUT_OF_BAND {
             return Ok(None);
@@ -299,9 +296,9 @@ impl Sender {
         let arena = &self.arenas[self.target.load(Relaxed)];
         arena.reclaim().map_err(errors::corrupted)?;
         let Some(block) = arena.allocate(len) else { return Ok(None) };
-        let buffer = Bound::new(py, ArenaBuffer { block: Arc::new(block), sent: AtomicBool::new(false) })?;
+        let buffer = Bound::new(py, ArenaBuffer { block: Arc::new(block) })?;
         let shape = shape.into_iter().map(|dim| dim as isize).collect();
-        codec::empty_over(buffer, dtype_number as u8, shape).map(Some)
+        codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
     /// (bytes in use, peak, blocks) of each link's arena.
@@ -395,15 +392,16 @@ impl Outlet {
         let Departing { target, kind, encoder, parts, streamed } = departing;
         let inline = encoder.payload.len() <= self.producers[*target].max_inline();
         while parts.len() < encoder.buffers.len() + usize::from(!inline) {
-            let (address, len) = match encoder.buffers.get(parts.len()) {
-                Some(OutBuffer::Block(block)) => {
-                    parts.push(Part::Block(Arc::clone(block)));
-                    continue;
+            let placed = match encoder.buffers.get_mut(parts.len()) {
+                Some(OutBuffer::Block(block)) => Placed::At(Part::Block(Arc::clone(block))),
+                Some(OutBuffer::Memory(source)) => self.place(py, *target, source, streamed, tick)?,
+                None => {
+                    let payload = &encoder.payload;
+                    let mut payload = Source::dense(payload.as_ptr(), payload.len(), Owner::Caller);
+                    self.place(py, *target, &mut payload, streamed, tick)?
                 }
-                Some(OutBuffer::Memory { address, len, .. }) => (*address, *len),
-                None => (encoder.payload.as_ptr() as usize, encoder.payload.len()),
             };
-            match self.place(py, *target, address, len, streamed, tick)? {
+            match placed {
                 Placed::At(part) => parts.push(part),
                 Placed::Nowhere(sent) => return Ok(sent),
             }
@@ -424,22 +422,16 @@ impl Outlet {
         &mut self,
         py: Python<'_>,
         target: usize,
-        from: usize,
-        len: usize,
+        source: &mut Source,
         streamed: &mut usize,
         tick: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Placed> {
+        let len = source.len();
         while *streamed == 0 {
             let producer = &mut self.producers[target];
             if let Some(block) = producer.allocate(len).map_err(errors::corrupted)? {
-                let to = block.as_mut_ptr() as usize;
-                // SAFETY: `from` is kept alive by the encoder's owner, the block is ours and has room for `len` bytes.
-                let copy = move || unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
-                if len >= LONG_COPY {
-                    py.detach(copy)
-                } else {
-                    copy()
-                }
+                // SAFETY: the block is ours and has room for `len` bytes.
+                unsafe { source.copy(py, block.as_mut_ptr()) };
                 return Ok(Placed::At(Part::Block(Arc::new(block))));
             }
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
@@ -451,11 +443,12 @@ impl Outlet {
                 return Ok(Placed::Nowhere(sent));
             }
         }
+        let from = source.make_dense(py)?;
         let longest = self.producers[target].fragment_len();
         while *streamed < len {
             let piece = longest.min(len - *streamed);
-            // SAFETY: `from` is valid for `len` bytes, kept alive by the encoder's owner.
-            let bytes = unsafe { std::slice::from_raw_parts((from as *const u8).add(*streamed), piece) };
+            // SAFETY: `from` is valid for `len` bytes, kept alive by the source's owner.
+            let bytes = unsafe { std::slice::from_raw_parts(from.add(*streamed), piece) };
             let before = *streamed;
             let sent = self.push_with(py, target, 0, piece, tick, |producer| {
                 let pushed = producer.push_fragment(bytes)?;

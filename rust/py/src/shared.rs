@@ -3,7 +3,6 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::exceptions::{PyBufferError, PyOSError};
 use pyo3::ffi;
@@ -123,20 +122,11 @@ impl LeasedBuffer {
     }
 }
 
-/// Memory of an array made by `torchdata.empty`: a block of the arena of this process.
+/// Memory of an array made by `torchdata.empty`: a block of the arena of this process. It goes to the consumer with an item
+/// that is all that refers to the array.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
-    /// The block; it goes to the consumer when an item that holds it is sent.
     pub block: Arc<Block>,
-    /// Whether it was sent: it is the consumer's then, and sending it again means copying it.
-    pub sent: AtomicBool,
-}
-
-impl ArenaBuffer {
-    /// Whether the caller is the first to send the block.
-    pub fn claim(&self) -> bool {
-        !self.sent.swap(true, Ordering::Relaxed)
-    }
 }
 
 #[pymethods]

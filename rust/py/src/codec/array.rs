@@ -1,42 +1,82 @@
 //! NumPy arrays and scalars through NumPy's C API.
 
-use std::ffi::c_int;
+use std::sync::Arc;
 
 use numpy::npyffi::{NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_F_CONTIGUOUS, NPY_ARRAY_WRITEABLE};
-use numpy::npyffi::{PyArray_Descr, PyArrayObject, npy_intp};
+use numpy::npyffi::{PyArrayObject, npy_intp};
 use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
 use pyo3::prelude::*;
+use torchdata_core::arena::Block;
+use torchdata_core::strided::{Strided, memory_order};
 
+use super::dtype::{Dtype, LARGEST};
+use super::malformed;
 use crate::numpy_api::numpy;
 use crate::shared::ArenaBuffer;
 
-/// Bytes of an element of a plain dtype: bool, integers, floats and complex numbers; None for all others.
-pub fn plain_item_size(number: c_int) -> Option<usize> {
-    Some(match number {
-        0..=2 => 1,
-        3 | 4 | 23 => 2,
-        5 | 6 | 11 => 4,
-        7 | 8 => size_of::<std::ffi::c_long>(),
-        9 | 10 | 12 | 14 => 8,
-        13 => LONG_DOUBLE,
-        15 => 16,
-        16 => 2 * LONG_DOUBLE,
-        _ => return None,
-    })
+/// Most dimensions that an array may have.
+pub const MOST_DIMENSIONS: usize = 64;
+
+/// In which order the axes of an array lie in memory, outermost first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Order {
+    /// The first one outermost.
+    C,
+    /// The last one outermost.
+    Fortran,
+    Other(Vec<usize>),
 }
 
-/// `sizeof(long double)` on the platforms that are supported.
-const LONG_DOUBLE: usize = 16;
-/// Most dimensions that an array may have.
-const MOST_DIMENSIONS: usize = 64;
+impl Order {
+    fn from_axes(axes: Vec<usize>) -> Self {
+        if axes.is_sorted() {
+            Order::C
+        } else if axes.iter().rev().is_sorted() {
+            Order::Fortran
+        } else {
+            Order::Other(axes)
+        }
+    }
 
-/// A plain, contiguous array taken apart.
+    /// Appends the name under which it travels.
+    pub fn write(&self, payload: &mut Vec<u8>) {
+        match self {
+            Order::C => payload.push(0),
+            Order::Fortran => payload.push(1),
+            Order::Other(axes) => {
+                payload.push(2);
+                payload.extend(axes.iter().map(|&axis| axis as u8)); // there are at most 64
+            }
+        }
+    }
+
+    /// Takes the name of an order of so many axes from bytes that `take` hands out; they are not trusted.
+    pub fn read<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
+        match take(1)?[0] {
+            0 => Ok(Order::C),
+            1 => Ok(Order::Fortran),
+            _ => {
+                let axes: Vec<usize> = take(dimensions)?.iter().map(|&axis| axis.into()).collect();
+                let all = (0..dimensions).all(|axis| axes.contains(&axis));
+                all.then_some(Order::Other(axes)).ok_or_else(malformed)
+            }
+        }
+    }
+}
+
+/// An array of a plain dtype taken apart.
 pub struct ArrayParts<'a> {
-    pub number: u8,
-    pub fortran: bool,
+    pub dtype: Dtype,
+    /// The order that its elements have in memory, and arrive in.
+    pub order: Order,
     pub shape: &'a [npy_intp],
+    /// The first element.
     pub data: *mut u8,
+    /// Bytes of all elements.
     pub len: usize,
+    /// How they lie where they are not one behind the other.
+    pub strided: Option<Strided>,
 }
 
 fn fields<'a>(array: &'a Bound<'_, PyAny>) -> &'a numpy::npyffi::PyArrayObject_fields {
@@ -44,76 +84,116 @@ fn fields<'a>(array: &'a Bound<'_, PyAny>) -> &'a numpy::npyffi::PyArrayObject_f
     unsafe { &(*array.as_ptr().cast::<PyArrayObject>()).fields }
 }
 
-/// Takes an exact ndarray apart; None where pickle should have it (other dtypes, other layouts).
+fn bytes_of(item: usize, shape: &[npy_intp]) -> Option<usize> {
+    shape.iter().try_fold(item, |len, &dim| len.checked_mul(usize::try_from(dim).ok()?))
+}
+
+/// Shape and strides.
+fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) {
+    let fields = fields(array);
+    let dimensions = fields.nd as usize;
+    if dimensions == 0 {
+        return (&[], &[]); // there may be no tables of them
+    }
+    // SAFETY: an array of `nd` dimensions has that many lengths and strides.
+    unsafe {
+        let shape = std::slice::from_raw_parts(fields.dimensions, dimensions);
+        (shape, std::slice::from_raw_parts(fields.strides, dimensions))
+    }
+}
+
+/// How the elements of an array lie, in the order of these axes.
+fn layout(item: usize, shape: &[npy_intp], strides: &[npy_intp], axes: &[usize]) -> Option<Strided> {
+    Strided::new(item, axes.iter().map(|&axis| (shape[axis] as usize, strides[axis])))
+}
+
+/// How the elements of an array lie, in the order of their indices.
+pub fn in_index_order(array: &Bound<'_, PyAny>) -> Option<Strided> {
+    let (_, item) = Dtype::of(array.py(), fields(array).descr)?;
+    let (shape, strides) = extents(array);
+    layout(item, shape, strides, &(0..shape.len()).collect::<Vec<_>>())
+}
+
+/// Takes an exact ndarray apart; None where pickle should have it.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
-    // SAFETY: an array always has a descriptor.
-    let descr = unsafe { &(*fields.descr).fields };
-    let item = plain_item_size(descr.type_num)?;
-    let native = matches!(descr.byteorder as u8, b'=' | b'|');
-    let in_c = fields.flags & NPY_ARRAY_C_CONTIGUOUS != 0;
-    let in_fortran = fields.flags & NPY_ARRAY_F_CONTIGUOUS != 0;
-    if !native || !(in_c || in_fortran) {
-        return None;
-    }
-    let shape = if fields.nd == 0 {
-        &[][..]
+    let (dtype, item) = Dtype::of(array.py(), fields.descr)?;
+    let (shape, strides) = extents(array);
+    let len = bytes_of(item, shape)?;
+    let (order, strided) = if fields.flags & NPY_ARRAY_C_CONTIGUOUS != 0 {
+        (Order::C, None)
+    } else if fields.flags & NPY_ARRAY_F_CONTIGUOUS != 0 {
+        (Order::Fortran, None)
     } else {
-        // SAFETY: an array of `nd` dimensions has that many lengths.
-        unsafe { std::slice::from_raw_parts(fields.dimensions, fields.nd as usize) }
+        let sizes: Vec<usize> = shape.iter().map(|&dim| dim as usize).collect();
+        let axes = memory_order(&sizes, strides);
+        let strided = layout(item, shape, strides, &axes)?;
+        (Order::from_axes(axes), Some(strided).filter(|strided| !strided.is_dense()))
     };
-    let len = shape.iter().try_fold(item, |len, &dim| len.checked_mul(usize::try_from(dim).ok()?))?;
-    let number = u8::try_from(descr.type_num).ok()?;
-    Some(ArrayParts { number, fortran: in_fortran && !in_c, shape, data: fields.data.cast(), len })
+    Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// The arena buffer under an array, where the array covers it exactly.
-pub fn arena_buffer<'py>(array: &Bound<'py, PyAny>, data: *mut u8, len: usize) -> Option<Bound<'py, ArenaBuffer>> {
-    let mut base = fields(array).base;
-    for _ in 0..4 {
-        if base.is_null() {
-            return None;
+/// The block of the arena under an array that was made by `torchdata.empty`, where the array covers it whole and nothing else
+/// can reach it: no other array, no buffer, no tensor, no weak reference.
+///
+/// Callers see to it that nobody refers to the array but the item that it is in.
+pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
+    let mut object = array.as_ptr();
+    // SAFETY: reads types, counts and fields of live objects under the GIL: the base of a live array is one. What is looked
+    // into has the type of the array, an exact ndarray.
+    unsafe {
+        let class = ffi::Py_TYPE(object);
+        while ffi::Py_TYPE(object) == class {
+            let fields = &(*object.cast::<PyArrayObject>()).fields;
+            object = fields.base;
+            if object.is_null() || ffi::Py_REFCNT(object) != 1 || !fields.weakreflist.is_null() {
+                return None;
+            }
         }
-        // SAFETY: the base of a live array is a live object, kept alive by the array.
-        let object = unsafe { Bound::from_borrowed_ptr(array.py(), base) };
-        if let Ok(buffer) = object.cast::<ArenaBuffer>() {
-            let block = &buffer.get().block;
-            return (block.as_mut_ptr() == data && block.len() == len).then(|| buffer.clone());
-        }
-        if super::helpers::kind_of(&object).ok()? != super::helpers::Kind::Array {
-            return None;
-        }
-        base = fields(&object).base;
     }
-    None
+    // SAFETY: as above.
+    let base = unsafe { Bound::from_borrowed_ptr(array.py(), object) };
+    let block = &base.cast::<ArenaBuffer>().ok()?.get().block;
+    let whole = parts.strided.is_none() && block.as_mut_ptr() == parts.data && block.len() == parts.len;
+    whole.then(|| Arc::clone(block))
 }
 
-/// Makes an array read-only: its memory belongs to somebody else from now on.
-pub fn freeze(array: &Bound<'_, PyAny>) {
-    // SAFETY: the GIL is held and the flags of an exact ndarray are changed as NumPy's own macro does.
-    unsafe { (*array.as_ptr().cast::<PyArrayObject>()).fields.flags &= !NPY_ARRAY_WRITEABLE };
-}
-
-/// A new array: with memory of its own (`data` None), or over memory that `base` owns.
+/// A new array of `len` bytes: with memory of its own, or over that many bytes that an object owns.
 pub fn make<'py>(
     py: Python<'py>,
-    number: u8,
-    fortran: bool,
+    dtype: Dtype,
+    order: &Order,
     shape: &mut [npy_intp],
+    len: usize,
     over: Option<(*mut u8, Bound<'py, PyAny>)>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    if plain_item_size(c_int::from(number)).is_none() || shape.len() > MOST_DIMENSIONS {
-        return Err(PyValueError::new_err("an array of an unknown kind was received"));
+    let (descr, item) = dtype.descriptor(py)?;
+    if shape.len() > MOST_DIMENSIONS {
+        return Err(malformed());
     }
-    let order = if fortran { NPY_ARRAY_F_CONTIGUOUS } else { 0 };
+    if bytes_of(item, shape) != Some(len) {
+        return Err(malformed());
+    }
+    let mut strides = [0 as npy_intp; MOST_DIMENSIONS];
+    if let Order::Other(axes) = order {
+        let mut next = item as npy_intp;
+        for &axis in axes.iter().rev() {
+            strides[axis] = next;
+            next = next.checked_mul(shape[axis]).ok_or_else(malformed)?;
+        }
+    }
+    let (strides, flags) = match order {
+        Order::C => (std::ptr::null_mut(), 0),
+        Order::Fortran => (std::ptr::null_mut(), NPY_ARRAY_F_CONTIGUOUS),
+        Order::Other(_) => (strides.as_mut_ptr(), 0),
+    };
     let (data, flags) = match &over {
-        Some((data, _)) => (*data, order | NPY_ARRAY_WRITEABLE | if fortran { 0 } else { NPY_ARRAY_C_CONTIGUOUS }),
-        None => (std::ptr::null_mut(), order),
+        Some((data, _)) => (*data, flags | NPY_ARRAY_WRITEABLE),
+        None => (std::ptr::null_mut(), flags),
     };
     let numpy = numpy(py)?;
-    // SAFETY: the number is that of a plain dtype; `data`, where given, covers the array (callers check the length) and
-    // is kept alive by `base`.
-    let array = unsafe { numpy.array(py, c_int::from(number), shape, data.cast(), flags)? };
+    // SAFETY: dtype, dimensions and strides are valid; `data`, where given, covers the array, and is kept alive by what owns it.
+    let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;
     }
@@ -125,40 +205,40 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
 
-/// The dtype number and bytes of a plain NumPy scalar; None where pickle should have it.
-pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(u8, Vec<u8>)>> {
-    let numpy = numpy(scalar.py())?;
+/// The dtype and bytes of a plain NumPy scalar; None where pickle should have it.
+pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
+    let py = scalar.py();
+    let numpy = numpy(py)?;
     // SAFETY: callers pass NumPy scalars, whose dtype is read while it lives; what is written is one element of a plain
     // dtype, which fits the buffer.
     unsafe {
-        let dtype = numpy.dtype_of(scalar)?;
-        let fields = &(*dtype.as_ptr().cast::<PyArray_Descr>()).fields;
-        let native = matches!(fields.byteorder as u8, b'=' | b'|');
-        let Some(size) = plain_item_size(fields.type_num).filter(|_| native) else { return Ok(None) };
-        let mut bytes = [0_u128; 2];
+        let descr = numpy.dtype_of(scalar)?;
+        let Some((dtype, size)) = Dtype::of(py, descr.as_ptr().cast()) else { return Ok(None) };
+        let mut bytes = [0_u128; LARGEST / 16];
         numpy.value_of(scalar, bytes.as_mut_ptr().cast());
         let bytes = std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), size).to_vec();
-        Ok(u8::try_from(fields.type_num).ok().map(|number| (number, bytes)))
+        Ok(Some((dtype, bytes)))
     }
 }
 
-/// A NumPy scalar from its dtype number and bytes.
-pub fn make_scalar<'py>(py: Python<'py>, number: u8, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    if plain_item_size(c_int::from(number)) != Some(bytes.len()) {
-        return Err(PyValueError::new_err("a scalar of an unknown kind was received"));
+/// A NumPy scalar from its dtype and bytes.
+pub fn make_scalar<'py>(py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    let (descr, size) = dtype.descriptor(py)?;
+    if size != bytes.len() {
+        return Err(malformed());
     }
-    let mut aligned = [0_u128; 2];
-    // SAFETY: the length was checked to be that of an element of the dtype, at most 32; the memory is aligned for any.
+    let mut aligned = [0_u128; LARGEST / 16];
+    // SAFETY: an element has at most as many bytes as the buffer, which is aligned for any.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), aligned.as_mut_ptr().cast(), bytes.len());
-        numpy(py)?.scalar(py, c_int::from(number), aligned.as_mut_ptr().cast())
+        numpy(py)?.scalar(&descr, aligned.as_mut_ptr().cast())
     }
 }
 
 /// A new one-dimensional array with these elements.
 pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bound<'py, PyAny>> {
-    let len = npy_intp::try_from(elements.len()).map_err(|_| PyValueError::new_err("the array is too long"))?;
-    let array = make(py, T::NUMBER, false, &mut [len], None)?;
+    let count = npy_intp::try_from(elements.len()).map_err(|_| PyValueError::new_err("the array is too long"))?;
+    let array = make(py, Dtype::number(T::NUMBER), &Order::C, &mut [count], size_of_val(elements), None)?;
     // SAFETY: the array was just made with room for these elements, and nobody else knows it yet.
     unsafe { std::ptr::copy_nonoverlapping(elements.as_ptr(), data_of(&array).cast(), elements.len()) };
     Ok(array)
@@ -179,12 +259,12 @@ impl Element for i64 {
     const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };
 }
 
-/// An array over an arena buffer; None where the dtype is none that crosses without pickling.
+/// An array over an arena buffer.
 pub fn empty_over<'py>(
     buffer: Bound<'py, ArenaBuffer>,
-    number: u8,
+    dtype: Dtype,
     mut shape: Vec<npy_intp>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let data = buffer.get().block.as_mut_ptr();
-    make(buffer.py(), number, false, &mut shape, Some((data, buffer.into_any())))
+    let (data, len) = (buffer.get().block.as_mut_ptr(), buffer.get().block.len());
+    make(buffer.py(), dtype, &Order::C, &mut shape, len, Some((data, buffer.into_any())))
 }

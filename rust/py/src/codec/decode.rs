@@ -1,20 +1,19 @@
 //! Bytes and buffers to items. The bytes are private, but not trusted: every length is checked.
 
+use std::borrow::Cow;
+
 use numpy::npyffi::npy_intp;
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use torchdata_core::consumer::Buffer;
 
-use super::array;
+use super::array::{self, MOST_DIMENSIONS, Order};
+use super::dtype::Dtype;
 use super::helpers::helpers;
-use super::{OUT_OF_BAND, Tag};
+use super::source::LONG_COPY;
+use super::{Tag, malformed};
 use crate::shared::LeasedBuffer;
-
-fn malformed() -> PyErr {
-    PyRuntimeError::new_err("an item arrived malformed: its sender's memory is corrupted; start a new loader")
-}
 
 /// Builds the item from its inline part and its large buffers.
 ///
@@ -25,7 +24,7 @@ pub fn decode<'py>(
     buffers: &[Buffer],
     may_lease: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let mut decoder = Decoder { py, rest: payload, buffers, may_lease };
+    let mut decoder = Decoder { py, rest: payload, buffers, may_lease, kept: Vec::new() };
     let item = decoder.item(0)?;
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
@@ -38,6 +37,8 @@ struct Decoder<'py, 'a> {
     rest: &'a [u8],
     buffers: &'a [Buffer],
     may_lease: bool,
+    /// What later parts of the item may refer to.
+    kept: Vec<Bound<'py, PyAny>>,
 }
 
 /// A run of bytes, inline or out of band.
@@ -47,10 +48,35 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    fn bytes(&self) -> &[u8] {
+    /// Where the bytes lie, which may be shared memory: they are to be copied, and not to be looked at before.
+    fn place(&self) -> (*const u8, usize) {
         match self {
-            Bulk::Inline(bytes) => bytes,
-            Bulk::Buffer(buffer) => buffer.bytes(),
+            Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
+            Bulk::Buffer(Buffer::Owned(bytes)) => (bytes.as_ptr(), bytes.len()),
+            Bulk::Buffer(Buffer::Leased(lease)) => (lease.as_mut_ptr(), lease.len()),
+        }
+    }
+
+    /// The bytes, to be looked at.
+    fn private(&self) -> Cow<'_, [u8]> {
+        match self {
+            Bulk::Inline(bytes) => Cow::Borrowed(bytes),
+            Bulk::Buffer(Buffer::Owned(bytes)) => Cow::Borrowed(bytes),
+            Bulk::Buffer(Buffer::Leased(lease)) => Cow::Owned(lease.private_copy()),
+        }
+    }
+
+    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let (data, len) = self.place();
+        // SAFETY: the memory is valid for its length as long as `self`; the interpreter makes a new object of a copy.
+        unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
+    }
+
+    fn to_bytearray<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let (data, len) = self.place();
+        // SAFETY: as above.
+        unsafe {
+            Bound::from_owned_ptr_or_err(py, ffi::PyByteArray_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t))
         }
     }
 }
@@ -118,9 +144,9 @@ impl<'py, 'a> Decoder<'py, 'a> {
             Tag::Float => Ok(f64::from_bits(self.word()?).into_pyobject(py)?.into_any()),
             Tag::Str => {
                 let bulk = self.bulk()?;
-                Ok(PyString::from_bytes(py, bulk.bytes()).map_err(|_| malformed())?.into_any())
+                Ok(PyString::from_bytes(py, &bulk.private()).map_err(|_| malformed())?.into_any())
             }
-            Tag::Bytes => Ok(PyBytes::new(py, self.bulk()?.bytes()).into_any()),
+            Tag::Bytes => self.bulk()?.to_bytes(py),
             Tag::Tuple => {
                 let members = self.members(depth)?;
                 Ok(PyTuple::new(py, members)?.into_any())
@@ -144,9 +170,9 @@ impl<'py, 'a> Decoder<'py, 'a> {
             }
             Tag::Array => self.array(),
             Tag::Scalar => {
-                let number = self.byte()?;
+                let dtype = Dtype::read(|len| self.take(len))?;
                 let len = usize::from(self.byte()?);
-                array::make_scalar(py, number, self.take(len)?)
+                array::make_scalar(py, dtype, self.take(len)?)
             }
             Tag::Tensor => self.tensor(),
             Tag::Pickle => {
@@ -157,8 +183,16 @@ impl<'py, 'a> Decoder<'py, 'a> {
                     let bulk = self.bulk()?;
                     buffers.push(self.writable(bulk)?);
                 }
-                let pickled = PyBytes::new(py, pickled.bytes());
-                helpers(py)?.loads.bind(py).call1((pickled, PyList::new(py, buffers)?))
+                helpers(py)?.loads.bind(py).call1((pickled.to_bytes(py)?, PyList::new(py, buffers)?))
+            }
+            Tag::Kept => {
+                let item = self.item(depth + 1)?;
+                self.kept.push(item.clone());
+                Ok(item)
+            }
+            Tag::Again => {
+                let number = self.length()?;
+                self.kept.get(number).cloned().ok_or_else(malformed)
             }
         }
     }
@@ -174,37 +208,32 @@ impl<'py, 'a> Decoder<'py, 'a> {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {
                 Ok(Bound::new(self.py, LeasedBuffer(lease))?.into_any())
             }
-            bulk => Ok(PyByteArray::new(self.py, bulk.bytes()).into_any()),
+            bulk => bulk.to_bytearray(self.py),
         }
     }
 
     fn array(&mut self) -> PyResult<Bound<'py, PyAny>> {
-        let number = self.byte()?;
-        let fortran = self.byte()? != 0;
+        let dtype = Dtype::read(|len| self.take(len))?;
         let dimensions = usize::from(self.byte()?);
-        let item_size = array::plain_item_size(i32::from(number)).ok_or_else(malformed)?;
-        let mut len = item_size;
-        let mut shape = Vec::with_capacity(dimensions);
-        for _ in 0..dimensions {
-            let dim = self.length()?;
-            len = len.checked_mul(dim).ok_or_else(malformed)?;
-            shape.push(npy_intp::try_from(dim).map_err(|_| malformed())?);
-        }
-        let bulk = self.bulk()?;
-        if bulk.bytes().len() != len {
+        if dimensions > MOST_DIMENSIONS {
             return Err(malformed());
         }
+        let order = Order::read(dimensions, |len| self.take(len))?;
+        let mut shape = Vec::with_capacity(dimensions);
+        for _ in 0..dimensions {
+            shape.push(npy_intp::try_from(self.length()?).map_err(|_| malformed())?);
+        }
         let py = self.py;
-        match bulk {
+        match self.bulk()? {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {
-                let data = lease.as_mut_ptr();
+                let (data, len) = (lease.as_mut_ptr(), lease.len());
                 let base = Bound::new(py, LeasedBuffer(lease))?.into_any();
-                array::make(py, number, fortran, &mut shape, Some((data, base)))
+                array::make(py, dtype, &order, &mut shape, len, Some((data, base)))
             }
             bulk => {
-                let array = array::make(py, number, fortran, &mut shape, None)?;
-                let (from, to) = (bulk.bytes(), array::data_of(&array));
-                copy(py, from, to);
+                let (from, len) = bulk.place();
+                let array = array::make(py, dtype, &order, &mut shape, len, None)?;
+                copy(py, from, len, array::data_of(&array));
                 Ok(array)
             }
         }
@@ -223,9 +252,10 @@ impl<'py, 'a> Decoder<'py, 'a> {
 }
 
 /// Copies into fresh memory of Python's, without the GIL where that takes long.
-fn copy(py: Python<'_>, from: &[u8], to: *mut u8) {
-    let (source, len, to) = (from.as_ptr() as usize, from.len(), to as usize);
-    // SAFETY: `to` was just allocated with room for `from`, nobody else knows it yet, and both outlive the call.
+fn copy(py: Python<'_>, from: *const u8, len: usize, to: *mut u8) {
+    let (source, to) = (from as usize, to as usize);
+    // SAFETY: callers pass memory that is valid for `len` bytes; `to` was just allocated with room for them, nobody else
+    // knows it yet, and both outlive the call.
     let copy = move || unsafe { std::ptr::copy_nonoverlapping(source as *const u8, to as *mut u8, len) };
-    if len >= 16 * OUT_OF_BAND { py.detach(copy) } else { copy() }
+    if len >= LONG_COPY { py.detach(copy) } else { copy() }
 }

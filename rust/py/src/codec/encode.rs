@@ -1,37 +1,54 @@
 //! Items to bytes and buffers.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
-use rustc_hash::FxHashSet;
-use torchdata_core::arena::{Arena, Block};
+use rustc_hash::{FxHashMap, FxHashSet};
+use torchdata_core::arena::Arena;
 
 use super::array;
 use super::helpers::{Kind, helpers, kind_of};
+use super::source::{OutBuffer, Owner, Source};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
 /// Deeper nesting is left to pickle, which has its own limit.
 const DEEPEST: usize = 64;
 
+/// A string from this length on is sent once, however often an item holds it. Copying a shorter one, such as most keys of
+/// dictionaries, takes no longer than looking it up.
+const LONG_STRING: ffi::Py_ssize_t = 64;
+/// Room for objects that is kept from item to item.
+const MOST_REMEMBERED: usize = 1024;
+
 /// A part of this process' memory: the address of its first byte, and that behind its last one.
 type Span = (usize, usize);
 
-/// A large buffer of an item.
-pub enum OutBuffer {
-    /// Memory of this process, kept alive by the owner until it was copied.
-    Memory { address: usize, len: usize, _owner: Owner },
-    /// A block of the arena that the item goes out of: nothing to copy.
-    Block(Arc<Block>),
+/// What the walk knows of the place in the item that it is at.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    arena: &'a Arc<Arena>,
+    depth: usize,
+    /// Whether nothing but the item refers to the containers around it.
+    alone: bool,
 }
 
-/// What keeps the memory of a buffer alive.
-pub enum Owner {
-    Object { _object: Py<PyAny> },
-    Buffer { _buffer: PyBuffer<u8> },
+impl Place<'_> {
+    /// Whether nothing but the item refers to the object here: the container does, and the walk, which is handed the item
+    /// itself by the only reference to it.
+    fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
+        // SAFETY: reads the reference count of a live object.
+        self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
+    }
+
+    /// The place of the members of the container here.
+    fn within(self, container: &Bound<'_, PyAny>) -> Self {
+        Self { alone: self.is_alone(container), depth: self.depth + 1, ..self }
+    }
 }
 
 /// Why the tree walk gave up.
@@ -57,6 +74,9 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// Containers and arrays of the item that something else refers to as well.
     visited: FxHashSet<usize>,
+    /// Long strings of the item, text and bytes, that something else refers to as well: their numbers, and what keeps them where
+    /// they are.
+    kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     /// Where the item's tensors lie: the address behind each one's last byte, by that of its first.
     spans: BTreeMap<usize, usize>,
     /// The member that is to be pickled, which may hold what other members hold, too, and where in the payload.
@@ -67,7 +87,7 @@ impl Encoder {
     /// Encodes an item that goes out of `arena` into `self.payload` and `self.buffers`.
     pub fn encode(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>) -> PyResult<()> {
         self.clear();
-        match self.put(item, arena, 0).and_then(|()| self.pickle_member(item.py())) {
+        match self.put(item, Place { arena, depth: 0, alone: true }).and_then(|()| self.pickle_member(item.py())) {
             Ok(()) => Ok(()),
             Err(Stop::Error(error)) => Err(error),
             Err(Stop::Whole) => {
@@ -82,7 +102,11 @@ impl Encoder {
         self.payload.clear();
         self.buffers.clear();
         self.visited.clear();
+        self.kept.clear();
         self.spans.clear();
+        // Clearing takes as long as the tables are large: one large item must not make all others slow.
+        self.visited.shrink_to(MOST_REMEMBERED);
+        self.kept.shrink_to(MOST_REMEMBERED);
         self.pickled_member = None;
     }
 
@@ -105,6 +129,32 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
+    /// Refers to a string of `len` characters or bytes that is in the item already. One that nothing else refers to is not, as
+    /// for `visit`; any other is noted, and announced as one that may come again.
+    fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
+        // SAFETY: reads the reference count of a live object.
+        if len < LONG_STRING || unsafe { ffi::Py_REFCNT(string.as_ptr()) } <= 2 {
+            return Ok(false);
+        }
+        if self.pickled_member.is_some() {
+            return Err(Stop::Whole);
+        }
+        let next = self.kept.len() as u64;
+        match self.kept.entry(string.as_ptr() as usize) {
+            Entry::Occupied(known) => {
+                let number = known.get().0;
+                self.tag(Tag::Again);
+                self.payload.extend_from_slice(&number.to_le_bytes());
+                Ok(true)
+            }
+            Entry::Vacant(free) => {
+                free.insert((next, string.clone().unbind()));
+                self.tag(Tag::Kept);
+                Ok(false)
+            }
+        }
+    }
+
     /// Notes where a tensor lies. Memory that two tensors of the item share is shared on arrival, too, which only
     /// pickling can do.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
@@ -123,7 +173,7 @@ impl Encoder {
             self.pickle(item)?;
             return Ok(());
         }
-        if self.pickled_member.is_some() || !self.visited.is_empty() {
+        if self.pickled_member.is_some() || !self.visited.is_empty() || !self.kept.is_empty() {
             return Err(Stop::Whole);
         }
         self.pickled_member = Some((self.payload.len(), item.clone().unbind()));
@@ -140,8 +190,8 @@ impl Encoder {
         spans.into_iter().try_for_each(|span| self.visit_span(span))
     }
 
-    fn put(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>, depth: usize) -> Result<(), Stop> {
-        if depth > DEEPEST {
+    fn put(&mut self, item: &Bound<'_, PyAny>, place: Place<'_>) -> Result<(), Stop> {
+        if place.depth > DEEPEST {
             return Err(Stop::Whole);
         }
         let object = item.as_ptr();
@@ -167,10 +217,11 @@ impl Encoder {
                 return Ok(());
             }
             if ffi::PyBytes_CheckExact(object) != 0 {
-                self.tag(Tag::Bytes);
-                let data = ffi::PyBytes_AsString(object).cast::<u8>();
-                let len = ffi::PyBytes_Size(object) as usize;
-                self.bulk(data, len, || Owner::Object { _object: item.clone().unbind() });
+                let len = ffi::PyBytes_Size(object);
+                if !self.is_again(item, len)? {
+                    self.tag(Tag::Bytes);
+                    self.dense(item, ffi::PyBytes_AsString(object).cast(), len as usize);
+                }
                 return Ok(());
             }
         }
@@ -180,51 +231,53 @@ impl Encoder {
             }
             self.tag(Tag::Tuple);
             self.length(tuple.len());
-            return tuple.iter().try_for_each(|member| self.put(&member, arena, depth + 1));
+            let within = place.within(item);
+            return tuple.iter().try_for_each(|member| self.put(&member, within));
         }
         if let Ok(list) = item.cast_exact::<PyList>() {
             self.visit(item)?;
-            return self.sequence(Tag::List, list, arena, depth);
+            return self.sequence(Tag::List, list, place.within(item));
         }
         if let Ok(dict) = item.cast_exact::<PyDict>() {
             self.visit(item)?;
             self.tag(Tag::Dict);
             self.length(dict.len());
+            let within = place.within(item);
             for (key, value) in dict {
-                self.put(&key, arena, depth + 1)?;
-                self.put(&value, arena, depth + 1)?;
+                self.put(&key, within)?;
+                self.put(&value, within)?;
             }
             return Ok(());
         }
         match kind_of(item)? {
-            Kind::Array => self.array(item, arena, depth),
+            Kind::Array => self.array(item, place),
             Kind::NumpyScalar => match array::scalar_parts(item)? {
-                Some((number, bytes)) => {
+                Some((dtype, bytes)) => {
                     self.tag(Tag::Scalar);
-                    self.payload.push(number);
+                    dtype.write(&mut self.payload);
                     self.payload.push(bytes.len() as u8);
                     self.payload.extend_from_slice(&bytes);
                     Ok(())
                 }
-                None => self.other(item, depth),
+                None => self.other(item, place.depth),
             },
             Kind::Tensor => self.tensor(item),
             Kind::DataChunk => {
                 self.visit(item)?;
                 // SAFETY: the class derives from list, and its members are read as those of a list.
                 let list = unsafe { item.cast_unchecked::<PyList>() };
-                self.sequence(Tag::DataChunk, list, arena, depth)
+                self.sequence(Tag::DataChunk, list, place.within(item))
             }
-            Kind::Other => self.other(item, depth),
+            Kind::Other => self.other(item, place.depth),
         }
     }
 
-    fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, arena: &Arc<Arena>, depth: usize) -> Result<(), Stop> {
+    fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Place<'_>) -> Result<(), Stop> {
         self.tag(tag);
         let len = list.len();
         self.length(len);
         for index in 0..len {
-            self.put(&list.get_item(index)?, arena, depth + 1)?;
+            self.put(&list.get_item(index)?, within)?;
         }
         Ok(())
     }
@@ -251,6 +304,10 @@ impl Encoder {
     }
 
     fn string(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
+        // SAFETY: an exact str.
+        if self.is_again(item, unsafe { ffi::PyUnicode_GetLength(item.as_ptr()) })? {
+            return Ok(());
+        }
         let mut len = 0;
         // SAFETY: an exact str; the UTF-8 form is cached in the object and lives as long as it does.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
@@ -260,31 +317,32 @@ impl Encoder {
             return Ok(());
         }
         self.tag(Tag::Str);
-        self.bulk(data.cast(), len as usize, || Owner::Object { _object: item.clone().unbind() });
+        self.dense(item, data.cast(), len as usize);
         Ok(())
     }
 
-    fn array(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>, depth: usize) -> Result<(), Stop> {
+    fn array(&mut self, item: &Bound<'_, PyAny>, place: Place<'_>) -> Result<(), Stop> {
         self.visit(item)?;
-        let Some(parts) = array::parts(item) else { return self.other(item, depth) };
+        let Some(parts) = array::parts(item) else { return self.other(item, place.depth) };
         self.tag(Tag::Array);
-        self.payload.extend_from_slice(&[parts.number, u8::from(parts.fortran), parts.shape.len() as u8]);
+        parts.dtype.write(&mut self.payload);
+        self.payload.push(parts.shape.len() as u8);
+        parts.order.write(&mut self.payload);
         for &dim in parts.shape {
             self.length(dim as usize);
         }
-        if parts.len >= OUT_OF_BAND
-            && let Some(buffer) = array::arena_buffer(item, parts.data, parts.len)
-            && buffer.get().block.is_of(arena)
-            && self.buffers.len() < MOST_BUFFERS
-            && buffer.get().claim()
+        if !self.is_inline(parts.len)
+            && place.is_alone(item)
+            && let Some(block) = array::sole_block(item, &parts)
+            && block.is_of(place.arena)
         {
-            array::freeze(item);
-            self.payload.push(1);
-            self.length(self.buffers.len());
-            self.buffers.push(OutBuffer::Block(Arc::clone(&buffer.get().block)));
+            self.out_of_band(OutBuffer::Block(block));
             return Ok(());
         }
-        self.bulk(parts.data, parts.len, || Owner::Object { _object: item.clone().unbind() });
+        match parts.strided {
+            None => self.dense(item, parts.data, parts.len),
+            Some(strided) => self.bulk(item.py(), Source::strided(parts.data, strided, Owner::of(item))),
+        }
         Ok(())
     }
 
@@ -312,7 +370,7 @@ impl Encoder {
         for dim in shape {
             self.length(dim as usize);
         }
-        self.bulk(data as *const u8, len, || Owner::Object { _object: item.clone().unbind() });
+        self.dense(item, data as *const u8, len);
         Ok(())
     }
 
@@ -323,28 +381,52 @@ impl Encoder {
             helpers(py)?.pickled_parts.bind(py).call1((item,))?.extract()?;
         self.tag(Tag::Pickle);
         let bytes = pickled.cast::<PyBytes>()?.as_bytes();
-        self.bulk(bytes.as_ptr(), bytes.len(), || Owner::Object { _object: pickled.clone().unbind() });
+        self.dense(&pickled, bytes.as_ptr(), bytes.len());
         self.length(buffers.len());
         for buffer in buffers {
             let (data, len) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes());
-            self.bulk(data, len, || Owner::Buffer { _buffer: buffer });
+            self.bulk(py, Source::dense(data, len, Owner::Buffer { _buffer: buffer }));
         }
         Ok(spans)
     }
 
-    /// Bytes inline where they are few, else as a reference to an out-of-band buffer.
-    fn bulk(&mut self, data: *const u8, len: usize, owner: impl FnOnce() -> Owner) {
-        if len >= OUT_OF_BAND && self.buffers.len() < MOST_BUFFERS {
-            self.payload.push(1);
-            self.length(self.buffers.len());
-            self.buffers.push(OutBuffer::Memory { address: data as usize, len, _owner: owner() });
+    /// A run of bytes that is a part of `owner`: inline where they are few, else out of band.
+    fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) {
+        if self.is_inline(len) {
+            self.payload.push(0);
+            self.length(len);
+            if len > 0 {
+                // SAFETY: callers pass memory of a live object with at least `len` bytes.
+                self.payload.extend_from_slice(unsafe { std::slice::from_raw_parts(data, len) });
+            }
             return;
+        }
+        self.out_of_band(OutBuffer::Memory(Source::dense(data, len, Owner::of(owner))));
+    }
+
+    /// The same for bytes that lie in any way.
+    fn bulk(&mut self, py: Python<'_>, source: Source) {
+        let len = source.len();
+        if !self.is_inline(len) {
+            return self.out_of_band(OutBuffer::Memory(source));
         }
         self.payload.push(0);
         self.length(len);
-        if len > 0 {
-            // SAFETY: callers pass memory of a live object with at least `len` bytes.
-            self.payload.extend_from_slice(unsafe { std::slice::from_raw_parts(data, len) });
+        self.payload.reserve(len);
+        // SAFETY: the vector has room for so many bytes more, and holds them after the copy.
+        unsafe {
+            source.copy(py, self.payload.as_mut_ptr().add(self.payload.len()));
+            self.payload.set_len(self.payload.len() + len);
         }
+    }
+
+    fn is_inline(&self, len: usize) -> bool {
+        len < OUT_OF_BAND || self.buffers.len() >= MOST_BUFFERS
+    }
+
+    fn out_of_band(&mut self, buffer: OutBuffer) {
+        self.payload.push(1);
+        self.length(self.buffers.len());
+        self.buffers.push(buffer);
     }
 }

@@ -8,16 +8,30 @@
 //!
 //! Only exact built-in types, NumPy arrays and scalars of plain dtypes, torch's dense CPU tensors and our own batches
 //! are taken apart here; everything else is pickled (protocol 5, its buffers out of band), by cloudpickle where pickle
-//! cannot. An object that appears twice in one item sends the whole item through pickle, which keeps identity.
+//! cannot. A long string that appears twice is sent once and referred to; any other object that does sends the whole item through
+//! pickle, which keeps identity.
 
 mod array;
+mod contiguous;
 mod decode;
+mod dtype;
 mod encode;
 mod helpers;
+mod source;
 
-pub use array::{array_of, empty_over, plain_item_size};
+use pyo3::PyErr;
+use pyo3::exceptions::PyRuntimeError;
+
+pub use array::{array_of, empty_over};
+pub use contiguous::contiguous_copy;
 pub use decode::decode;
-pub use encode::{Encoder, OutBuffer};
+pub use dtype::Dtype;
+pub use encode::Encoder;
+pub use source::{OutBuffer, Owner, Source};
+
+fn malformed() -> PyErr {
+    PyRuntimeError::new_err("an item arrived malformed: its sender's memory is corrupted; start a new loader")
+}
 
 /// Buffers from this size on travel out of band; smaller ones are cheaper to copy twice than to lease.
 pub const OUT_OF_BAND: usize = 8 << 10;
@@ -48,20 +62,24 @@ pub enum Tag {
     Dict,
     /// len, items: torchdata's own batch
     DataChunk,
-    /// dtype number, fortran flag, dimensions, bulk
+    /// dtype, number of dimensions, order of the axes, shape, bulk
     Array,
-    /// dtype number, bytes
+    /// dtype, len, bytes
     Scalar,
     /// dtype name, requires_grad, shape, bulk
     Tensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
+    /// item, which may be referred to: such items are numbered from zero on
+    Kept,
+    /// number: the same object as the kept item of that number
+    Again,
 }
 
 impl Tag {
     /// The tag behind a byte.
     pub fn from_byte(byte: u8) -> Option<Self> {
-        const ALL: [Tag; 16] = [
+        const ALL: [Tag; 18] = [
             Tag::None,
             Tag::False,
             Tag::True,
@@ -78,6 +96,8 @@ impl Tag {
             Tag::Scalar,
             Tag::Tensor,
             Tag::Pickle,
+            Tag::Kept,
+            Tag::Again,
         ];
         ALL.get(usize::from(byte)).copied()
     }

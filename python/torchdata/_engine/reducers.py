@@ -1,0 +1,124 @@
+"""How objects of a type are pickled: users' ways first, then ours for tensors and arrays, else their own.
+
+Role: used by the codec (codec.py) for each item that is pickled, and asked by the extension which types users pickle in
+a way of their own.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import operator
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torchdata import _native
+from torchdata._engine.tensors import Departing
+
+__all__ = ["Tables", "has_own_reducer"]
+
+#: What a pickler finds for an object of a type.
+Reducer = Callable[[Any], Any]
+
+#: What a pickler does where its table says nothing, as an entry of the table, without a frame of Python's.
+_ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
+
+
+def _users_reducers() -> dict[type, Reducer]:
+    """The reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing uses, too.
+
+    Those that the two registered themselves are left out: they send descriptors and handles by other ways.
+    """
+    libraries = ("multiprocessing", "torch")
+    return {
+        cls: reduce
+        for cls, reduce in _registered().items()
+        if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in libraries
+    }
+
+
+def _registered() -> dict[type, Reducer]:
+    reduction = sys.modules.get("multiprocessing.reduction")
+    if reduction is None:
+        return _NONE
+    found: dict[type, Reducer] = reduction.ForkingPickler._extra_reducers
+    return found
+
+
+_NONE: dict[type, Reducer] = {}
+
+
+def has_own_reducer(cls: type) -> bool:
+    """Whether users said how objects of exactly this type are to be pickled."""
+    return cls in copyreg.dispatch_table or cls in _users_reducers()
+
+
+class Reducers(dict[type, Reducer]):
+    """A pickler's table: the reducer of each exact type, found when an object of the type is met for the first time.
+
+    A pickler asks its table for every object. A table that lacks the type, or a method that the pickler calls instead
+    (`reducer_override`), costs more than pickling a small object does.
+    """
+
+    def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
+        super().__init__(users)
+        self._base = base
+        #: The tensors of what is being pickled.
+        self.tensors = Departing()
+
+    def __missing__(self, cls: type) -> Reducer:
+        reduce: Reducer | None = self._base.get(cls)
+        if reduce is None and "torch" in sys.modules:
+            reduce = self.tensors.reducer(cls)
+        if reduce is None and cls.__module__ == "numpy" and cls is sys.modules["numpy"].ndarray:
+            reduce = _reduce_array
+        if reduce is None:
+            if issubclass(cls, type):
+                raise KeyError(cls)  # classes go by their names, which is the pickler's own business
+            reduce = _ITS_OWN_WAY
+        self[cls] = reduce
+        return reduce
+
+
+class Tables:
+    """Tables that are used from item to item; each by one pickler at a time, of any thread."""
+
+    #: A table of more types is not used again: it would keep them, and users may make new ones all the time.
+    _MOST_TYPES = 500
+
+    def __init__(self) -> None:
+        self._free: list[Reducers] = []
+        #: What users had registered when the tables were made.
+        self._seen: tuple[dict[type, Any], dict[type, Any]] = ({}, {})
+
+    def take(self, pickling: Any) -> Reducers:
+        """A table for a pickler that is used once."""
+        if type(pickling) is not pickle.Pickler:  # a class that may have reducers of its own
+            return Reducers(pickling.dispatch_table, _users_reducers())
+        if self._seen != (copyreg.dispatch_table, _registered()):
+            self._seen = dict(copyreg.dispatch_table), dict(_registered())
+            self._free = []
+        try:
+            return self._free.pop()
+        except IndexError:
+            return Reducers(copyreg.dispatch_table, _users_reducers())
+
+    def give_back(self, table: Reducers) -> None:
+        """The pickler of the table has done its work."""
+        if len(table) <= self._MOST_TYPES:
+            self._free.append(table)
+
+
+def _reduce_array(array: Any) -> Any:
+    """Arrays that NumPy would put into the pickle, element by element, as such that go beside it."""
+    copy = _native.contiguous_copy(array)
+    if copy is not None:
+        array = copy
+    if array.dtype.kind in "mM" and array.dtype.isnative:
+        return _as_dtype, (array.view("i8"), array.dtype)
+    return array.__reduce_ex__(5)
+
+
+def _as_dtype(array: Any, dtype: Any) -> Any:
+    return array.view(dtype)

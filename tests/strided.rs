@@ -1,0 +1,192 @@
+//! Elements that lie apart, copied in every way that arrays can lie, against the obvious loop.
+
+use proptest::prelude::*;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+use torchdata_core::strided::{Strided, memory_order};
+
+/// Bytes right behind, or right before, memory that must not be touched.
+struct Guarded {
+    mapping: *mut u8,
+    pages: usize,
+    start: *mut u8,
+}
+
+const PAGE: usize = 64 << 10;
+
+impl Guarded {
+    fn new(bytes: &[u8], at_end: bool) -> Self {
+        let inner = bytes.len().next_multiple_of(PAGE);
+        let pages = inner + 2 * PAGE;
+        // SAFETY: fresh memory, of which the outer pages are made inaccessible, and the inner ones have room for the bytes.
+        unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let mapping = mmap_anonymous(std::ptr::null_mut(), pages, access, MapFlags::PRIVATE).unwrap().cast::<u8>();
+            mprotect(mapping.cast(), PAGE, MprotectFlags::empty()).unwrap();
+            mprotect(mapping.add(PAGE + inner).cast(), PAGE, MprotectFlags::empty()).unwrap();
+            let start = mapping.add(PAGE + if at_end { inner - bytes.len() } else { 0 });
+            start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            Self { mapping, pages, start }
+        }
+    }
+
+    fn bytes(&self, len: usize) -> &[u8] {
+        // SAFETY: initialised memory of the mapping, from its start on.
+        unsafe { std::slice::from_raw_parts(self.start, len) }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's own.
+        unsafe { munmap(self.mapping.cast(), self.pages).unwrap() };
+    }
+}
+
+/// An array within a buffer that ends where its last element does: shape, strides, place of the first element, buffer.
+#[derive(Debug, Clone)]
+struct Array {
+    size: usize,
+    shape: Vec<usize>,
+    strides: Vec<isize>,
+    first: usize,
+    memory: Vec<u8>,
+}
+
+impl Array {
+    fn new(size: usize, axes: Vec<(usize, isize)>) -> Self {
+        let reach = |(count, stride): &(usize, isize)| stride * (*count as isize - 1).max(0);
+        let below: isize = axes.iter().map(reach).map(|reach| reach.min(0)).sum();
+        let above: isize = axes.iter().map(reach).map(|reach| reach.max(0)).sum();
+        let memory = (0..(above - below) as usize + size).map(|at| (at * 7 + at / 251) as u8).collect();
+        let (shape, strides) = axes.into_iter().unzip();
+        Self { size, shape, strides, first: below.unsigned_abs(), memory }
+    }
+
+    fn element(&self, index: &[usize]) -> &[u8] {
+        let at: isize = index.iter().zip(&self.strides).map(|(&index, &stride)| index as isize * stride).sum();
+        &self.memory[(self.first as isize + at) as usize..][..self.size]
+    }
+
+    /// The elements along these axes, outermost first.
+    fn elements(&self, axes: &[usize]) -> Vec<u8> {
+        let mut found = Vec::new();
+        if self.shape.contains(&0) {
+            return found;
+        }
+        let mut index = vec![0; self.shape.len()];
+        loop {
+            found.extend_from_slice(self.element(&index));
+            let Some(&axis) = axes.iter().rev().find(|&&axis| index[axis] + 1 < self.shape[axis]) else { return found };
+            let behind = axes.iter().position(|&one| one == axis).unwrap() + 1;
+            axes[behind..].iter().for_each(|&one| index[one] = 0);
+            index[axis] += 1;
+        }
+    }
+
+    fn plan(&self, axes: &[usize]) -> Strided {
+        Strided::new(self.size, axes.iter().map(|&axis| (self.shape[axis], self.strides[axis]))).unwrap()
+    }
+
+    /// What the copy makes of them, where memory ends right behind, or begins right before, source and copy.
+    fn copied(&self, axes: &[usize], at_end: bool) -> Vec<u8> {
+        let plan = self.plan(axes);
+        let from = Guarded::new(&self.memory, at_end);
+        let to = Guarded::new(&vec![0xCA; plan.len()], at_end);
+        // SAFETY: the buffer holds all elements, and the copy has room for them.
+        unsafe { plan.copy(from.start.add(self.first), to.start) };
+        to.bytes(plan.len()).to_vec()
+    }
+}
+
+fn in_order(array: &Array) -> Vec<usize> {
+    (0..array.shape.len()).collect()
+}
+
+fn arrays() -> impl Strategy<Value = Array> {
+    let size = prop::sample::select(vec![1_usize, 2, 3, 4, 8, 12, 16, 32]);
+    let count = prop_oneof![3 => 1_usize..6, 1 => 30_usize..70, 1 => Just(0)];
+    (size, prop::collection::vec((count, 0_isize..3, any::<bool>(), 0_isize..2), 0..5), any::<u64>()).prop_map(
+        |(size, axes, seed)| {
+            // Laid out from the innermost axis on, with gaps, in either direction, and then in any order.
+            let mut next = size as isize;
+            let mut laid: Vec<(usize, isize)> = Vec::new();
+            for (count, gap, down, every) in axes {
+                let stride = next * (1 + every) + gap;
+                laid.insert(0, (count, if down { -stride } else { stride }));
+                next = (stride * count.max(1) as isize).min(40_000);
+            }
+            let mut seed = seed;
+            for index in (1..laid.len()).rev() {
+                laid.swap(index, seed as usize % (index + 1));
+                seed /= 7;
+            }
+            Array::new(size, laid)
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn elements_are_copied_in_the_order_that_was_asked_for(array in arrays()) {
+        for axes in [in_order(&array), memory_order(&array.shape, &array.strides)] {
+            for at_end in [true, false] {
+                prop_assert_eq!(array.copied(&axes, at_end), array.elements(&axes));
+            }
+        }
+    }
+}
+
+/// The layouts of images, at widths around those at which whole windows of a shuffle fit.
+#[test]
+fn every_flip_crop_and_channel_order_of_images_of_every_width_is_copied() {
+    for size in [1, 2, 4, 8] {
+        for width in 1..70 {
+            for channels in 1..=4_isize {
+                for kept in 1..=channels {
+                    let (pixel, row) = (channels * size, channels * size * (width + 2));
+                    for signs in 0..8 {
+                        let sign = |bit: i32| if signs & bit == 0 { 1 } else { -1 };
+                        let axes =
+                            [(3, row * sign(1)), (width as usize, pixel * sign(2)), (kept as usize, size * sign(4))];
+                        let array = Array::new(size as usize, axes.to_vec());
+                        let axes = in_order(&array);
+                        let copied = array.copied(&axes, signs % 3 > 0);
+                        assert_eq!(copied, array.elements(&axes), "{:?}, {:?}", array.shape, array.strides);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_order_puts_the_longest_strides_first_and_leaves_repeated_elements_alone() {
+    assert_eq!(memory_order(&[3, 224, 224], &[1, 672, 3]), [1, 2, 0]);
+    assert_eq!(memory_order(&[5, 6], &[-8, 40]), [1, 0]);
+    assert_eq!(memory_order(&[4, 1, 5, 1], &[8, 9999, 32, 0]), [2, 3, 0, 1]);
+    assert_eq!(memory_order(&[100, 100], &[0, 8]), [0, 1]);
+    assert_eq!(memory_order(&[], &[]), [0_usize; 0]);
+}
+
+#[test]
+fn what_lies_in_one_piece_in_the_order_of_memory_is_dense() {
+    let dense = |array: &Array, axes: &[usize]| array.plan(axes).is_dense();
+    let transposed = Array::new(1, vec![(3, 1), (20, 90), (30, 3)]);
+    assert!(dense(&transposed, &memory_order(&transposed.shape, &transposed.strides)));
+    assert!(!dense(&transposed, &in_order(&transposed)));
+    for strided in [vec![(20, -8)], vec![(20, 16)], vec![(3, 0)], vec![(4, 40), (4, 8)]] {
+        let array = Array::new(8, strided);
+        assert!(!dense(&array, &in_order(&array)));
+    }
+    assert!(dense(&Array::new(8, vec![]), &[]));
+    assert!(dense(&Array::new(8, vec![(0, -8), (5, 3)]), &[0, 1]));
+}
+
+#[test]
+fn more_elements_than_memory_can_hold_are_no_array() {
+    assert!(Strided::new(8, [(usize::MAX, 0)]).is_none());
+    assert!(Strided::new(1, [(usize::MAX, 0), (2, 0)]).is_none());
+    assert_eq!(Strided::new(1, [(0, 0), (usize::MAX, 0)]).map(|plan| plan.len()), Some(0));
+}
