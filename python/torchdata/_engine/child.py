@@ -27,6 +27,8 @@ __all__ = ["ChildSetup", "Job", "run_child"]
 
 #: Index of main's bell.
 MAIN = 0
+#: Seconds between two looks at whether shared memory can be given back, between epochs.
+IDLE = 1.0
 
 
 class Interrupted(BaseException):
@@ -123,8 +125,7 @@ class _Child:
             self.failure = describe(error, self.setup.name)
         settle(self.setup.gc_thresholds)
         while True:
-            command = self.commands.receive(0)
-            assert command is not None
+            command = self._next_command()
             if command[0] == "stop":
                 gc.unfreeze()  # cycles in the user's graph are to be finalised where the interpreter ends in order
                 return
@@ -134,6 +135,14 @@ class _Child:
                 self._call(command[1])
             self.acknowledged += 1
             self.commands.acknowledge(self.acknowledged)
+
+    def _next_command(self) -> Any:
+        """Waits for a command, and gives shared memory back that is not used any more."""
+        while self.sender.tidy():
+            command = self.commands.receive(0, IDLE)
+            if command is not None:
+                return command
+        return self.commands.receive(0)
 
     def _initialise(self) -> None:
         from torchdata.dataloader2 import reading_service

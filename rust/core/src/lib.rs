@@ -17,6 +17,8 @@ pub mod wire;
 #[cfg(not(loom))]
 pub mod arena;
 #[cfg(not(loom))]
+mod coldness;
+#[cfg(not(loom))]
 pub mod consumer;
 #[cfg(not(loom))]
 pub mod fork;

@@ -8,14 +8,17 @@ use std::sync::atomic::Ordering;
 
 use crate::arena::{Arena, Block};
 use crate::bell::BellRef;
-use crate::cursor::{ConsumerCursor, ProducerCursor};
+use crate::cursor::ProducerCursor;
 use crate::error::Corrupted;
-use crate::header::{Layout, returned_offset};
+use crate::header::Layout;
 use crate::link::{First, KIND_FRAGMENT, UnitHeader};
 use crate::wake::WakePolicy;
 
 /// Items that are worth waking a sleeping consumer for.
 const WAKE_BATCH: u32 = 64;
+
+/// Items after which the arena is looked at, where it holds anything that could go back.
+const TIDY_EACH: u64 = 8;
 
 /// One buffer of a unit: where its bytes are.
 #[derive(Debug)]
@@ -42,7 +45,6 @@ pub struct Producer {
     arena: Arc<Arena>,
     peer: BellRef,
     cursor: ProducerCursor,
-    returns: ConsumerCursor,
     wake: WakePolicy,
     /// Ring position behind the last unit with blocks.
     last_blocks: u64,
@@ -61,7 +63,6 @@ impl Producer {
         let arena = Arena::new(Arc::clone(&layout));
         Self {
             cursor: ProducerCursor::new(layout.config.ring_capacity),
-            returns: ConsumerCursor::new(layout.config.return_capacity),
             wake: WakePolicy::new(WAKE_BATCH),
             last_blocks: 0,
             epoch: 0,
@@ -90,6 +91,8 @@ impl Producer {
         self.epoch = epoch;
         self.produced = 0;
         self.granted = 0;
+        // Where a command interrupted the wait for blocks.
+        self.layout.header().blocks_wanted.lower();
     }
 
     /// The epoch that units carry.
@@ -116,19 +119,7 @@ impl Producer {
 
     /// Takes back the blocks that the consumer returned.
     pub fn reclaim(&mut self) -> Result<(), Corrupted> {
-        let header = self.layout.header();
-        loop {
-            let available = self.returns.available(&header.return_tail.0)?;
-            if available == 0 {
-                return Ok(());
-            }
-            for position in self.returns.head()..self.returns.head() + available {
-                let entry = self.layout.return_slot(position).load(Ordering::Relaxed);
-                let offset = returned_offset(position, entry).ok_or(Corrupted("a returned block was overwritten"))?;
-                self.arena.returned(offset)?;
-            }
-            self.returns.release(&header.return_head.0, available);
-        }
+        self.arena.reclaim()
     }
 
     /// Takes a block of `len` bytes, or None where the arena has no room.
@@ -150,9 +141,15 @@ impl Producer {
     }
 
     /// Whether an allocation that failed may succeed now, or waiting for it is in vain.
+    ///
+    /// As long as it says no, the consumer rings for every block that it gives back.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
-        let returned = self.returns.available(&self.layout.header().return_tail.0)? > 0;
-        Ok(returned || !self.blocks_in_flight()?)
+        self.layout.header().blocks_wanted.raise();
+        let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
+        if worth {
+            self.layout.header().blocks_wanted.lower();
+        }
+        Ok(worth)
     }
 
     /// Whether a unit with `blocks` buffers and `payload` bytes inline can be pushed now.
@@ -173,6 +170,10 @@ impl Producer {
     /// # Panics
     /// Like the other pushes, if the unit is longer than [`Producer::fits`] allows or a block is of another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
+        // For a producer that never waits, and so is never idle.
+        if self.items.is_multiple_of(TIDY_EACH) && self.arena.is_untidy() {
+            self.arena.tidy()?;
+        }
         let pushed = self.write(kind, parts, payload)?;
         if pushed == Push::Done {
             self.produced += 1;

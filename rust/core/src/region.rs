@@ -2,8 +2,13 @@
 //!
 //! Linux backs it with a memfd, which no mount's size limits (unlike `/dev/shm`); the portable
 //! fallback is an unlinked temporary file. Pages exist once they are touched, so a large region that
-//! is little used costs little. Whoever maps a region owns its mapping; the memory lives until the
-//! last mapping and descriptor are gone, whichever way the processes end.
+//! is little used costs little, and `punch` gives pages back. Whoever maps a region owns its mapping; the memory lives
+//! until the last mapping and descriptor are gone, whichever way the processes end.
+//!
+//! A page of a file that finds no room on its file system when it is touched is a SIGBUS, which no process survives. So on
+//! the fallback room is reserved before it is touched, and where there is none that is an error like any other. A
+//! memfd counts towards the machine's memory and the process's memory cgroup instead; where these run out the kernel ends a
+//! process, by SIGKILL.
 
 use std::fs::File;
 use std::io;
@@ -31,11 +36,28 @@ pub struct Region {
 }
 
 impl Region {
-    /// Makes a region of `len` bytes, all zero.
-    pub fn create(len: usize) -> Result<Self, OpenError> {
+    /// Makes a region of `len` bytes, all zero, of which the first `reserved` may be touched without asking.
+    pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = if portable() { temporary_file(len) } else { memory_file(len) }
             .map_err(system("cannot create shared memory"))?;
-        Self::map(file)
+        let region = Self::map(file)?;
+        region.reserve(0, reserved).map_err(|source| OpenError::NoRoom {
+            bytes: reserved,
+            folder: std::env::temp_dir(),
+            source,
+        })?;
+        Ok(region)
+    }
+
+    /// Makes sure that `offset..offset + len`, which holds nothing of value yet, can be touched. Fails where there is no room.
+    pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
+        if portable() && len > 0 { reserve_file(&self.file, offset as u64, len as u64) } else { Ok(()) }
+    }
+
+    /// Gives the pages of `offset..offset + len` back to the system: they are zero, and cost nothing until they are
+    /// touched (or, on the fallback, reserved) again. Fails where the file system of the fallback has no holes.
+    pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
+        punch_file(&self.file, offset as u64, len as u64)
     }
 
     /// Maps the region behind a descriptor received from its creator.
@@ -77,6 +99,39 @@ impl Region {
         #[cfg(not(target_os = "linux"))]
         let _ = (offset, len);
     }
+}
+
+#[cfg(target_os = "linux")]
+fn punch_file(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    use rustix::fs::{FallocateFlags, fallocate};
+    Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn punch_file(_file: &File, _offset: u64, _len: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+fn reserve_file(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{FallocateFlags, fallocate};
+        match fallocate(file, FallocateFlags::empty(), offset, len) {
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+            Err(rustix::io::Errno::INTR) => return reserve_file(file, offset, len),
+            done => return Ok(done?),
+        }
+    }
+    // A file system that does not reserve has room for what was written.
+    use std::os::unix::fs::FileExt;
+    const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    let mut written = 0;
+    while written < len {
+        let piece = (len - written).min(ZEROS.len() as u64);
+        file.write_all_at(&ZEROS[..piece as usize], offset + written)?;
+        written += piece;
+    }
+    Ok(())
 }
 
 #[cfg(target_os = "linux")]

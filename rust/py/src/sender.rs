@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyIndexError, PyTimeoutError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use torchdata_core::arena::Arena;
 use torchdata_core::bell::BellRef;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::Probe;
@@ -48,6 +49,8 @@ pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
 #[pyclass(module = "torchdata._native")]
 pub struct Sender {
     producers: Vec<Producer>,
+    /// Theirs, in the same order: looked after while a producer waits.
+    arenas: Vec<Arc<Arena>>,
     turn: RoundRobin,
     own: BellRef,
     /// The control link: what waits there interrupts the pump.
@@ -60,6 +63,15 @@ pub struct Sender {
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
     let seconds = seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default());
     seconds.and_then(|seconds| Instant::now().checked_add(seconds))
+}
+
+/// Gives shared memory back that has not been used for a while; whether some may go back later.
+fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
+    let mut untidy = false;
+    for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
+        untidy |= py.detach(|| arena.tidy()).map_err(errors::corrupted)?;
+    }
+    Ok(untidy)
 }
 
 /// What became of an attempt to send.
@@ -98,6 +110,7 @@ impl Sender {
         }
         Ok(Self {
             turn: RoundRobin::new(producers.len(), true),
+            arenas: producers.iter().map(|producer| Arc::clone(producer.arena())).collect(),
             producers,
             own: bell(board, own)?,
             control: control.map(|link| link.get().0.probe()),
@@ -194,6 +207,13 @@ impl Sender {
         codec::empty_over(buffer, dtype_number as u8, shape).map(Some)
     }
 
+    /// Takes blocks back, and gives memory that has not been used for some seconds to the system.
+    ///
+    /// Returns whether there may be something to do later. Sending does this by itself; it is for a sender at rest.
+    fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
+        tidy(py, &self.arenas)
+    }
+
     /// (bytes in use, peak, blocks) of each link's arena.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         self.producers
@@ -219,7 +239,8 @@ impl Sender {
             }
             self.flush();
             let (producer, control) = (&mut self.producers[target], &self.control);
-            wait_until(py, &self.own, || producer.may_produce() || interrupted(control), |_| Ok(()))?;
+            let tick = |py: Python<'_>| tidy(py, &self.arenas).map(drop);
+            wait_until(py, &self.own, || producer.may_produce() || interrupted(control), tick)?;
         }
     }
 
