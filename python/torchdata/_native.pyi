@@ -17,6 +17,7 @@ __all__ = [
     "SeedGenerator",
     "Sender",
     "TFRecordReader",
+    "drop_inherited",
     "exit_with_parent",
     "guard_iterator",
     "tar_file_header",
@@ -73,6 +74,7 @@ class Link:
     @staticmethod
     def attach(fd: int) -> Link: ...
     def fileno(self) -> int: ...
+    def close_descriptor(self) -> None: ...
     def sent(self) -> tuple[int, int]: ...
 
 @final
@@ -82,6 +84,7 @@ class BellBoard:
     @staticmethod
     def attach(fd: int) -> BellBoard: ...
     def fileno(self) -> int: ...
+    def close_descriptor(self) -> None: ...
 
 @final
 class LeasedBuffer:
@@ -93,6 +96,7 @@ class ArenaBuffer:
     """Memory of an array made by `torchdata.empty`."""
     def __len__(self) -> int: ...
 
+def drop_inherited(links: Sequence[Link], bells: BellBoard) -> None: ...
 @final
 class Sender:
     """Sends items over one link, or deals them to several."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchdata import _engine
-from torchdata._engine.crossing import Handle, SharedPickle
+from torchdata._engine.crossing import Handle, SharedPickle, close_inherited_pipes
 from torchdata._engine.failures import describe, reraise
 from torchdata._engine.garbage import settle
 from torchdata._engine.torch_worker import tell_torch
 from torchdata._importing import call_when_imported
-from torchdata._native import BellBoard, Collector, Link, Sender, exit_with_parent
+from torchdata._native import BellBoard, Collector, Link, Sender, drop_inherited, exit_with_parent
 
 __all__ = ["ChildSetup", "Job", "run_child"]
 
@@ -77,10 +77,16 @@ class ChildSetup:
     #: Main's thresholds for collecting cyclic garbage.
     gc_thresholds: tuple[int, int, int]
 
+    def links(self) -> list[Handle[Link]]:
+        """All links of the child."""
+        return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
+
 
 def run_child(setup: ChildSetup) -> None:
     """The target of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    close_inherited_pipes()
+    drop_inherited([handle.shared for handle in setup.links()], setup.bells.shared)
     try:
         exit_with_parent(setup.main_pid)
     except OSError:  # main is gone already

@@ -174,6 +174,7 @@ impl Arena {
             self.untidy.store(true, Ordering::Relaxed);
             (offset, allocator.len_of(offset))
         };
+        self.layout.region().mapping().pin();
         let block = Block { arena: Arc::clone(self), offset, len };
         self.layout.reserve_arena(offset, whole).then_some(block)
     }
@@ -307,6 +308,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        self.arena.layout.region().mapping().unpin();
         self.arena.dropped(self.offset);
     }
 }

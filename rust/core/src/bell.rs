@@ -234,6 +234,11 @@ mod shared {
             self.region.fd()
         }
 
+        /// The memory that the bells lie in.
+        pub fn region(&self) -> &Region {
+            &self.region
+        }
+
         /// How many bells there are.
         pub fn len(&self) -> usize {
             self.region.len() / size_of::<Bell>()

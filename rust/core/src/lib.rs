@@ -25,6 +25,8 @@ pub mod fork;
 #[cfg(not(loom))]
 mod header;
 #[cfg(not(loom))]
+pub mod inherited;
+#[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]
 pub mod liveness;
