@@ -11,7 +11,7 @@ use std::time::Duration;
 use common::watchdog;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use torchdata_core::bell::{Bell, Parker};
+use torchdata_core::bell::{Bell, Parker, Wanted};
 use torchdata_core::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::primitive::{AtomicU32, AtomicU64, Ordering};
 
@@ -37,7 +37,7 @@ impl Parker for Futex {
 
     fn unpark(&self, _word: &AtomicU32) {
         let _guard = self.lock.lock().unwrap();
-        self.changed.notify_one();
+        self.changed.notify_all();
     }
 }
 
@@ -119,6 +119,71 @@ fn of_two_ringers_neither_swallows_the_other() {
         for ringer in ringers {
             ringer.join().unwrap();
         }
+    });
+}
+
+#[test]
+fn of_two_sleepers_on_one_bell_neither_sleeps_on() {
+    let _watchdog = watchdog(60);
+    model(|| {
+        let shared = Arc::new((Process::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
+        let sleepers: Vec<_> = (0..2)
+            .map(|index| {
+                let theirs = Arc::clone(&shared);
+                thread::spawn(move || theirs.0.wait(|| theirs.1[index].load(Ordering::Relaxed) == 1))
+            })
+            .collect();
+        for flag in &shared.1 {
+            flag.store(1, Ordering::Relaxed);
+            shared.0.ring();
+        }
+        sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
+        assert!(!shared.0.bell.has_sleeper(), "who has left is not counted");
+    });
+}
+
+#[test]
+fn a_sleeper_that_leaves_takes_no_other_ones_ring_with_it() {
+    let _watchdog = watchdog(60);
+    model(|| {
+        let shared = Arc::new((Process::new(), AtomicU64::new(0)));
+        let theirs = Arc::clone(&shared);
+        // Finds at its last look that there is nothing to wait for, and goes again.
+        let leaver = thread::spawn(move || {
+            theirs.0.wait(|| true);
+        });
+        let theirs = Arc::clone(&shared);
+        let ringer = thread::spawn(move || {
+            theirs.1.store(1, Ordering::Relaxed);
+            theirs.0.ring();
+        });
+        shared.0.wait(|| shared.1.load(Ordering::Relaxed) == 1);
+        leaver.join().unwrap();
+        ringer.join().unwrap();
+    });
+}
+
+#[test]
+fn who_wants_one_thing_is_rung_for_it_and_for_nothing_else() {
+    let _watchdog = watchdog(60);
+    model(|| {
+        let shared = Arc::new((Process::new(), Wanted::new(), AtomicU64::new(0)));
+        let theirs = Arc::clone(&shared);
+        let provider = thread::spawn(move || {
+            theirs.2.store(1, Ordering::Relaxed);
+            if theirs.1.is_raised() {
+                theirs.0.ring();
+            }
+        });
+        let look = || {
+            shared.1.raise();
+            shared.2.load(Ordering::Relaxed) == 1
+        };
+        if !look() {
+            shared.0.wait(look);
+        }
+        shared.1.lower();
+        provider.join().unwrap();
     });
 }
 

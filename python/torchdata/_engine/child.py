@@ -18,12 +18,12 @@ from typing import Any
 
 import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
-from torchdata._engine.crossing import Handle, SharedPickle
+from torchdata._engine.crossing import Handle, SharedPickle, close_inherited_pipes
 from torchdata._engine.failures import describe, reraise
 from torchdata._engine.garbage import settle
 from torchdata._engine.torch_worker import tell_torch
 from torchdata._importing import call_when_imported
-from torchdata._native import BellBoard, Collector, Link, Sender, exit_with_parent
+from torchdata._native import BellBoard, Collector, Link, Sender, drop_inherited, exit_with_parent
 
 __all__ = ["ChildSetup", "Job", "run_child"]
 
@@ -34,6 +34,8 @@ ORDERED = 10.0
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new one"
 )
+#: Seconds between two looks at whether shared memory can be given back, between epochs.
+IDLE = 1.0
 
 
 class Interrupted(BaseException):
@@ -82,10 +84,16 @@ class ChildSetup:
     #: Main's thresholds for collecting cyclic garbage.
     gc_thresholds: tuple[int, int, int]
 
+    def links(self) -> list[Handle[Link]]:
+        """All links of the child."""
+        return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
+
 
 def run_child(setup: ChildSetup) -> None:
     """The target of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    close_inherited_pipes()
+    drop_inherited([handle.shared for handle in setup.links()], setup.bells.shared)
     try:
         exit_with_parent(setup.main_pid)
     except OSError:  # main is gone already
@@ -142,13 +150,6 @@ class _Child:
             else:
                 self._call(*command[1:])
 
-    def _next_command(self) -> tuple[Any, ...]:
-        command, self.pending = self.pending, None
-        if command is None:
-            command = self.commands.receive(0)
-            assert command is not None
-        return command
-
     def _acknowledge(self) -> None:
         self.acknowledged += 1
         self.commands.acknowledge(self.acknowledged)
@@ -161,6 +162,13 @@ class _Child:
             return False
         self._call(*command[1:])
         return True
+
+    def _next_command(self) -> tuple[Any, ...]:
+        """Waits for a command, and gives shared memory back that is not used any more."""
+        command, self.pending = self.pending, None
+        while command is None:
+            command = self.commands.receive(0, IDLE if self.sender.tidy() else None)
+        return command
 
     def _initialise(self) -> None:
         from torchdata.dataloader2 import reading_service

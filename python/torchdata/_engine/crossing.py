@@ -12,12 +12,40 @@ import os
 import pickle
 import sys
 import tempfile
+import weakref
 from multiprocessing import reduction
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from torchdata._native import BellBoard, Link
 
-__all__ = ["Handle", "SharedPickle", "explain_unpicklable", "pickle_graph"]
+__all__ = [
+    "Handle",
+    "SharedPickle",
+    "close_inherited_pipes",
+    "explain_unpicklable",
+    "note_pipes",
+    "pickle_graph",
+]
+
+#: All child processes of all loaders here that were not closed yet.
+_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+
+
+def note_pipes(process: BaseProcess) -> None:
+    """Notes a process that was started: multiprocessing holds a pipe to it, which later children inherit under fork."""
+    _started.add(process)
+
+
+def close_inherited_pipes() -> None:
+    """In a child: closes main's ends of the pipes to its siblings, and to the children of other loaders."""
+    for process in _started:
+        # No public attribute holds both ends. Where they are not found they stay open until this child ends.
+        finalizer = getattr(getattr(process, "_popen", None), "finalizer", None)
+        for descriptor in getattr(finalizer, "_args", None) or ():
+            if isinstance(descriptor, int):
+                os.close(descriptor)
+    _started.clear()
 
 
 SharedT = TypeVar("SharedT", Link, BellBoard)
@@ -46,9 +74,9 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._fd = os.dup(file.fileno())
-        os.truncate(self._fd, len(pickled))
-        with mmap.mmap(self._fd, len(pickled)) as memory:
-            memory[:] = pickled
+        # Written, not mapped: where there is no room that is an error rather than a SIGBUS.
+        with open(self._fd, "wb", closefd=False) as file:
+            file.write(pickled)
 
     def load(self) -> Any:
         """Unpickles the content."""

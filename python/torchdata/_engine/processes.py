@@ -22,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from torchdata._engine.child import MAIN, ChildSetup, Job, run_child
-from torchdata._engine.crossing import Handle, SharedPickle, explain_unpicklable, pickle_graph
+from torchdata._engine.crossing import Handle, SharedPickle, explain_unpicklable, note_pipes, pickle_graph
 from torchdata._engine.failures import reraise
 from torchdata._engine.garbage import ChildName
 from torchdata._native import BellBoard, Collector, Link, Sender
@@ -99,6 +99,7 @@ class Children:
         if dispatch is not None:
             jobs.append(self._shared(dispatch, start_method))
         self._processes: list[BaseProcess] = []
+        setups: list[ChildSetup] = []
         for index in range(count):
             worker = index < num_workers
             setup = ChildSetup(
@@ -119,6 +120,7 @@ class Children:
                 is_child_of_main=start_method != "forkserver",
                 gc_thresholds=gc.get_threshold(),
             )
+            setups.append(setup)
             name = ChildName(f"torchdata {self._names[index]}")
             process = context.Process(target=run_child, args=(setup,), name=name, daemon=True)  # type: ignore[attr-defined]
             self._processes.append(process)
@@ -127,7 +129,7 @@ class Children:
             self, _end, self._owner_pid, self._processes, commanders := [], self._bells
         )
         try:
-            self._start(start_method)
+            self._start(start_method, setups)
             commanders += [
                 Sender([control], self._bells, MAIN, [1 + index]) for index, control in enumerate(controls)
             ]
@@ -163,9 +165,22 @@ class Children:
                 return job  # pickled with each process, as such objects must be
             raise TypeError(explain_unpicklable(walk(job.datapipe), start_method)) from error
 
-    def _start(self, start_method: str) -> None:
-        for process in self._processes:
+    def _start(self, start_method: str, setups: list[ChildSetup]) -> None:
+        if start_method == "fork":  # children inherit the mappings
+            self._close_descriptors(setups)
+        for process, setup in zip(self._processes, setups, strict=True):
             process.start()
+            note_pipes(process)
+            if not setup.dispatches:  # what the dispatching process needs, which is started last, it has in common
+                setup.control.shared.close_descriptor()
+                setup.outputs[0].shared.close_descriptor()
+        self._close_descriptors(setups)
+
+    def _close_descriptors(self, setups: list[ChildSetup]) -> None:
+        """Closes what was passed to all who should have it, so that main keeps no descriptor for a link."""
+        for handle in [handle for setup in setups for handle in setup.links()]:
+            handle.shared.close_descriptor()
+        self._bells.close_descriptor()
 
     # -- what main asks of the children ------------------------------------------------------------
 

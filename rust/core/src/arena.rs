@@ -2,12 +2,16 @@
 //!
 //! Its book-keeping is private to the producer; the consumer only learns offsets and gives them back over
 //! the return ring. Free memory is kept as address-ordered extents that merge, and the lowest one that fits is
-//! taken: so the pages in use stay few and warm, and memory in use follows what is in flight.
+//! taken: so the pages in use stay few and warm, and memory in use follows what is in flight. Free pages that nobody has
+//! used for a while go back to the system (`tidy`).
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::Ordering;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+use crate::coldness::Coldness;
 use crate::cursor::ConsumerCursor;
 use crate::error::Corrupted;
 use crate::fork;
@@ -34,12 +38,26 @@ struct Allocator {
     most: usize,
     in_use: u64,
     peak: u64,
+    coldness: Coldness,
+    /// Whether pages can be given back; a file system without holes is asked once.
+    punches: bool,
+    /// Blocks that the consumer gives back.
+    returns: ConsumerCursor,
 }
 
 impl Allocator {
     fn new(capacity: u64, most: usize) -> Self {
         let free = (capacity > 0).then_some((0, capacity)).into_iter().collect();
-        Self { free, taken: HashMap::new(), most, in_use: 0, peak: 0 }
+        Self {
+            free,
+            taken: HashMap::new(),
+            most,
+            in_use: 0,
+            peak: 0,
+            coldness: Coldness::new(Instant::now()),
+            punches: true,
+            returns: ConsumerCursor::new(most as u64),
+        }
     }
 
     fn allocate(&mut self, len: u64) -> Option<u64> {
@@ -55,7 +73,38 @@ impl Allocator {
         self.taken.insert(offset, Holders { len, local: true, remote: 0 });
         self.in_use += len;
         self.peak = self.peak.max(self.in_use);
+        self.coldness.touch(offset, len);
         Some(offset)
+    }
+
+    /// Length of the block at `offset`, in whole pages.
+    fn len_of(&self, offset: u64) -> u64 {
+        self.taken.get(&offset).map_or(0, |holders| holders.len)
+    }
+
+    /// Takes note that a block came back from the consumer.
+    fn returned(&mut self, offset: u64) -> Result<(), Corrupted> {
+        match self.taken.get_mut(&offset) {
+            Some(holders) if holders.remote > 0 => holders.remote -= 1,
+            _ => return Err(Corrupted("a block was returned that was not sent")),
+        }
+        self.free_if_unheld(offset);
+        Ok(())
+    }
+
+    /// The free parts that have become cold.
+    fn cold(&mut self, now: Instant) -> Vec<Range<u64>> {
+        let mut parts = Vec::new();
+        for cold in self.coldness.cold(now) {
+            let before = self.free.range(..cold.start).next_back();
+            for (&start, &len) in before.into_iter().chain(self.free.range(cold.start..cold.end)) {
+                let part = start.max(cold.start)..(start + len).min(cold.end);
+                if part.start < part.end {
+                    parts.push(part);
+                }
+            }
+        }
+        parts
     }
 
     fn free_if_unheld(&mut self, offset: u64) {
@@ -65,6 +114,7 @@ impl Allocator {
         }
         let (mut start, mut len) = (offset, holders.len);
         self.in_use -= len;
+        self.coldness.touch(start, len);
         self.taken.remove(&offset);
         if let Some((&before, &extent)) = self.free.range(..start).next_back()
             && before + extent == start
@@ -95,8 +145,8 @@ pub struct ArenaUse {
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Blocks that the consumer gives back; whoever allocates takes them, on whatever thread.
-    returns: Mutex<ConsumerCursor>,
+    /// Whether blocks are taken, or free pages could go back; false means that `tidy` has nothing to do.
+    untidy: AtomicBool,
     /// The process that owns the book-keeping; a forked child must not touch it.
     generation: u64,
 }
@@ -105,48 +155,83 @@ impl Arena {
     pub(crate) fn new(layout: Arc<Layout>) -> Arc<Self> {
         let LinkConfig { arena_capacity, return_capacity, .. } = layout.config;
         let allocator = Mutex::new(Allocator::new(arena_capacity, return_capacity as usize));
-        let returns = Mutex::new(ConsumerCursor::new(return_capacity));
-        Arc::new(Self { layout, allocator, returns, generation: fork::generation() })
+        Arc::new(Self { layout, allocator, untidy: AtomicBool::new(false), generation: fork::generation() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Allocator> {
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn returns(&self) -> MutexGuard<'_, ConsumerCursor> {
-        self.returns.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough, or the system has
+    /// no room for it.
+    pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
+        if self.generation != fork::generation() {
+            return None;
+        }
+        let (offset, whole) = {
+            let mut allocator = self.lock();
+            let offset = allocator.allocate(len as u64)?;
+            self.untidy.store(true, Ordering::Relaxed);
+            (offset, allocator.len_of(offset))
+        };
+        self.layout.region().mapping().pin();
+        let block = Block { arena: Arc::clone(self), offset, len };
+        self.layout.reserve_arena(offset, whole).then_some(block)
     }
 
     /// Takes back the blocks that the consumer returned.
     pub fn reclaim(&self) -> Result<(), Corrupted> {
         let header = self.layout.header();
-        let mut returns = self.returns();
+        let mut allocator = self.lock();
         loop {
-            let available = returns.available(&header.return_tail.0)?;
+            let available = allocator.returns.available(&header.return_tail.0)?;
             if available == 0 {
                 return Ok(());
             }
-            for position in returns.head()..returns.head() + available {
+            let head = allocator.returns.head();
+            for position in head..head + available {
                 let entry = self.layout.return_slot(position).load(Ordering::Relaxed);
                 let offset = returned_offset(position, entry).ok_or(Corrupted("a returned block was overwritten"))?;
-                self.returned(offset)?;
+                allocator.returned(offset)?;
             }
-            returns.release(&header.return_head.0, available);
+            allocator.returns.release(&header.return_head.0, available);
         }
     }
 
     /// Whether the consumer has returned blocks that were not taken back yet.
-    pub(crate) fn has_returns(&self) -> Result<bool, Corrupted> {
-        Ok(self.returns().available(&self.layout.header().return_tail.0)? > 0)
+    pub fn reclaimable(&self) -> Result<bool, Corrupted> {
+        Ok(self.lock().returns.available(&self.layout.header().return_tail.0)? > 0)
     }
 
-    /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough.
-    pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
+    /// Takes blocks back, and gives those free pages to the system that have not been used for some seconds.
+    ///
+    /// To be called now and then by a producer that waits or works; cheap where there is nothing to do. Returns whether
+    /// there may be something to do later.
+    pub fn tidy(&self) -> Result<bool, Corrupted> {
+        self.tidy_at(Instant::now())
+    }
+
+    fn tidy_at(&self, now: Instant) -> Result<bool, Corrupted> {
         if self.generation != fork::generation() {
-            return None;
+            return Ok(false);
         }
-        let offset = self.lock().allocate(len as u64)?;
-        Some(Block { arena: Arc::clone(self), offset, len })
+        self.reclaim()?;
+        // Under the lock, so that nobody takes what is being given back.
+        let mut allocator = self.lock();
+        if allocator.punches {
+            for part in allocator.cold(now) {
+                allocator.punches &= self.layout.punch_arena(part.start, part.end - part.start);
+            }
+        }
+        let untidy = allocator.in_use > 0 || allocator.punches && !allocator.coldness.is_empty();
+        self.untidy.store(untidy, Ordering::Relaxed);
+        Ok(untidy)
+    }
+
+    /// What `tidy` said last, unless a block was taken since.
+    #[inline]
+    pub fn is_untidy(&self) -> bool {
+        self.untidy.load(Ordering::Relaxed)
     }
 
     /// Notes that a block is on its way to the consumer, once more where it already is.
@@ -154,17 +239,6 @@ impl Arena {
         if let Some(holders) = self.lock().taken.get_mut(&offset) {
             holders.remote += 1;
         }
-    }
-
-    /// Takes back a block that the consumer returned.
-    fn returned(&self, offset: u64) -> Result<(), Corrupted> {
-        let mut allocator = self.lock();
-        match allocator.taken.get_mut(&offset) {
-            Some(holders) if holders.remote > 0 => holders.remote -= 1,
-            _ => return Err(Corrupted("a block was returned that was not sent")),
-        }
-        allocator.free_if_unheld(offset);
-        Ok(())
     }
 
     fn dropped(&self, offset: u64) {
@@ -234,6 +308,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        self.arena.layout.region().mapping().unpin();
         self.arena.dropped(self.offset);
     }
 }
@@ -263,6 +338,43 @@ mod tests {
         assert!(allocator.allocate(1).is_some());
         assert!(allocator.allocate(1).is_some());
         assert_eq!(allocator.allocate(1), None);
+    }
+
+    #[test]
+    fn pages_that_nobody_uses_go_back_and_those_of_live_blocks_stay() {
+        use crate::coldness::PERIOD;
+        const LEN: usize = 16 << 20;
+        let config = LinkConfig { arena_capacity: 8 * LEN as u64, ..LinkConfig::default() };
+        let layout = Arc::new(Layout::create(config).unwrap());
+        let arena = Arena::new(Arc::clone(&layout));
+        let resident = || {
+            let stat = rustix::fs::fstat(layout.region().fd()).unwrap();
+            512 * stat.st_blocks as usize
+        };
+        let block = |value: u8| {
+            let block = arena.allocate(LEN).unwrap();
+            // SAFETY: the block has so many bytes, and nobody else has it.
+            unsafe { std::ptr::write_bytes(block.as_mut_ptr(), value, LEN) };
+            block
+        };
+        let start = Instant::now();
+        let blocks = [block(1), block(2), block(3)];
+        assert!(resident() >= 3 * LEN);
+        let [first, second, third] = blocks;
+        drop((first, third));
+        assert_eq!(arena.tidy_at(start + PERIOD), Ok(true));
+        assert!(resident() >= 3 * LEN, "what was used a moment ago stays");
+        assert_eq!(arena.tidy_at(start + 3 * PERIOD), Ok(true));
+        assert!((LEN..LEN + (4 << 20)).contains(&resident()), "{} bytes are left of {LEN}", resident());
+        // SAFETY: the block has so many bytes.
+        let kept = unsafe { std::slice::from_raw_parts(second.as_mut_ptr(), LEN) };
+        assert!(kept.iter().all(|&byte| byte == 2), "a live block lost bytes");
+        let again = block(4);
+        assert_eq!(again.offset(), 0, "the lowest place, as before");
+        drop((again, second));
+        assert_eq!(arena.tidy_at(start + 5 * PERIOD), Ok(true));
+        assert_eq!(arena.tidy_at(start + 7 * PERIOD), Ok(false));
+        assert!(resident() < 4 << 20 && !arena.is_untidy());
     }
 
     #[test]

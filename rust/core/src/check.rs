@@ -72,40 +72,68 @@ impl Checksum {
 
     /// Adds bytes, the number of which the words before must tell.
     #[inline]
-    pub fn bytes(mut self, bytes: &[u8]) -> Self {
-        let mut rest = bytes;
-        if rest.len() >= 64 {
-            (self, rest) = self.stripes(rest);
-        }
-        while let Some((piece, behind)) = rest.split_first_chunk::<16>() {
-            let (a, b) = pair(piece);
-            self = self.words(a, b);
-            rest = behind;
-        }
-        if let Some((piece, behind)) = rest.split_first_chunk::<8>() {
-            self = self.words(u64::from_ne_bytes(*piece), 0);
-            rest = behind;
-        }
-        if !rest.is_empty() {
-            let mut last = [0; 8];
-            last[..rest.len()].copy_from_slice(rest);
-            self = self.words(u64::from_ne_bytes(last), 0);
+    pub fn bytes(self, bytes: &[u8]) -> Self {
+        // SAFETY: the slice is readable, and nothing is written.
+        unsafe { self.pass::<false>(bytes.as_ptr(), std::ptr::null_mut(), bytes.len()) }
+    }
+
+    /// Copies `len` bytes and adds what was copied: each byte is read once, so that no later change of the source goes
+    /// unnoticed. In one pass, as reading the copy anew would wait for its stores.
+    ///
+    /// # Safety
+    /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
+    #[inline]
+    pub unsafe fn copy(self, from: *const u8, to: *mut u8, len: usize) -> Self {
+        // SAFETY: as promised by the caller.
+        unsafe { self.pass::<true>(from, to, len) }
+    }
+
+    /// # Safety
+    /// As for `copy`; `to` is not used where nothing is to be copied.
+    #[inline]
+    unsafe fn pass<const COPY: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
+        let mut at = 0;
+        // SAFETY: every piece lies within the first `len` bytes.
+        unsafe {
+            if len >= 64 {
+                (self, at) = self.stripes::<COPY>(from, to, len);
+            }
+            while len - at >= 16 {
+                let [a, b] = pass_on::<COPY, [u64; 2]>(from, to, at);
+                self = self.words(a, b);
+                at += 16;
+            }
+            if len - at >= 8 {
+                self = self.words(pass_on::<COPY, u64>(from, to, at), 0);
+                at += 8;
+            }
+            if at < len {
+                let mut last = [0; 8];
+                for (index, byte) in last[..len - at].iter_mut().enumerate() {
+                    *byte = pass_on::<COPY, u8>(from, to, at + index);
+                }
+                self = self.words(u64::from_ne_bytes(last), 0);
+            }
         }
         self
     }
 
-    /// Adds all whole pieces of 64 bytes. Their multiplications do not wait for each other.
-    fn stripes(self, bytes: &[u8]) -> (Self, &[u8]) {
-        let (pieces, rest) = bytes.as_chunks::<64>();
+    /// Adds all whole pieces of 64 bytes, whose multiplications do not wait for each other, and says how many bytes that were.
+    ///
+    /// # Safety
+    /// As for `pass`.
+    unsafe fn stripes<const COPY: bool>(self, from: *const u8, to: *mut u8, len: usize) -> (Self, usize) {
         let mut lanes = [self.0, self.0 ^ KEYS[2], self.0 ^ KEYS[3], self.0 ^ KEYS[4]];
-        for piece in pieces {
-            let (quarters, _) = piece.as_chunks::<16>();
-            for (lane, quarter) in lanes.iter_mut().zip(quarters) {
-                let (a, b) = pair(quarter);
+        let mut at = 0;
+        while len - at >= 64 {
+            for lane in &mut lanes {
+                // SAFETY: at least the rest of 64 bytes is left.
+                let [a, b] = unsafe { pass_on::<COPY, [u64; 2]>(from, to, at) };
                 *lane = fold(*lane ^ a, b ^ KEYS[1]);
+                at += 16;
             }
         }
-        (Self(lanes[0]).words(lanes[1], lanes[2]).words(lanes[3], 0), rest)
+        (Self(lanes[0]).words(lanes[1], lanes[2]).words(lanes[3], 0), at)
     }
 
     /// The checksum so far.
@@ -115,10 +143,20 @@ impl Checksum {
     }
 }
 
-#[inline]
-fn pair(bytes: &[u8; 16]) -> (u64, u64) {
-    let word = u128::from_ne_bytes(*bytes);
-    (word as u64, (word >> 64) as u64)
+/// Reads what stands `at` bytes behind `from`, and writes it as far behind `to` where it is to be copied.
+///
+/// # Safety
+/// The place is readable behind `from` and, to copy, writable behind `to`.
+#[inline(always)]
+unsafe fn pass_on<const COPY: bool, T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let piece = from.add(at).cast::<T>().read_unaligned();
+        if COPY {
+            to.add(at).cast::<T>().write_unaligned(piece);
+        }
+        piece
+    }
 }
 
 #[cfg(test)]
@@ -172,6 +210,11 @@ mod tests {
                 assert_ne!(sum(4096, 0, &bytes), right, "{len} bytes, bit {bit}");
                 bytes[bit / 8] ^= 1 << (bit % 8);
             }
+            let mut copy = vec![0; len];
+            // SAFETY: both have `len` bytes.
+            let copied =
+                unsafe { Checksum::at(4096).words(0, 3).copy(bytes.as_ptr(), copy.as_mut_ptr(), len).finish() };
+            assert_eq!((copied, &copy), (right, &bytes), "copied as they were summed");
         }
     }
 }

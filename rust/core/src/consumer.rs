@@ -95,6 +95,7 @@ impl Returns {
     fn lease(self: &Arc<Self>, offset: u64, len: u64) -> Lease {
         self.leased.fetch_add(len, Ordering::Relaxed);
         self.leases.fetch_add(1, Ordering::Relaxed);
+        self.layout.region().mapping().pin();
         Lease { returns: Arc::clone(self), offset, len: len as usize }
     }
 
@@ -114,7 +115,10 @@ impl Returns {
             queue.cursor.publish(&header.return_tail.0, 1);
         }
         drop(queue);
-        self.peer.ring();
+        // A producer that makes the next item, or waits for leave to, has no use for a wake-up by each array that dies.
+        if header.blocks_wanted.is_raised() {
+            self.peer.ring();
+        }
     }
 }
 
@@ -160,6 +164,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.returns.leased.fetch_sub(self.len as u64, Ordering::Relaxed);
         self.returns.leases.fetch_sub(1, Ordering::Relaxed);
+        self.returns.layout.region().mapping().unpin();
         self.returns.give_back(self.offset);
     }
 }
@@ -430,10 +435,10 @@ impl Consumer {
                 sum = sum.words(offset, len);
                 self.table.push([offset, len]);
             }
-            std::ptr::copy_nonoverlapping(entries.add(blocks).cast::<u8>(), payload.as_mut_ptr(), len);
+            sum = sum.copy(entries.add(blocks).cast::<u8>(), payload.as_mut_ptr(), len);
             payload.set_len(len);
         }
-        if sum.bytes(payload).finish() != check {
+        if sum.finish() != check {
             return Err(Corrupted("a unit was overwritten"));
         }
         Ok(Some(header))

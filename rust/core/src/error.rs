@@ -1,6 +1,7 @@
 //! What can go wrong between the two ends of a link.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Why a shared region, a link or a watch could not be made or attached.
@@ -11,6 +12,20 @@ pub enum OpenError {
     System {
         /// What was attempted.
         what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The temporary file that stands in for shared memory has no room to grow.
+    #[error(
+        "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, let TMPDIR \
+         name a folder with more, or unset TORCHDATA_PORTABLE where the system has memfd_create",
+        folder.display()
+    )]
+    NoRoom {
+        /// What a link or a board of bells needs to begin with.
+        bytes: usize,
+        /// Where temporary files lie.
+        folder: PathBuf,
         /// What the system said.
         source: io::Error,
     },

@@ -13,6 +13,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::bell::Wanted;
 use crate::check::{placed, seal};
 use crate::cursor;
 use crate::error::OpenError;
@@ -102,6 +103,8 @@ pub(crate) struct Header {
     pub return_head: Line,
     /// What the consumer wants (see `protocol::Grant`); written by the consumer alone.
     pub granted: Line,
+    /// Raised while the producer waits for blocks to come back; written by the producer alone.
+    pub blocks_wanted: Wanted,
     /// Items sent in all epochs; written by the producer alone, read for statistics.
     pub items: Line,
     /// Bytes sent in all epochs, blocks included; written by the producer alone, read for statistics.
@@ -122,11 +125,12 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, return_tail) == 192);
     assert!(std::mem::offset_of!(Header, return_head) == 256);
     assert!(std::mem::offset_of!(Header, granted) == 320);
-    assert!(std::mem::offset_of!(Header, items) == 384);
-    assert!(std::mem::offset_of!(Header, bytes) == 448);
-    assert!(std::mem::offset_of!(Header, starving) == 512);
-    assert!(std::mem::offset_of!(Header, order) == 576);
-    assert!(std::mem::offset_of!(Header, acknowledged) == 640);
+    assert!(std::mem::offset_of!(Header, blocks_wanted) == 384);
+    assert!(std::mem::offset_of!(Header, items) == 448);
+    assert!(std::mem::offset_of!(Header, bytes) == 512);
+    assert!(std::mem::offset_of!(Header, starving) == 576);
+    assert!(std::mem::offset_of!(Header, order) == 640);
+    assert!(std::mem::offset_of!(Header, acknowledged) == 704);
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
@@ -152,7 +156,8 @@ pub(crate) struct Layout {
 impl Layout {
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         let config = config.rounded();
-        let layout = Self { region: Region::create(config.total() as usize)?, config };
+        let region = Region::create(config.total() as usize, config.arena_offset() as usize)?;
+        let layout = Self { region, config };
         layout.region.advise_huge(config.arena_offset() as usize, config.arena_capacity as usize);
         let header = layout.header();
         header.magic.store(MAGIC, Ordering::Relaxed);
@@ -225,6 +230,16 @@ impl Layout {
         let place = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
         // SAFETY: inside the region by its checked layout, a multiple of 8, and accessed only as an atomic.
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
+    }
+
+    /// Makes sure that a part of the arena can be touched; false where there is no room for it.
+    pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
+        self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
+    }
+
+    /// Gives the pages of a part of the arena back; false where that cannot be done.
+    pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
+        self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
     /// Pointer to byte `offset` of the arena.

@@ -19,11 +19,15 @@ pub mod wire;
 #[cfg(not(loom))]
 pub mod arena;
 #[cfg(not(loom))]
+mod coldness;
+#[cfg(not(loom))]
 pub mod consumer;
 #[cfg(not(loom))]
 pub mod fork;
 #[cfg(not(loom))]
 mod header;
+#[cfg(not(loom))]
+pub mod inherited;
 #[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]

@@ -157,6 +157,11 @@ impl Link {
         self.layout.region().fd()
     }
 
+    /// The memory that the link lies in.
+    pub fn region(&self) -> &Region {
+        self.layout.region()
+    }
+
     /// The sizes in force.
     pub fn config(&self) -> LinkConfig {
         self.layout.config

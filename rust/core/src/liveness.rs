@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::error::{OpenError, system};
+use crate::inherited::Descriptor;
 use crate::region::portable;
 
 /// A watch on another process that cannot mistake a recycled process number for it.
@@ -11,7 +12,7 @@ use crate::region::portable;
 pub struct Watch {
     pid: i32,
     /// A pidfd; None on the portable fallback, which asks for the number.
-    fd: Option<OwnedFd>,
+    fd: Option<Descriptor>,
     /// Whether it is the parent of this process, which the fallback then recognises as such.
     parent: bool,
 }
@@ -23,7 +24,7 @@ impl Watch {
             // To the system these mean groups of processes.
             return Err(system("cannot watch a process")(std::io::ErrorKind::InvalidInput.into()));
         }
-        let fd = if portable() { None } else { Some(open_pidfd(pid)?) };
+        let fd = if portable() { None } else { Some(Descriptor::note(open_pidfd(pid)?)) };
         Ok(Self { pid, fd, parent: parent_id() == pid })
     }
 
@@ -77,10 +78,12 @@ fn open_pidfd(_pid: i32) -> Result<OwnedFd, OpenError> {
     Err(system("cannot watch a process")(std::io::ErrorKind::Unsupported.into()))
 }
 
-fn poll_exit(fd: &OwnedFd, timeout: Duration) -> bool {
+fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
+    // A forked child has dropped its parent's watches.
+    let Some(fd) = fd.get() else { return false };
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
 }
 

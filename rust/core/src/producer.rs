@@ -19,6 +19,9 @@ use crate::wake::WakePolicy;
 /// Items that are worth waking a sleeping consumer for.
 const WAKE_BATCH: u32 = 64;
 
+/// Items after which the arena is looked at, where it holds anything that could go back.
+const TIDY_EACH: u64 = 8;
+
 /// One buffer of a unit: where its bytes are.
 #[derive(Debug)]
 pub enum Part {
@@ -86,6 +89,8 @@ impl Producer {
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.give_up();
+        // Where a command interrupted the wait for blocks.
+        self.layout.header().blocks_wanted.lower();
     }
 
     /// Gives up the unit of which fragments were pushed, if there is one: those to come belong to another.
@@ -148,8 +153,15 @@ impl Producer {
     }
 
     /// Whether an allocation that failed may succeed now, or waiting for it is in vain.
+    ///
+    /// As long as it says no, the consumer rings for every block that it gives back.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
-        Ok(self.arena.has_returns()? || !self.blocks_in_flight()?)
+        self.layout.header().blocks_wanted.raise();
+        let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
+        if worth {
+            self.layout.header().blocks_wanted.lower();
+        }
+        Ok(worth)
     }
 
     /// Whether a unit with `blocks` buffers and `payload` bytes inline can be pushed now.
@@ -170,6 +182,10 @@ impl Producer {
     /// # Panics
     /// Like the other pushes, if the unit is longer than [`Producer::fits`] allows or a block is of another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
+        // For a producer that never waits, and so is never idle.
+        if self.items.is_multiple_of(TIDY_EACH) && self.arena.is_untidy() {
+            self.arena.tidy()?;
+        }
         let pushed = self.write(kind, parts, payload)?;
         if pushed == Push::Done {
             self.streaming = false;

@@ -2,17 +2,23 @@
 //!
 //! Linux backs it with a memfd, which no mount's size limits (unlike `/dev/shm`); the portable
 //! fallback is an unlinked temporary file. Pages exist once they are touched, so a large region that
-//! is little used costs little. Whoever maps a region owns its mapping; the memory lives until the
-//! last mapping and descriptor are gone, whichever way the processes end.
+//! is little used costs little, and `punch` gives pages back. Whoever maps a region owns its mapping; the memory lives
+//! until the last mapping and descriptor are gone, whichever way the processes end.
+//!
+//! A page of a file that finds no room on its file system when it is touched is a SIGBUS, which no process survives. So on
+//! the fallback room is reserved before it is touched, and where there is none that is an error like any other. A
+//! memfd counts towards the machine's memory and the process's memory cgroup instead; where these run out the kernel ends a
+//! process, by SIGKILL.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering, Ordering::Relaxed};
 
 use memmap2::{MmapOptions, MmapRaw};
 
 use crate::error::{OpenError, system};
+use crate::inherited::Mapping;
 
 /// Whether the portable fallbacks are to be used, as `TORCHDATA_PORTABLE=1` in the environment asks.
 ///
@@ -34,16 +40,45 @@ pub fn portable() -> bool {
 /// A mapped piece of shared memory.
 #[derive(Debug)]
 pub struct Region {
+    /// Before the mapping, so that it is dropped first.
+    mapping: Mapping,
     map: MmapRaw,
-    file: File,
+    /// What a memfd needs only to be passed on, and a temporary file to be given room, too. -1 once it was closed.
+    fd: AtomicI32,
 }
 
 impl Region {
-    /// Makes a region of `len` bytes, all zero.
-    pub fn create(len: usize) -> Result<Self, OpenError> {
+    /// Makes a region of `len` bytes, all zero, of which the first `reserved` may be touched without asking.
+    pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = if portable() { temporary_file(len) } else { memory_file(len) }
             .map_err(system("cannot create shared memory"))?;
-        Self::map(file)
+        let region = Self::map(file)?;
+        region.reserve(0, reserved).map_err(|source| OpenError::NoRoom {
+            bytes: reserved,
+            folder: std::env::temp_dir(),
+            source,
+        })?;
+        Ok(region)
+    }
+
+    /// Makes sure that `offset..offset + len`, which holds nothing of value yet, can be touched. Fails where there is no room.
+    pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
+        if portable() && len > 0 { reserve_file(self.fd(), offset as u64, len as u64) } else { Ok(()) }
+    }
+
+    /// Gives the pages of `offset..offset + len` back to the system: they are zero, and cost nothing until they are
+    /// touched (or, on the fallback, reserved) again. Fails where the file system of the fallback has no holes.
+    pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
+        assert!(offset + len <= self.len(), "a part outside the region");
+        #[cfg(target_os = "linux")]
+        // SAFETY: inside the mapping, which is shared memory; that nobody needs what lies there is for callers to know, and
+        // it reads as zeros afterwards.
+        return match unsafe { libc::madvise(self.as_mut_ptr().add(offset).cast(), len, libc::MADV_REMOVE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        };
+        #[cfg(not(target_os = "linux"))]
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Maps the region behind a descriptor received from its creator.
@@ -53,12 +88,45 @@ impl Region {
 
     fn map(file: File) -> Result<Self, OpenError> {
         let map = MmapOptions::new().no_reserve_swap().map_raw(&file).map_err(system("cannot map shared memory"))?;
-        Ok(Self { map, file })
+        let mapping = Mapping::note(map.as_ptr(), map.len());
+        Ok(Self { mapping, map, fd: AtomicI32::new(file.into_raw_fd()) })
     }
 
     /// The descriptor, to be passed to another process.
+    ///
+    /// # Panics
+    /// If it was closed.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        let fd = self.fd.load(Ordering::Relaxed);
+        assert!(fd >= 0, "the descriptor of this region was closed: it has been passed to all who should have it");
+        // SAFETY: open until `close`, whose callers see to it that nobody uses it any more.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// Whether there is a descriptor.
+    pub fn has_fd(&self) -> bool {
+        self.fd.load(Ordering::Relaxed) >= 0
+    }
+
+    /// Closes the descriptor, once everybody who should map the region has it; not while `fd` is in use. The portable
+    /// fallback keeps it, as it reserves room by it.
+    pub fn close(&self) {
+        if !portable() {
+            self.take_fd();
+        }
+    }
+
+    fn take_fd(&self) {
+        let fd = self.fd.swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            // SAFETY: the region owned it, and the swap makes this the only one to close it.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+
+    /// The note by which forked children know the mapping.
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
     }
 
     /// Size in bytes.
@@ -85,6 +153,42 @@ impl Region {
         #[cfg(not(target_os = "linux"))]
         let _ = (offset, len);
     }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.take_fd();
+    }
+}
+
+fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{FallocateFlags, fallocate};
+        match fallocate(fd, FallocateFlags::empty(), offset, len) {
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+            Err(rustix::io::Errno::INTR) => return reserve_file(fd, offset, len),
+            done => return Ok(done?),
+        }
+    }
+    // A file system that does not reserve has room for what was written.
+    use std::os::unix::fs::FileExt;
+    const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    let file = File::from(fd.try_clone_to_owned()?);
+    let mut written = 0;
+    while written < len {
+        let piece = (len - written).min(ZEROS.len() as u64);
+        file.write_all_at(&ZEROS[..piece as usize], offset + written)?;
+        written += piece;
+    }
+    Ok(())
+}
+
+/// In a child that was just forked and has no other thread: drops the regions of its parent but those that are its own and
+/// those that something points into, and the parent's watches (see `inherited`).
+pub fn drop_inherited(own: &[&Region]) {
+    let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
+    crate::inherited::drop_all_but(&own);
 }
 
 #[cfg(target_os = "linux")]

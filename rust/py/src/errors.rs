@@ -12,7 +12,7 @@ pub fn corrupted(error: Corrupted) -> PyErr {
 /// Shared memory or a watch could not be opened.
 pub fn open(error: OpenError) -> PyErr {
     match &error {
-        OpenError::System { source, .. } => match source.raw_os_error() {
+        OpenError::System { source, .. } | OpenError::NoRoom { source, .. } => match source.raw_os_error() {
             Some(errno) => PyOSError::new_err((errno, error.to_string())),
             None => PyOSError::new_err(error.to_string()),
         },

@@ -58,6 +58,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<records::TFRecordReader>()?;
     module.add_function(wrap_pyfunction!(records::tar_file_header, module)?)?;
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
+    module.add_function(wrap_pyfunction!(shared::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     Ok(())
 }

@@ -72,6 +72,8 @@ pub struct Sender {
 /// What the sending thread needs.
 struct Outlet {
     producers: Vec<Producer>,
+    /// Theirs, in the same order: looked after while a producer waits.
+    arenas: Vec<Arc<Arena>>,
     dealing: Dealing,
     own: BellRef,
     /// The control link: what waits there interrupts the pump.
@@ -94,6 +96,15 @@ struct Departing {
     parts: Vec<Part>,
     /// Bytes of the next one that were sent in fragments.
     streamed: usize,
+}
+
+/// Gives shared memory back that has not been used for a while; whether some may go back later.
+fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
+    let mut untidy = false;
+    for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
+        untidy |= py.detach(|| arena.tidy()).map_err(errors::corrupted)?;
+    }
+    Ok(untidy)
 }
 
 /// What became of an attempt to send.
@@ -137,8 +148,9 @@ impl Sender {
         for (link, &peer) in links.iter().zip(&peers) {
             producers.push(link.get().0.producer(bell(board, peer)?).map_err(errors::open)?);
         }
-        let arenas = producers.iter().map(|producer| Arc::clone(producer.arena())).collect();
+        let arenas: Vec<_> = producers.iter().map(|producer| Arc::clone(producer.arena())).collect();
         let outlet = Outlet {
+            arenas: arenas.clone(),
             dealing: Dealing::new(producers.len()),
             producers,
             own: bell(board, own)?,
@@ -301,6 +313,13 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
+    /// Takes blocks back, and gives memory that has not been used for some seconds to the system.
+    ///
+    /// Returns whether there may be something to do later. Sending does this by itself; it is for a sender at rest.
+    fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
+        tidy(py, &self.arenas)
+    }
+
     /// (bytes in use, peak, blocks) of each link's arena.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
@@ -338,9 +357,10 @@ impl Outlet {
             }
             let Deal::WaitFor(target) = deal else { return Ok(Some(deal)) };
             self.flush();
-            let (producer, control) = (&mut self.producers[target], &self.control);
+            let Self { producers, arenas, control, .. } = self;
+            let producer = &mut producers[target];
             let ready = || producer.permit() != Ok(Permit::Wait) || is_interrupted(control);
-            wait_until(py, &self.own, ready, || (), |_| Ok(()))?;
+            wait_until(py, &self.own, ready, || (), |py| tidy(py, arenas).map(drop))?;
         }
     }
 

@@ -11,6 +11,7 @@ use torchdata_core::arena::Block;
 use torchdata_core::bell::BellBoard;
 use torchdata_core::consumer::Lease;
 use torchdata_core::link::{Link, LinkConfig};
+use torchdata_core::region::{self, Region};
 
 use crate::errors;
 
@@ -54,9 +55,14 @@ impl PyLink {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor behind the link, to be passed to another process.
+    /// The descriptor behind the link, to be passed to another process; -1 once it was closed.
     fn fileno(&self) -> i32 {
-        self.0.fd().as_raw_fd()
+        if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
+    }
+
+    /// Closes the descriptor once all who should map the link have it.
+    fn close_descriptor(&self) {
+        self.0.region().close();
     }
 
     /// (items, bytes) that were sent over the link so far.
@@ -82,10 +88,23 @@ impl PyBellBoard {
         BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// The descriptor behind the bells, to be passed to another process.
+    /// The descriptor behind the bells, to be passed to another process; -1 once it was closed.
     fn fileno(&self) -> i32 {
-        self.0.fd().as_raw_fd()
+        if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
     }
+
+    /// Closes the descriptor once all who should map the bells have it.
+    fn close_descriptor(&self) {
+        self.0.region().close();
+    }
+}
+
+/// In a forked child, before it starts threads: drops all shared memory of its parent but what is given or in use.
+#[pyfunction]
+pub fn drop_inherited(links: Vec<Bound<'_, PyLink>>, bells: &Bound<'_, PyBellBoard>) {
+    let mut own: Vec<&Region> = links.iter().map(|link| link.get().0.region()).collect();
+    own.push(bells.get().0.region());
+    region::drop_inherited(&own);
 }
 
 /// Fills in a writable, contiguous view of `len` bytes owned by `owner`.

@@ -42,18 +42,18 @@ pub struct Source {
     len: usize,
     /// How the elements lie where they are not one behind the other.
     strided: Option<Box<Strided>>,
-    owner: Owner,
+    _owner: Owner,
 }
 
 impl Source {
     /// `len` bytes from `data` on.
     pub fn dense(data: *const u8, len: usize, owner: Owner) -> Self {
-        Self { address: data as usize, len, strided: None, owner }
+        Self { address: data as usize, len, strided: None, _owner: owner }
     }
 
     /// Elements that lie as `strided` says, of which the first is at `data`.
     pub fn strided(data: *const u8, strided: Strided, owner: Owner) -> Self {
-        Self { address: data as usize, len: strided.len(), strided: Some(Box::new(strided)), owner }
+        Self { address: data as usize, len: strided.len(), strided: Some(Box::new(strided)), _owner: owner }
     }
 
     /// Bytes that it holds.
