@@ -37,21 +37,31 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
         return _dumps_by(cloudpickle.Pickler, obj)
 
 
+#: The reducers of multiprocessing's pickler as they were looked through last, and those of them that are users'.
+_looked_through: tuple[dict[type, Any], dict[type, Any]] = ({}, {})
+
+
 def _users_reducers() -> dict[type, Callable[[Any], Any]]:
     """The reducers that users registered with the pickler of multiprocessing, which torch.multiprocessing uses, too.
 
     Those that the two registered themselves are left out: they send descriptors and handles by other ways.
     """
+    global _looked_through
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
         return {}
     found: dict[type, Callable[[Any], Any]] = reduction.ForkingPickler._extra_reducers
-    libraries = ("multiprocessing", "torch")
-    return {
-        cls: reduce
-        for cls, reduce in found.items()
-        if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in libraries
-    }
+    # Torch registers 70 of them, and an object that is pickled may be as small as a seed: comparing costs a hundredth.
+    seen, users = _looked_through
+    if seen != found:
+        libraries = ("multiprocessing", "torch")
+        users = {
+            cls: reduce
+            for cls, reduce in found.items()
+            if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in libraries
+        }
+        _looked_through = (dict(found), users)
+    return users
 
 
 def has_own_reducer(cls: type) -> bool:
