@@ -1,4 +1,4 @@
-"""Exceptions that steer a process (sys.exit(), StopIteration, …): in a worker they are errors, and main stays in charge."""
+"""Exceptions that steer a process (sys.exit(), StopIteration, …) are errors where a worker raises them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def test_sys_exit_in_a_worker_is_an_error_that_names_it_and_does_not_end_main(me
     with loader(datapipe, multiprocessing_context=method) as dl:
         for _ in range(2):  # the loader stays usable
             received = []
-            with pytest.raises(RuntimeError, match=r"Caught SystemExit in worker process [01].*sys\.exit") as caught:
+            with pytest.raises(
+                RuntimeError, match=r"Caught SystemExit in worker process [01].*sys\.exit"
+            ) as caught:
                 for x in dl:
                     received.append(x)
             assert received == list(range(at))
@@ -79,7 +81,10 @@ def test_sys_exit_in_a_worker_is_an_error_that_names_it_and_does_not_end_main(me
 @pytest.mark.parametrize("name", STEERING)
 def test_what_is_no_exception_arrives_as_a_runtime_error_that_it_caused(name):
     datapipe = IterableWrapper(range(9)).sharding_filter().map(RaisesAt(3, name))
-    with loader(datapipe) as dl, pytest.raises(RuntimeError, match=f"Caught {name} in worker process 1") as caught:
+    with (
+        loader(datapipe) as dl,
+        pytest.raises(RuntimeError, match=f"Caught {name} in worker process 1") as caught,
+    ):
         list(dl)
     assert type(caught.value) is RuntimeError
     assert type(caught.value.__cause__).__name__ == name

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from torchdata import _engine
 from torchdata._engine.crossing import Handle, SharedPickle
 from torchdata._engine.failures import describe, reraise
 from torchdata._engine.garbage import settle
+from torchdata._engine.interrupts import ignore_interrupts
+from torchdata._engine.obituary import CANNOT_WATCH
 from torchdata._engine.torch_worker import tell_torch
 from torchdata._importing import call_when_imported
 from torchdata._native import BellBoard, Collector, Link, Sender, exit_with_parent
@@ -78,11 +79,14 @@ class ChildSetup:
 
 def run_child(setup: ChildSetup) -> None:
     """The target of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     try:
         exit_with_parent(setup.main_pid)
-    except OSError:  # main is gone already
+    except ProcessLookupError:  # main is gone already
         return
+    except OSError as error:  # without it this process might outlive main for ever
+        print(f"torchdata {setup.name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
+        sys.exit(CANNOT_WATCH)
     if setup.is_child_of_main and os.getppid() != setup.main_pid:
         return
     _Child(setup).run()

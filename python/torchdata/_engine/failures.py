@@ -3,9 +3,9 @@
 Role: a child describes an exception (`describe`), main raises it again (`reraise`). The description pickles whatever
 the exception is made of.
 
-What raises an exception to be obeyed by the interpreter rather than to report an error (`sys.exit()`, `StopIteration`, a
-`KeyboardInterrupt`) means the process that it is raised in. Main would end by a worker's `sys.exit()`, silently, and take a
-worker's `StopIteration` for the end of the data. So these arrive as a `RuntimeError` that was caused by them.
+Exceptions that the interpreter obeys rather than reports (`SystemExit`, `StopIteration`, `KeyboardInterrupt`) are meant for
+the process that they are raised in. Main would end by a worker's `sys.exit()`, silently, and take a worker's
+`StopIteration` for the end of the data. So these arrive as a `RuntimeError` that was caused by them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _as_error(error: BaseException, text: str, where: str) -> RuntimeError:
 _ADVICE = {
     "SystemExit": "a function of the pipeline called sys.exit(), which cannot end the program from there; raise an "
     "Exception to report an error, and leave the loop over the loader to end it",
-    "StopIteration": "it ends loops, not pipelines; end a pipeline by the end of its source, and drop items by `filter`",
+    "StopIteration": "it ends loops, not pipelines; let the source end, or drop items by `filter`",
 }
 
 

@@ -1,38 +1,31 @@
 """The children of one loader, as main sees them: started together, commanded, watched, ended.
 
 Role: main's side of the processes. Owns the links, the bells and the process objects; everything is released by
-`shutdown`, which is bounded, idempotent and harmless in a forked child that inherited the object.
+`shutdown`, which is bounded, idempotent and harmless in a forked child that inherited the object. How children start
+and end stands in `starting` and `ending`, the words about one that died in `obituary`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import math
 import multiprocessing.popen_fork  # noqa: F401 - multiprocessing would import it at the first start, 3 ms later
 import os
-import signal
-import sys
-import time
 import weakref
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from torchdata._engine.child import MAIN, ChildSetup, Job, run_child
 from torchdata._engine.crossing import Handle, SharedPickle, explain_unpicklable, pickle_graph
+from torchdata._engine.ending import ChildProcess, Ending
 from torchdata._engine.failures import reraise
-from torchdata._engine.garbage import ChildName
+from torchdata._engine.obituary import obituary
+from torchdata._engine.starting import new_child, start_all
 from torchdata._native import BellBoard, Collector, Link, Sender
 from torchdata.datapipes._traversal import walk
 
 __all__ = ["Children"]
 
-#: How long a child may take to finish what it does after it was asked to stop.
-ASKED = 3.0
-#: How long it may take after SIGTERM.
-TERMINATED = 1.0
 #: Ring of a control link; larger commands are streamed.
 CONTROL_RING = 64 << 10
 #: How long a child may take to obey a command that main waits for.
@@ -93,7 +86,7 @@ class Children:
         jobs = [self._shared(job, start_method)] * num_workers
         if dispatch is not None:
             jobs.append(self._shared(dispatch, start_method))
-        self._processes: list[BaseProcess] = []
+        self._processes: list[ChildProcess] = []
         for index in range(count):
             worker = index < num_workers
             setup = ChildSetup(
@@ -114,19 +107,16 @@ class Children:
                 is_child_of_main=start_method != "forkserver",
                 gc_thresholds=gc.get_threshold(),
             )
-            name = ChildName(f"torchdata {self._names[index]}")
-            process = context.Process(target=run_child, args=(setup,), name=name, daemon=True)  # type: ignore[attr-defined]
-            self._processes.append(process)
+            self._processes.append(new_child(context, self._names[index], run_child, (setup,)))
         # Ends the children even where nobody calls shutdown, at interpreter exit at the latest.
-        self._finalizer = weakref.finalize(
-            self, _end, self._owner_pid, self._processes, commanders := [], self._bells
-        )
+        self._ending = Ending(self._processes, self._bells)
+        self._finalizer = weakref.finalize(self, self._ending.run_later)
         try:
-            self._start(start_method)
-            commanders += [
+            start_all(self._processes, start_method)
+            self._commanders = self._ending.commanders
+            self._commanders += [
                 Sender([control], self._bells, MAIN, [1 + index]) for index, control in enumerate(controls)
             ]
-            self._commanders: list[Sender] = commanders
             self.collector = Collector(
                 self._links,
                 self._bells,
@@ -136,8 +126,7 @@ class Children:
                 in_order=in_order,
                 timeout=timeout,
             )
-            on_exit = weakref.WeakMethod(self._on_exit)
-            self.collector.watch(list(enumerate(self.pids)), lambda index: on_exit()(index))  # type: ignore[misc]
+            self._watch()
         except BaseException:
             self.shutdown()
             raise
@@ -154,9 +143,15 @@ class Children:
                 return job  # pickled with each process, as such objects must be
             raise TypeError(explain_unpicklable(walk(job.datapipe), start_method)) from error
 
-    def _start(self, start_method: str) -> None:
-        for process in self._processes:
-            process.start()
+    def _watch(self) -> None:
+        on_exit = weakref.WeakMethod(self._on_exit)
+        try:
+            self.collector.watch(list(enumerate(self.pids)), lambda index: on_exit()(index))  # type: ignore[misc]
+        except ProcessLookupError:  # one has ended already, and was not reaped by us
+            for process in self._processes:
+                process.wait(1.0)
+            self._check_alive()
+            raise
 
     # -- what main asks of the children ------------------------------------------------------------
 
@@ -189,18 +184,18 @@ class Children:
 
     def _check_alive(self) -> None:
         for index, process in enumerate(self._processes):
-            if process.exitcode is not None:
+            if process.ended:
                 self._on_exit(index)
 
     def _on_exit(self, index: int) -> NoReturn:
         from torchdata.dataloader2.error import WorkerExitedError
 
         process = self._processes[index]
-        process.join(1.0)
+        process.wait(1.0)
         code = process.exitcode
         self.collector.stop()
         raise WorkerExitedError(
-            _obituary(self._names[index], process.pid, code),
+            obituary(self._names[index], process.pid, code),
             worker=index if index < self._num_workers else None,
             exitcode=code,
             stage="dispatching items" if index == self._num_workers else "reading items",
@@ -212,67 +207,13 @@ class Children:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def shutdown(self) -> None:
-        """Ends all children: asks, waits, terminates, kills, reaps. Safe to call at any time, any number of times."""
-        self._finalizer()
+        """Ends all children: asks, waits, terminates, kills, reaps. Safe to call at any time, any number of times.
 
-
-def _obituary(name: str, pid: int | None, code: int | None) -> str:
-    """What happened to a child, and what to do."""
-    if code is None:
-        how, advice = "died", "look for the cause in the system's log"
-    elif code < 0:
-        try:
-            signal_name = signal.Signals(-code).name
-        except ValueError:
-            signal_name = f"signal {-code}"
-        how = f"was killed by {signal_name}"
-        advice = {
-            "SIGKILL": "the kernel does that when memory runs out (see dmesg): use fewer workers, smaller prefetch "
-            "counts or a memory_budget",
-            "SIGSEGV": "a native library in its pipes crashed: run with PYTHONFAULTHANDLER=1 to see where",
-            "SIGBUS": "memory or disk space behind a mapping ran out",
-        }.get(signal_name, "look for who sent the signal")
-    else:
-        how = f"exited with code {code}"
-        advice = (
-            "something in its pipes called sys.exit or os._exit, or it failed to start: see its output above"
-        )
-        if "mpi4py.MPI" in sys.modules:
-            advice += (
-                "; a program that imports mpi4py.MPI at its top has spawned workers fail in MPI_Init, as they are no "
-                'ranks: import it in a function, or under `if __name__ == "__main__":`'
-            )
-    return f"{name} (pid {pid}) {how}; {advice}. What it had sent was delivered as far as its turn had come."
+        Where it was cut off, the next call goes on.
+        """
+        self._ending.run()
+        self._finalizer.detach()
 
 
 def _raise_failure(_peer: int, description: Any) -> NoReturn:
     reraise(description)
-
-
-def _end(owner_pid: int, processes: list[BaseProcess], commanders: list[Sender], _bells: BellBoard) -> None:
-    if os.getpid() != owner_pid:  # a forked child that merely inherited the object
-        return
-    started = [process for process in processes if process.pid is not None]
-    for commander in commanders:
-        with contextlib.suppress(Exception):
-            commander.send_message(("stop",), 0.1)
-    if len(commanders) == len(started):
-        _join(started, ASKED)
-    for process in started:
-        if process.is_alive():
-            process.terminate()
-    _join(started, TERMINATED)
-    for process in started:
-        if process.is_alive():
-            process.kill()
-    _join(started, math.inf)
-    for process in started:
-        process.close()
-    processes.clear()
-    commanders.clear()
-
-
-def _join(processes: list[BaseProcess], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        process.join(None if seconds == math.inf else max(0.0, deadline - time.monotonic()))

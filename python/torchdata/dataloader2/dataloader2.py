@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from torchdata._engine.interrupts import InterruptsHeld
 from torchdata.dataloader2._interface import CheckpointableReadingServiceInterface, ReadingServiceInterface
 from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
 from torchdata.dataloader2._loader_state import (
@@ -83,7 +84,7 @@ class DataLoader2(Generic[T_co]):
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
     ) -> None:
-        self._terminated = True  # a loader whose construction fails has nothing to shut down
+        self._terminated = self._ended = True  # a loader whose construction fails has nothing to shut down
         if datapipe is not None and not is_pipe(datapipe):
             raise TypeError(
                 f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {datapipe!r} of type "
@@ -114,7 +115,7 @@ class DataLoader2(Generic[T_co]):
         self._state_dict: dict[str, Any] | None = None
 
         self._owner_pid = os.getpid()
-        self._terminated = False
+        self._terminated = self._ended = False
         _open_loaders.add(self)
 
     def _adapt_service(self, service: Any) -> Any:
@@ -278,28 +279,38 @@ class DataLoader2(Generic[T_co]):
     def shutdown(self) -> None:
         """Ends the epoch and the reading service; the loader cannot be iterated afterwards.
 
-        May be called any number of times. In a forked child, which only inherited the loader, the processes
-        of the service are left alone.
+        May be called any number of times; where Ctrl-C cut it off, the next call goes on. In a forked child, which
+        only inherited the loader, the processes of the service are left alone.
         """
-        if self._terminated:
+        if self._ended:
             return
         self._terminated = True
-        _open_loaders.discard(self)
         over = FinishedIterator(None, "Cannot read from the DataLoader as it has already been shut down")
         if os.getpid() != self._owner_pid:
             self._datapipe_iter = over
+            self._set_ended()
             return
         try:
-            self._leave_ranks(for_good=True)
-            self._close_iteration()
-        finally:
-            self._datapipe_iter = over
-            if self.reading_service is not None:
-                self.reading_service.finalize()
+            try:
+                self._leave_ranks(for_good=True)
+                self._close_iteration()
+            finally:
+                self._datapipe_iter = over
+                if self.reading_service is not None:
+                    self.reading_service.finalize()
+        except Exception:
+            self._set_ended()
+            raise
+        self._set_ended()  # and not where Ctrl-C cut it off: the next call goes on
+
+    def _set_ended(self) -> None:
+        self._ended = True
+        _open_loaders.discard(self)
 
     def __del__(self) -> None:
-        if not self.__dict__.get("_terminated", True):
-            self.shutdown()
+        if not self.__dict__.get("_ended", True):
+            with InterruptsHeld(later=True):
+                self.shutdown()
 
     def __enter__(self) -> DataLoader2[T_co]:
         return self

@@ -1,9 +1,9 @@
 """Seeding torch's generators, of all devices, at the cost of seeding them.
 
-Role: `torch.manual_seed` also seeds devices that nobody has used yet: it leaves a note for each kind of device, with the
-text of the stack that asked, for the error message of a device that cannot be seeded later. Making these texts (four
-walks of the stack, with a look at each source file on disk) takes ten to fifty times as long as all the seeding. A
-worker seeds at the start of every epoch, where the first item waits for it.
+Role: `torch.manual_seed` also seeds devices that nobody has used yet: it leaves a note for each kind of device, with
+the text of the stack that asked, for the error message of a device that cannot be seeded later. Making these texts (a
+walk of the stack each, with a look at each source file on disk) takes ten to fifty times as long as all the seeding.
+A worker seeds at the start of every epoch, where the first item waits for it.
 
 The seeding itself stays torch's own: the same generators, the same seeds, whatever devices this torch knows. Runs in
 workers and in the dispatching process, at the start of an epoch.
