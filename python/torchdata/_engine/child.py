@@ -89,6 +89,10 @@ def run_child(setup: ChildSetup) -> None:
         sys.exit(CANNOT_WATCH)
     if setup.is_child_of_main and os.getppid() != setup.main_pid:
         return
+    # What takes long where nothing is inherited, and is ours alone: until the child has its commands' link, main does
+    # not wait for it to come to an end.
+    import torchdata.dataloader2.reading_service  # noqa: F401
+
     _Child(setup).run()
 
 

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torchdata._engine.interrupts import InterruptsHeld
-from torchdata._native import Sender
+from torchdata._native import BellBoard, Link, Sender
 
 __all__ = ["ChildProcess", "Ending"]
 
@@ -139,13 +139,15 @@ class Ending:
 
     Args:
         children: the children, some of which may not be started. Owned by this object from now on.
-        owned: what is to live as long as they do.
+        controls: the link over which each takes its commands, once it is up.
+        bells: what is to live as long as they do.
     """
 
-    def __init__(self, children: list[ChildProcess], *owned: Any) -> None:
+    def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
         self._children = children
-        self._owned = owned
+        self._controls = controls
+        self._bells = bells
         #: Over which each child is asked to stop, once they all can be.
         self.commanders: list[Sender] = []
 
@@ -159,6 +161,11 @@ class Ending:
             return
         with InterruptsHeld(later) as held:
             children = list(self._children)
+            for child, control in zip(children, self._controls, strict=True):
+                if (
+                    not control.has_consumer()
+                ):  # it still imports the program: nothing in it is to be finished
+                    child.terminate()
             self._ask(held)
             for child in children:
                 child.terminate()
@@ -178,6 +185,7 @@ class Ending:
                 if child.ended:
                     child.close()
             self._children.clear()
+            self._controls.clear()
             self.commanders.clear()
 
     def _ask(self, held: InterruptsHeld) -> None:

@@ -3,8 +3,8 @@
 Role: a child describes an exception (`describe`), main raises it again (`reraise`). The description pickles whatever
 the exception is made of.
 
-Exceptions that the interpreter obeys rather than reports (`SystemExit`, `StopIteration`, `KeyboardInterrupt`) are meant for
-the process that they are raised in. Main would end by a worker's `sys.exit()`, silently, and take a worker's
+Exceptions that the interpreter obeys rather than reports (`SystemExit`, `StopIteration`, `KeyboardInterrupt`) are meant
+for the process that they are raised in. Main would end by a worker's `sys.exit()`, silently, and take a worker's
 `StopIteration` for the end of the data. So these arrive as a `RuntimeError` that was caused by them.
 """
 

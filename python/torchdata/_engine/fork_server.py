@@ -59,7 +59,7 @@ class _Server(forkserver.ForkServer):
                 if interrupt_waits() and not self._has_served and self._waiting == {me}:
                     self._kill()
                     raise StartGivenUp
-            number: int = forkserver.read_signed(status)  # type: ignore[attr-defined]
+            number: int = forkserver.read_signed(status)
             self._has_served = True
             return number
         except EOFError as error:
@@ -75,7 +75,7 @@ class _Server(forkserver.ForkServer):
             os.kill(self._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
             os.waitpid(self._forkserver_pid, 0)  # type: ignore[attr-defined]
         address = self._forkserver_address  # type: ignore[attr-defined]
-        if not util.is_abstract_socket_namespace(address):  # type: ignore[attr-defined]
+        if not util.is_abstract_socket_namespace(address):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address)
 
@@ -103,11 +103,11 @@ class _Popen(popen_forkserver.Popen):
         finally:
             set_spawning_popen(None)
         server = _running()
-        status, orders_to = server.connect_to_new_process(self._fds)
+        status, orders_to = server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         self.sentinel = status
         # The child takes main for alive as long as somebody could write to it.
         alive = os.dup(orders_to)
-        self.finalizer = util.Finalize(self, util.close_fds, (alive, status))
+        self.finalizer = util.Finalize(self, util.close_fds, (alive, status))  # type: ignore[attr-defined]
         try:
             with open(orders_to, "wb") as file:
                 file.write(orders.getbuffer())

@@ -2,8 +2,8 @@
 
 Role: Python raises `KeyboardInterrupt` wherever main's code happens to be. In the hooks that run around a fork CPython
 ignores it; in the middle of starting or ending a child it leaves one that nobody knows. So main notes it there and
-lets it through between two steps. And a child must never come to see Ctrl-C, which the terminal sends to all processes of
-the program, before it ignores it: it inherits a mask that keeps the signal from it.
+lets it through between two steps. And a child must never come to see Ctrl-C, which the terminal sends to all processes
+of the program, before it ignores it: it inherits a mask that keeps the signal from it.
 
 Python handles signals in the main thread alone, and allows only it to change handlers; the mask is each thread's own.
 What the user's program has done with the signal stays: a handler of its own is what is called later, and where Ctrl-C

@@ -109,7 +109,7 @@ class Children:
             )
             self._processes.append(new_child(context, self._names[index], run_child, (setup,)))
         # Ends the children even where nobody calls shutdown, at interpreter exit at the latest.
-        self._ending = Ending(self._processes, self._bells)
+        self._ending = Ending(self._processes, list(controls), self._bells)
         self._finalizer = weakref.finalize(self, self._ending.run_later)
         try:
             start_all(self._processes, start_method)
