@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
+import signal
 import statistics
+import sys
 import textwrap
+import threading
 import time
 
 import pytest
 
-from process_checks import METHODS
+from process_checks import METHODS, children, is_gone, loader, nothing_is_left, wait_for  # noqa: F401
 from terminal import Terminal
+from torchdata._engine.ending import Ending
+from torchdata._engine.interrupts import InterruptsHeld, interrupt_waits, interrupts_blocked
+from torchdata.datapipes.iter import IterableWrapper
 
 #: Presses of Ctrl-C in each test, at random moments.
 TRIES = 12
@@ -109,7 +117,7 @@ if __name__ == "__main__":
 def script(tmp_path, monkeypatch):
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(SCRIPT))
-    monkeypatch.setenv("PYTHONPATH", ":".join(__import__("sys").path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     return str(path)
 
 
@@ -154,3 +162,196 @@ def test_ctrl_c_at_any_moment_is_one_keyboard_interrupt_and_leaves_nothing(scrip
     seconds, noise = press_at_random(script, phase, method, TRIES)
     assert noise == []
     assert statistics.median(seconds) < 5.0  # a deadline for hanging, not a measurement
+
+
+class Handler:
+    """A handler of the user's own."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, number, frame):
+        assert number == signal.SIGINT
+        self.calls += 1
+
+
+@pytest.fixture
+def handler():
+    before = signal.getsignal(signal.SIGINT)
+    handler = Handler()
+    signal.signal(signal.SIGINT, handler)
+    yield handler
+    signal.signal(signal.SIGINT, before)
+
+
+def blocked():
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_what_is_held_is_delivered_once_at_the_end_to_the_users_handler(handler):
+    with InterruptsHeld() as held:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert (held.noted, handler.calls) == (True, 0)
+    assert handler.calls == 1
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_what_is_blocked_is_noted_when_the_block_ends(handler):
+    with InterruptsHeld() as held:
+        with interrupts_blocked():
+            signal.raise_signal(signal.SIGINT)
+            assert interrupt_waits()
+            assert not held.noted
+        assert held.noted
+        held.deliver()
+        assert handler.calls == 1
+        assert not interrupt_waits()
+    assert handler.calls == 1
+    assert not blocked()
+
+
+def test_an_interrupt_that_was_held_comes_before_the_error_that_ended_the_hold():
+    with pytest.raises(KeyboardInterrupt) as caught, InterruptsHeld():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("the start failed")
+    assert isinstance(caught.value.__context__, ValueError)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_holds_may_be_nested_and_the_outermost_delivers(handler):
+    with InterruptsHeld() as outer:
+        with InterruptsHeld():
+            signal.raise_signal(signal.SIGINT)
+        assert (outer.noted, handler.calls) == (True, 0)
+    assert handler.calls == 1
+
+
+def test_where_ctrl_c_is_ignored_nothing_is_held():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with InterruptsHeld() as held:
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGINT)
+        assert not held.noted
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_that_is_set_meanwhile_stays(handler):
+    other = Handler()
+    with InterruptsHeld():
+        signal.signal(signal.SIGINT, other)
+    assert signal.getsignal(signal.SIGINT) is other
+
+
+def test_in_another_thread_nothing_is_held_and_nothing_fails(handler):
+    seen = []
+
+    def hold():
+        with InterruptsHeld() as held, interrupts_blocked():
+            seen.append((signal.getsignal(signal.SIGINT), blocked(), held.noted))
+        seen.append(blocked())
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+    assert seen == [(handler, True, False), False]
+
+
+def test_what_cannot_leave_a_finaliser_comes_right_after_it():
+    class Dropped:
+        def __del__(self):
+            with InterruptsHeld(later=True):
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        dropped = Dropped()
+        del dropped
+        wait_for(lambda: False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_start_with_a_handler_that_goes_on_is_complete(handler, method):
+    pressed = []
+
+    def press():
+        while not pressed:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with loader(IterableWrapper(range(20)).sharding_filter(), 3, multiprocessing_context=method) as dl:
+        iterator = iter(dl)
+        pressed.append(True)
+        thread.join()
+        assert list(iterator) == list(range(20))
+    assert handler.calls > 0
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert not blocked()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loader_may_be_used_in_a_thread_that_may_not_set_handlers(handler, method):
+    received = []
+
+    def read():
+        with loader(IterableWrapper(range(20)).sharding_filter(), multiprocessing_context=method) as dl:
+            received.extend(dl)
+        received.append(blocked())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert received == [*range(20), False]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_have_ctrl_c_ignored_and_not_blocked(method):
+    with loader(IterableWrapper([0]).map(says_how_it_takes_ctrl_c), 1, multiprocessing_context=method) as dl:
+        assert list(dl) == [(True, False)]
+
+
+def says_how_it_takes_ctrl_c(_):
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN, blocked()
+
+
+def test_what_cannot_be_started_is_named_and_ctrl_c_works_as_before(handler, monkeypatch):
+    forks = []
+
+    def fork_once():
+        forks.append(1)
+        if len(forks) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return real_fork()
+
+    real_fork = os.fork
+    monkeypatch.setattr(os, "fork", fork_once)
+    with (
+        loader(IterableWrapper(range(9)).sharding_filter(), 3) as dl,
+        pytest.raises(BlockingIOError, match="worker process 1 could not be started: .*fewer workers"),
+    ):
+        list(dl)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert not blocked()
+    assert children() == []
+
+
+def test_a_shutdown_that_was_cut_off_goes_on_the_next_time(monkeypatch):
+    dl = loader(IterableWrapper(range(100)).sharding_filter())
+    next(iter(dl))
+    pids = dl.reading_service._children.pids
+
+    def cut_off(_ending, _later=False):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Ending, "run", cut_off)
+        dl.shutdown()
+    assert not any(map(is_gone, pids))
+    with pytest.raises(RuntimeError, match="shut down"):
+        iter(dl)
+    dl.shutdown()
+    assert all(map(is_gone, pids))
