@@ -23,19 +23,23 @@ from torchdata._engine.interrupts import InterruptsHeld
 from torchdata.dataloader2._interface import CheckpointableReadingServiceInterface, ReadingServiceInterface
 from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
 from torchdata.dataloader2._loader_state import (
+    CHECKSUMS_KEY_NAME,
     ITERATION_STATE_KEY_NAME,
     RANDOMNESS_STATE_KEY_NAME,
     READING_SERVICE_STATE_KEY_NAME,
     SERIALIZED_DATAPIPE_KEY_NAME,
     STATE_VERSION,
     VERSION_KEY_NAME,
+    Randomness,
     check_state,
+    checksums,
     pack_randomness,
     unpack_randomness,
+    unpickled,
 )
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph._serialization import Snapshot, clone, deserialize_datapipe
+from torchdata.dataloader2.graph._serialization import Snapshot, clone
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import InProcessReadingService, pause_pipes, resume_pipes
@@ -338,6 +342,7 @@ class DataLoader2(Generic[T_co]):
         - `randomness_state`: the seed and the generators, now and at the beginning of the epoch.
         - `version`: of this layout.
         - `iteration_state`: reserved for the place inside the epoch; None.
+        - `checksums`: of the first three, by which damage is noticed before anything is unpickled.
 
         Raises:
             RuntimeError: the loader has no pipe.
@@ -349,7 +354,7 @@ class DataLoader2(Generic[T_co]):
             raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")
         service = self.reading_service
         checkpoints = isinstance(service, CheckpointableReadingServiceInterface)
-        return {
+        state = {
             SERIALIZED_DATAPIPE_KEY_NAME: self._snapshot.serialize(),
             READING_SERVICE_STATE_KEY_NAME: service.checkpoint() if checkpoints else None,
             RANDOMNESS_STATE_KEY_NAME: pack_randomness(
@@ -358,6 +363,7 @@ class DataLoader2(Generic[T_co]):
             VERSION_KEY_NAME: STATE_VERSION,
             ITERATION_STATE_KEY_NAME: None,
         }
+        return {**state, CHECKSUMS_KEY_NAME: checksums(state)}
 
     @classmethod
     def from_state(
@@ -370,11 +376,12 @@ class DataLoader2(Generic[T_co]):
             reading_service: how the graph is run; takes the service's part of the state, if there is one.
 
         Raises:
-            TypeError, ValueError: this is not the state of a loader, or one of another version.
+            TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
+                it needs modules that are not here.
         """
-        check_state(state)
-        loader = cls(deserialize_datapipe(state[SERIALIZED_DATAPIPE_KEY_NAME]), None, reading_service)
-        loader._take_state(state)
+        datapipe, randomness = _unpacked(state)
+        loader = cls(datapipe, None, reading_service)
+        loader._take_state(state, randomness)
         return loader
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -387,7 +394,8 @@ class DataLoader2(Generic[T_co]):
 
         Raises:
             RuntimeError: the loader was iterated before, or shut down.
-            TypeError, ValueError: this is not the state of a loader, or one of another version.
+            TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
+                it needs modules that are not here. The loader is as it was then.
         """
         if self._terminated:
             raise RuntimeError("Cannot load a state into the DataLoader as it has already been shut down")
@@ -396,16 +404,12 @@ class DataLoader2(Generic[T_co]):
                 "DataLoader2 iterator has already been created, `load_state_dict()` can't be called. "
                 "Please create a new dataloader in order to use load state dict."
             )
-        check_state(state_dict)
-        datapipe = deserialize_datapipe(state_dict[SERIALIZED_DATAPIPE_KEY_NAME])
-        if not is_pipe(datapipe):
-            raise ValueError(f"the state holds {datapipe!r} where a datapipe should be")
+        datapipe, randomness = _unpacked(state_dict)
         self._take_graph(Snapshot(datapipe))
-        self._take_state(state_dict)
+        self._take_state(state_dict, randomness)
 
-    def _take_state(self, state: Mapping[str, Any]) -> None:
+    def _take_state(self, state: Mapping[str, Any], randomness: Randomness | None) -> None:
         self.reading_service_state = state[READING_SERVICE_STATE_KEY_NAME]
-        randomness = unpack_randomness(state)
         if randomness is not None:
             self._seed, self._reset_seed, self._seed_generator, self._initial_seed_generator = randomness
         self._state_dict = dict(state)
@@ -461,6 +465,15 @@ class DataLoader2(Generic[T_co]):
 
     def _warn_unsupported(self, what: str) -> None:
         warnings.warn(f"{type(self.reading_service).__name__} doesn't support `{what}`.", stacklevel=4)
+
+
+def _unpacked(state: Mapping[str, Any]) -> tuple[DataPipe, Randomness | None]:
+    """The pipe and the randomness of a state, before anything is changed by it."""
+    check_state(state)
+    datapipe = unpickled(SERIALIZED_DATAPIPE_KEY_NAME, state[SERIALIZED_DATAPIPE_KEY_NAME])
+    if not is_pipe(datapipe):
+        raise ValueError(f"the state holds {datapipe!r} where a datapipe should be")
+    return datapipe, unpack_randomness(state)
 
 
 def _require_service(service: Any) -> None:
