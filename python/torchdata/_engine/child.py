@@ -178,8 +178,9 @@ class _Child:
         self.dispatched.start_epoch(self.epoch, self.setup.window)
         return self.dispatched
 
-    def _run_epoch(self, epoch: int, seed_generator: Any, iter_reset_fn: Any) -> None:
+    def _run_epoch(self, epoch: int, seeds: bytes, iter_reset_fn: Any) -> None:
         from torchdata.dataloader2 import reading_service
+        from torchdata.dataloader2.random import SeedGenerator
 
         self.epoch = epoch
         self.sender.start_epoch(epoch)
@@ -192,7 +193,7 @@ class _Child:
             self.datapipe = reset(
                 self.datapipe,
                 self.worker_info,
-                seed_generator,
+                SeedGenerator.imported(seeds),
                 distributed_shared_seed=self.setup.dispatches,
                 iter_reset_fn=iter_reset_fn,
                 custom_reset_fn=self.job.reset_fn,
