@@ -164,6 +164,30 @@ def test_ctrl_c_at_any_moment_is_one_keyboard_interrupt_and_leaves_nothing(scrip
     assert statistics.median(seconds) < 5.0  # a deadline for hanging, not a measurement
 
 
+def test_ctrl_c_while_the_fork_server_imports_the_program_does_not_wait_for_it(script):
+    """And the next loader starts with a server of its own."""
+    slow = """
+import os, time
+if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
+    time.sleep(60)
+"""
+    with open(script, "r+") as file:
+        text = file.read()
+        file.seek(0)
+        file.write(slow + text)
+    with Terminal(script, "start", "forkserver", "2") as terminal:
+        assert terminal.line() == "ready"
+        time.sleep(0.5)  # not for a race: whenever it comes, nobody is to wait for the server
+        with open(script + ".fast", "w"):
+            terminal.press_ctrl_c()
+            assert json.loads(terminal.line(30)) == {"interrupts": 1, "left": 0}
+        assert [terminal.line(), terminal.line()] == ["ready", "done"]
+        terminal.press_ctrl_c()
+        assert json.loads(terminal.line()) == {"interrupts": 1, "left": 0}
+        assert terminal.line() == "end"
+        assert terminal.process.wait(20) == 0
+
+
 class Handler:
     """A handler of the user's own."""
 
