@@ -78,7 +78,9 @@ def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
         counts = []
         for _ in range(5):
             arrays = next(iterator)
-            time.sleep(0.1)  # not for a race: the worker is to have gone to sleep, which can only lower the count
+            time.sleep(
+                0.1
+            )  # not for a race: the worker is to have gone to sleep, which can only lower the count
             before = switches(pid)
             while arrays:
                 arrays.pop()
@@ -107,7 +109,9 @@ def test_scribbles_into_a_running_link_give_exact_data_or_an_error(seed):
                 received.append(x)
                 if len(received) % 500 == 0:
                     # The data ring about where it is being written, and the cursors.
-                    place = generator.choice([4096 + 8 * generator.randrange(4096), 64 * generator.randrange(1, 5)])
+                    place = generator.choice(
+                        [4096 + 8 * generator.randrange(4096), 64 * generator.randrange(1, 5)]
+                    )
                     scribble(start + place, generator.getrandbits(64))
         except (RuntimeError, OSError) as error:
             assert "corrupted" in str(error) or "worker process 0" in str(error), error

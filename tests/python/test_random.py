@@ -93,3 +93,13 @@ def test_a_shared_seed_keeps_all_its_bits(seed: int) -> None:
         assert dist_share_seed(seed) == seed
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_an_imported_generator_goes_on_where_it_was_exported():
+    generator = SeedGenerator(3).spawn(1)
+    generator.generate_seed()
+    again = SeedGenerator.imported(generator.exported())
+    assert again == generator
+    assert again.generate_seed() == generator.generate_seed()
+    with pytest.raises(ValueError, match="no state of a seed generator"):
+        SeedGenerator.imported(b"nonsense")

@@ -196,6 +196,19 @@ WORKLOADS = (
         unit="ms",
         scale=1e3,
     ),
+    Workload(
+        "epochs-torch",
+        "epoch turn-around, persistent workers of a program that uses torch",
+        "tiny",
+        (
+            Contender(OURS, "ours", {"imports": ["torch"]}),
+            Contender(torch.name, "torch", {"persistent": True}),
+        ),
+        (Goal("less than torch's time", torch.name, at_most=1.0),),
+        kind="turn_around",
+        unit="ms",
+        scale=1e3,
+    ),
     chain("in-process", "chain of five pipes, no workers", "chain of five"),
     chain("in-process-items", "chain of six pipes that unbatches, no workers", "chain of five, per item"),
     *(

@@ -1,16 +1,15 @@
 """What runs in a child: a worker, or the dispatching process.
 
-Role: takes commands from main over the control link (start an epoch, call a function on the graph, stop) and runs the
-pipe graph in between, sending what it yields. Commands are obeyed between two items, as `protocol::Control` in the engine
-says: an epoch gives up the one that runs, a call leaves it running. A child ignores Ctrl-C, which is main's to handle, and
-ends when main does.
+Role: takes commands from main over the control link (start an epoch, call a function on the graph, stop) and runs
+the pipe graph in between, sending what it yields. Commands are obeyed between two items, as `protocol::Control` in the
+engine says: an epoch gives up the one that runs, a call leaves it running. A child ignores Ctrl-C, which is main's to
+handle, and ends when main does.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from torchdata import _engine
 from torchdata._engine.crossing import Handle, SharedPickle, close_inherited_pipes
 from torchdata._engine.failures import describe, reraise
 from torchdata._engine.garbage import settle
+from torchdata._engine.interrupts import ignore_interrupts
+from torchdata._engine.obituary import CANNOT_WATCH
 from torchdata._engine.torch_worker import tell_torch
 from torchdata._importing import call_when_imported
 from torchdata._native import BellBoard, Collector, Link, Sender, drop_inherited, exit_with_parent
@@ -32,14 +33,15 @@ MAIN = 0
 #: Seconds within which a command follows its order.
 ORDERED = 10.0
 _NO_COMMAND = (
-    "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new one"
+    "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
+    "one"
 )
 #: Seconds between two looks at whether shared memory can be given back, between epochs.
 IDLE = 1.0
 
 
 class Interrupted(BaseException):
-    """Main has ordered another epoch, or the end, while the graph waits for the dispatching process: this epoch is given up."""
+    """Main has ordered another epoch, or the end, while the graph waits for the dispatching process."""
 
 
 @dataclass
@@ -91,15 +93,22 @@ class ChildSetup:
 
 def run_child(setup: ChildSetup) -> None:
     """The target of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     close_inherited_pipes()
     drop_inherited([handle.shared for handle in setup.links()], setup.bells.shared)
     try:
         exit_with_parent(setup.main_pid)
-    except OSError:  # main is gone already
+    except ProcessLookupError:  # main is gone already
         return
+    except OSError as error:  # without it this process might outlive main for ever
+        print(f"torchdata {setup.name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
+        sys.exit(CANNOT_WATCH)
     if setup.is_child_of_main and os.getppid() != setup.main_pid:
         return
+    # What takes long where nothing is inherited, and is ours alone: until the child has its commands' link, main does
+    # not wait for it to come to an end.
+    import torchdata.dataloader2.reading_service  # noqa: F401
+
     _Child(setup).run()
 
 
@@ -204,23 +213,23 @@ class _Child:
         assert self.dispatched is not None
         return iter(self.dispatched)
 
-    def _run_epoch(self, epoch: int, seed_generator: Any, iter_reset_fn: Any) -> None:
+    def _run_epoch(self, epoch: int, seeds: bytes, iter_reset_fn: Any) -> None:
         self.sender.start_epoch(epoch)
         if self.dispatched is not None:
             self.dispatched.start_epoch(epoch, self.setup.window)
         try:
-            self._send_epoch(seed_generator, iter_reset_fn)
+            self._send_epoch(seeds, iter_reset_fn)
         finally:
             if self.dispatched is not None:
                 self.dispatched.finish_epoch(epoch)  # what is still dealt to us is not to hold up the others
 
-    def _send_epoch(self, seed_generator: Any, iter_reset_fn: Any) -> None:
+    def _send_epoch(self, seeds: bytes, iter_reset_fn: Any) -> None:
         """Runs the graph and sends what it yields, to its end or until another epoch, or the end, is commanded."""
         if self.failure is not None:
             self._report(self.failure)
             return
         try:
-            self._reset(seed_generator, iter_reset_fn)
+            self._reset(seeds, iter_reset_fn)
             while self._send_pass() and self._is_wanted_again():
                 pass
             return
@@ -265,14 +274,15 @@ class _Child:
                 return command
             self._call(*command[1:])
 
-    def _reset(self, seed_generator: Any, iter_reset_fn: Any) -> None:
+    def _reset(self, seeds: bytes, iter_reset_fn: Any) -> None:
         from torchdata.dataloader2 import reading_service
+        from torchdata.dataloader2.random import SeedGenerator
 
         reset = self.job.process_reset_fn or reading_service.process_reset_fn
         self.datapipe = reset(
             self.datapipe,
             self.worker_info,
-            seed_generator,
+            SeedGenerator.imported(seeds),
             distributed_shared_seed=self.setup.dispatches,
             iter_reset_fn=iter_reset_fn,
             custom_reset_fn=self.job.reset_fn,
@@ -281,7 +291,7 @@ class _Child:
             tell_torch(self.setup.worker_id, self.setup.num_workers, self.datapipe)
 
     def _call(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function of main's to the graph; what it returns, if anything, replaces the graph from the next epoch on.
+        """Applies a function of main's to the graph; what it returns, if anything, replaces that in the next epoch.
 
         What it raises ends the epoch that runs, and each one after it.
         """

@@ -2,6 +2,10 @@
 
 Role: a child describes an exception (`describe`), main raises it again (`reraise`). The description pickles whatever
 the exception is made of.
+
+Exceptions that the interpreter obeys rather than reports (`SystemExit`, `StopIteration`, `KeyboardInterrupt`) are meant
+for the process that they are raised in. Main would end by a worker's `sys.exit()`, silently, and take a worker's
+`StopIteration` for the end of the data. So these arrive as a `RuntimeError` that was caused by them.
 """
 
 from __future__ import annotations
@@ -62,10 +66,33 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
     """Raises the described exception, with its own type wherever that can be had in this process."""
     what, pickled, pickled_class, text, where = description
     error = _rebuilt(pickled, pickled_class, text)
+    if _steers(error):
+        raise _as_error(error, text, where) from error
     setattr(error, _MARK, where)
     if what == "first":
         _tell(error, f"Caught {type(error).__name__} in {where}.\nOriginal {text}".rstrip())
     raise error
+
+
+def _steers(error: BaseException) -> bool:
+    """Whether the interpreter, or a loop, would act on the exception instead of reporting it."""
+    return not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration))
+
+
+def _as_error(error: BaseException, text: str, where: str) -> RuntimeError:
+    name = type(error).__name__
+    advice = _ADVICE.get(name, "raise an Exception there to report an error")
+    wrapped = RuntimeError(f"Caught {name} in {where}: {advice}.\nOriginal {text}".rstrip())
+    setattr(wrapped, _MARK, where)
+    return wrapped
+
+
+#: What to do instead of raising it in a pipeline, by the name of the exception.
+_ADVICE = {
+    "SystemExit": "a function of the pipeline called sys.exit(), which cannot end the program from there; raise an "
+    "Exception to report an error, and leave the loop over the loader to end it",
+    "StopIteration": "it ends loops, not pipelines; let the source end, or drop items by `filter`",
+}
 
 
 def _rebuilt(pickled: bytes | None, pickled_class: bytes | None, text: str) -> BaseException:

@@ -1,47 +1,39 @@
 """The children of one loader, as main sees them: started together, commanded, watched, ended.
 
 Role: main's side of the processes. Owns the links, the bells and the process objects; everything is released by
-`shutdown`, which is bounded, idempotent and harmless in a forked child that inherited the object.
+`shutdown`, which is bounded, idempotent and harmless in a forked child that inherited the object. How children start
+and end stands in `starting` and `ending`, the words about one that died in `obituary`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import math
 import multiprocessing.popen_fork  # noqa: F401 - multiprocessing would import it at the first start, 3 ms later
 import os
-import signal
-import sys
 import time
 import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 from torchdata._engine.child import MAIN, ChildSetup, Job, run_child
-from torchdata._engine.crossing import Handle, SharedPickle, explain_unpicklable, note_pipes, pickle_graph
+from torchdata._engine.crossing import Handle, SharedPickle, explain_unpicklable, pickle_graph
+from torchdata._engine.ending import ChildProcess, Ending
 from torchdata._engine.failures import reraise
-from torchdata._engine.garbage import ChildName
+from torchdata._engine.obituary import obituary
+from torchdata._engine.starting import new_child, start_all
 from torchdata._native import BellBoard, Collector, Link, Sender
 from torchdata.datapipes._traversal import walk
 
 __all__ = ["Children"]
 
-#: How long a child may take to finish what it does after it was asked to stop.
-ASKED = 3.0
-#: How long it may take after SIGTERM.
-TERMINATED = 1.0
 #: Ring of a control link; larger commands are streamed.
 CONTROL_RING = 64 << 10
 #: How long a child may take to obey a command that main waits for.
 OBEDIENCE = 600.0
 #: How often main looks meanwhile whether anybody is held up.
 GLANCE = 0.002
-#: The order that is later than any epoch.
-STOP = 1 << 32
 
 
 def default_budget() -> int:
@@ -98,7 +90,7 @@ class Children:
         jobs = [self._shared(job, start_method)] * num_workers
         if dispatch is not None:
             jobs.append(self._shared(dispatch, start_method))
-        self._processes: list[BaseProcess] = []
+        self._processes: list[ChildProcess] = []
         setups: list[ChildSetup] = []
         for index in range(count):
             worker = index < num_workers
@@ -121,19 +113,16 @@ class Children:
                 gc_thresholds=gc.get_threshold(),
             )
             setups.append(setup)
-            name = ChildName(f"torchdata {self._names[index]}")
-            process = context.Process(target=run_child, args=(setup,), name=name, daemon=True)  # type: ignore[attr-defined]
-            self._processes.append(process)
+            self._processes.append(new_child(context, self._names[index], run_child, (setup,)))
         # Ends the children even where nobody calls shutdown, at interpreter exit at the latest.
-        self._finalizer = weakref.finalize(
-            self, _end, self._owner_pid, self._processes, commanders := [], self._bells
-        )
+        self._ending = Ending(self._processes, list(controls), self._bells)
+        self._finalizer = weakref.finalize(self, self._ending.run_later)
         try:
             self._start(start_method, setups)
-            commanders += [
+            self._commanders = self._ending.commanders
+            self._commanders += [
                 Sender([control], self._bells, MAIN, [1 + index]) for index, control in enumerate(controls)
             ]
-            self._commanders: list[Sender] = commanders
             self.collector = Collector(
                 self._links,
                 self._bells,
@@ -143,8 +132,7 @@ class Children:
                 in_order=in_order,
                 timeout=timeout,
             )
-            on_exit = weakref.WeakMethod(self._on_exit)
-            self.collector.watch(list(enumerate(self.pids)), lambda index: on_exit()(index))  # type: ignore[misc]
+            self._watch()
             surplus = weakref.WeakMethod(self._on_surplus)
             self.collector.tell_surplus(budget, lambda *what: surplus()(*what))  # type: ignore[misc]
             #: By child: commands sent.
@@ -166,14 +154,17 @@ class Children:
             raise TypeError(explain_unpicklable(walk(job.datapipe), start_method)) from error
 
     def _start(self, start_method: str, setups: list[ChildSetup]) -> None:
-        if start_method == "fork":  # children inherit the mappings
-            self._close_descriptors(setups)
-        for process, setup in zip(self._processes, setups, strict=True):
-            process.start()
-            note_pipes(process)
-            if not setup.dispatches:  # what the dispatching process needs, which is started last, it has in common
+        def close_own(index: int) -> None:
+            setup = setups[index]
+            if (
+                not setup.dispatches
+            ):  # what the dispatching process needs, which is started last, it has in common
                 setup.control.shared.close_descriptor()
                 setup.outputs[0].shared.close_descriptor()
+
+        if start_method == "fork":  # children inherit the mappings
+            self._close_descriptors(setups)
+        start_all(self._processes, start_method, close_own)
         self._close_descriptors(setups)
 
     def _close_descriptors(self, setups: list[ChildSetup]) -> None:
@@ -181,6 +172,16 @@ class Children:
         for handle in [handle for setup in setups for handle in setup.links()]:
             handle.shared.close_descriptor()
         self._bells.close_descriptor()
+
+    def _watch(self) -> None:
+        on_exit = weakref.WeakMethod(self._on_exit)
+        try:
+            self.collector.watch(list(enumerate(self.pids)), lambda index: on_exit()(index))  # type: ignore[misc]
+        except ProcessLookupError:  # one has ended already, and was not reaped by us
+            for process in self._processes:
+                process.wait(1.0)
+            self._check_alive()
+            raise
 
     # -- what main asks of the children ------------------------------------------------------------
 
@@ -220,8 +221,8 @@ class Children:
             self._commanders[index].send_message(command, self._timeout, order, self._check_alive)
         except TimeoutError:
             raise TimeoutError(
-                f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading service): "
-                "its pipe is stuck in one item, or the process was stopped"
+                f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "
+                "service): its pipe is stuck in one item, or the process was stopped"
             ) from None
         self._sent[index] += 1
 
@@ -229,17 +230,17 @@ class Children:
 
     def _check_alive(self) -> None:
         for index, process in enumerate(self._processes):
-            if process.exitcode is not None:
+            if process.ended:
                 self._on_exit(index)
 
     def _on_exit(self, index: int) -> NoReturn:
         from torchdata.dataloader2.error import WorkerExitedError
 
         process = self._processes[index]
-        process.join(1.0)
+        process.wait(1.0)
         code = process.exitcode
         raise WorkerExitedError(
-            _obituary(self._names[index], process.pid, code),
+            obituary(self._names[index], process.pid, code),
             worker=index if index < self._num_workers else None,
             exitcode=code,
             stage="dispatching items" if index == self._num_workers else "reading items",
@@ -247,10 +248,10 @@ class Children:
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
         warnings.warn(
-            f"the main process holds {size / 2**20:.0f} MiB of items, more than the memory budget, because it waits for "
-            f"{self._names[waited_for]} in turn, and that worker gets its next dispatched item only after "
-            f"{self._names[taken_in]} has made room for its own: the workers yield very different numbers of items for what "
-            "is dispatched to them. Use in_order=False, or even the numbers out (batch before, unbatch after the workers)",
+            f"the main process holds {size / 2**20:.0f} MiB of items, more than the memory budget: it waits for "
+            f"{self._names[waited_for]} in turn, which gets its next dispatched item only after "
+            f"{self._names[taken_in]} has taken its own. The workers yield very different numbers of items for what is "
+            "dispatched to them: use in_order=False, or even the numbers out (unbatch after the workers)",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -261,70 +262,13 @@ class Children:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def shutdown(self) -> None:
-        """Ends all children: asks, waits, terminates, kills, reaps. Safe to call at any time, any number of times."""
-        self._finalizer()
+        """Ends all children: asks, waits, terminates, kills, reaps. Safe to call at any time, any number of times.
 
-
-def _obituary(name: str, pid: int | None, code: int | None) -> str:
-    """What happened to a child, and what to do."""
-    if code is None:
-        how, advice = "died", "look for the cause in the system's log"
-    elif code < 0:
-        try:
-            signal_name = signal.Signals(-code).name
-        except ValueError:
-            signal_name = f"signal {-code}"
-        how = f"was killed by {signal_name}"
-        advice = {
-            "SIGKILL": "the kernel does that when memory runs out (see dmesg): use fewer workers, smaller prefetch "
-            "counts or a memory_budget",
-            "SIGSEGV": "a native library in its pipes crashed: run with PYTHONFAULTHANDLER=1 to see where",
-            "SIGBUS": "memory or disk space behind a mapping ran out",
-        }.get(signal_name, "look for who sent the signal")
-    else:
-        how = f"exited with code {code}"
-        advice = (
-            "something in its pipes called sys.exit or os._exit, or it failed to start: see its output above"
-        )
-        if "mpi4py.MPI" in sys.modules:
-            advice += (
-                "; a program that imports mpi4py.MPI at its top has spawned workers fail in MPI_Init, as they are no "
-                'ranks: import it in a function, or under `if __name__ == "__main__":`'
-            )
-    return f"{name} (pid {pid}) {how}; {advice}. What it had sent was delivered as far as its turn had come."
+        Where it was cut off, the next call goes on.
+        """
+        self._ending.run()
+        self._finalizer.detach()
 
 
 def _raise_failure(_peer: int, description: Any) -> NoReturn:
     reraise(description)
-
-
-def _end(owner_pid: int, processes: list[BaseProcess], commanders: list[Sender], _bells: BellBoard) -> None:
-    if os.getpid() != owner_pid:  # a forked child that merely inherited the object
-        return
-    started = [process for process in processes if process.pid is not None]
-    for commander in commanders:
-        with contextlib.suppress(Exception):
-            commander.send_message(("stop",), 0.1, STOP)
-    if len(commanders) == len(started):
-        _join(started, ASKED)
-    for process in started:
-        if process.is_alive():
-            process.terminate()
-    _join(started, TERMINATED)
-    for process in started:
-        if process.is_alive():
-            process.kill()
-    _join(started, math.inf)
-    for process in started:
-        with contextlib.suppress(
-            ValueError
-        ):  # reaped by another thread that starts a process, and not noted yet
-            process.close()
-    processes.clear()
-    commanders.clear()
-
-
-def _join(processes: list[BaseProcess], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        process.join(None if seconds == math.inf else max(0.0, deadline - time.monotonic()))

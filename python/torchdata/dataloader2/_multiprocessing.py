@@ -206,7 +206,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             seeds = [seed_generator.spawn(worker_id) for worker_id in range(self.num_workers)]
             if self._dispatches:
                 seeds.append(seed_generator.spawn(self.num_workers))
-            self._worker_output.start_epoch(lambda index: (seeds[index], iter_reset_fn))
+            # As bytes: pickling an object asks each reducer that torch has registered.
+            exported = [generator.exported() for generator in seeds]
+            self._worker_output.start_epoch(lambda index: (exported[index], iter_reset_fn))
         return None
 
     def finalize_iteration(self) -> None:

@@ -16,6 +16,7 @@ from torchdata.dataloader2._interface import (
     IterResetFn,
     ReadingServiceInterface,
 )
+from torchdata.dataloader2._loader_state import READING_SERVICE_STATE_KEY_NAME, unpickled
 from torchdata.dataloader2.graph import DataPipe
 
 if TYPE_CHECKING:
@@ -111,9 +112,13 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """Restores each service from its own state; one that has none is initialized, with a warning.
 
         Raises:
-            ValueError: the state was saved from another number of services.
+            ValueError: the state was saved from another number of services, or by something else, or is damaged.
         """
-        states = pickle.loads(serialized_state)
+        states = unpickled(READING_SERVICE_STATE_KEY_NAME, serialized_state)
+        if not isinstance(states, list):
+            raise ValueError(
+                f"the state of the reading services is {states!r}, and not that of a SequentialReadingService"
+            )
         if len(states) != len(self.reading_services):
             raise ValueError(
                 f"the state holds {len(states)} reading services, but this SequentialReadingService has "

@@ -19,22 +19,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from torchdata._engine.interrupts import InterruptsHeld
 from torchdata.dataloader2._interface import CheckpointableReadingServiceInterface, ReadingServiceInterface
 from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
 from torchdata.dataloader2._loader_state import (
+    CHECKSUMS_KEY_NAME,
     ITERATION_STATE_KEY_NAME,
     RANDOMNESS_STATE_KEY_NAME,
     READING_SERVICE_STATE_KEY_NAME,
     SERIALIZED_DATAPIPE_KEY_NAME,
     STATE_VERSION,
     VERSION_KEY_NAME,
+    Randomness,
     check_state,
+    checksums,
     pack_randomness,
     unpack_randomness,
+    unpickled,
 )
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph._serialization import Snapshot, clone, deserialize_datapipe
+from torchdata.dataloader2.graph._serialization import Snapshot, clone
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import InProcessReadingService, pause_pipes, resume_pipes
@@ -83,7 +88,7 @@ class DataLoader2(Generic[T_co]):
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
     ) -> None:
-        self._terminated = True  # a loader whose construction fails has nothing to shut down
+        self._terminated = self._ended = True  # a loader whose construction fails has nothing to shut down
         if datapipe is not None and not is_pipe(datapipe):
             raise TypeError(
                 f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {datapipe!r} of type "
@@ -114,7 +119,7 @@ class DataLoader2(Generic[T_co]):
         self._state_dict: dict[str, Any] | None = None
 
         self._owner_pid = os.getpid()
-        self._terminated = False
+        self._terminated = self._ended = False
         _open_loaders.add(self)
 
     def _adapt_service(self, service: Any) -> Any:
@@ -278,28 +283,38 @@ class DataLoader2(Generic[T_co]):
     def shutdown(self) -> None:
         """Ends the epoch and the reading service; the loader cannot be iterated afterwards.
 
-        May be called any number of times. In a forked child, which only inherited the loader, the processes
-        of the service are left alone.
+        May be called any number of times; where Ctrl-C cut it off, the next call goes on. In a forked child, which
+        only inherited the loader, the processes of the service are left alone.
         """
-        if self._terminated:
+        if self._ended:
             return
         self._terminated = True
-        _open_loaders.discard(self)
         over = FinishedIterator(None, "Cannot read from the DataLoader as it has already been shut down")
         if os.getpid() != self._owner_pid:
             self._datapipe_iter = over
+            self._set_ended()
             return
         try:
-            self._leave_ranks(for_good=True)
-            self._close_iteration()
-        finally:
-            self._datapipe_iter = over
-            if self.reading_service is not None:
-                self.reading_service.finalize()
+            try:
+                self._leave_ranks(for_good=True)
+                self._close_iteration()
+            finally:
+                self._datapipe_iter = over
+                if self.reading_service is not None:
+                    self.reading_service.finalize()
+        except Exception:
+            self._set_ended()
+            raise
+        self._set_ended()  # and not where Ctrl-C cut it off: the next call goes on
+
+    def _set_ended(self) -> None:
+        self._ended = True
+        _open_loaders.discard(self)
 
     def __del__(self) -> None:
-        if not self.__dict__.get("_terminated", True):
-            self.shutdown()
+        if not self.__dict__.get("_ended", True):
+            with InterruptsHeld(later=True):
+                self.shutdown()
 
     def __enter__(self) -> DataLoader2[T_co]:
         return self
@@ -327,6 +342,7 @@ class DataLoader2(Generic[T_co]):
         - `randomness_state`: the seed and the generators, now and at the beginning of the epoch.
         - `version`: of this layout.
         - `iteration_state`: reserved for the place inside the epoch; None.
+        - `checksums`: of the first three, by which damage is noticed before anything is unpickled.
 
         Raises:
             RuntimeError: the loader has no pipe.
@@ -338,7 +354,7 @@ class DataLoader2(Generic[T_co]):
             raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")
         service = self.reading_service
         checkpoints = isinstance(service, CheckpointableReadingServiceInterface)
-        return {
+        state = {
             SERIALIZED_DATAPIPE_KEY_NAME: self._snapshot.serialize(),
             READING_SERVICE_STATE_KEY_NAME: service.checkpoint() if checkpoints else None,
             RANDOMNESS_STATE_KEY_NAME: pack_randomness(
@@ -347,6 +363,7 @@ class DataLoader2(Generic[T_co]):
             VERSION_KEY_NAME: STATE_VERSION,
             ITERATION_STATE_KEY_NAME: None,
         }
+        return {**state, CHECKSUMS_KEY_NAME: checksums(state)}
 
     @classmethod
     def from_state(
@@ -359,11 +376,12 @@ class DataLoader2(Generic[T_co]):
             reading_service: how the graph is run; takes the service's part of the state, if there is one.
 
         Raises:
-            TypeError, ValueError: this is not the state of a loader, or one of another version.
+            TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
+                it needs modules that are not here.
         """
-        check_state(state)
-        loader = cls(deserialize_datapipe(state[SERIALIZED_DATAPIPE_KEY_NAME]), None, reading_service)
-        loader._take_state(state)
+        datapipe, randomness = _unpacked(state)
+        loader = cls(datapipe, None, reading_service)
+        loader._take_state(state, randomness)
         return loader
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -376,7 +394,8 @@ class DataLoader2(Generic[T_co]):
 
         Raises:
             RuntimeError: the loader was iterated before, or shut down.
-            TypeError, ValueError: this is not the state of a loader, or one of another version.
+            TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
+                it needs modules that are not here. The loader is as it was then.
         """
         if self._terminated:
             raise RuntimeError("Cannot load a state into the DataLoader as it has already been shut down")
@@ -385,16 +404,12 @@ class DataLoader2(Generic[T_co]):
                 "DataLoader2 iterator has already been created, `load_state_dict()` can't be called. "
                 "Please create a new dataloader in order to use load state dict."
             )
-        check_state(state_dict)
-        datapipe = deserialize_datapipe(state_dict[SERIALIZED_DATAPIPE_KEY_NAME])
-        if not is_pipe(datapipe):
-            raise ValueError(f"the state holds {datapipe!r} where a datapipe should be")
+        datapipe, randomness = _unpacked(state_dict)
         self._take_graph(Snapshot(datapipe))
-        self._take_state(state_dict)
+        self._take_state(state_dict, randomness)
 
-    def _take_state(self, state: Mapping[str, Any]) -> None:
+    def _take_state(self, state: Mapping[str, Any], randomness: Randomness | None) -> None:
         self.reading_service_state = state[READING_SERVICE_STATE_KEY_NAME]
-        randomness = unpack_randomness(state)
         if randomness is not None:
             self._seed, self._reset_seed, self._seed_generator, self._initial_seed_generator = randomness
         self._state_dict = dict(state)
@@ -450,6 +465,15 @@ class DataLoader2(Generic[T_co]):
 
     def _warn_unsupported(self, what: str) -> None:
         warnings.warn(f"{type(self.reading_service).__name__} doesn't support `{what}`.", stacklevel=4)
+
+
+def _unpacked(state: Mapping[str, Any]) -> tuple[DataPipe, Randomness | None]:
+    """The pipe and the randomness of a state, before anything is changed by it."""
+    check_state(state)
+    datapipe = unpickled(SERIALIZED_DATAPIPE_KEY_NAME, state[SERIALIZED_DATAPIPE_KEY_NAME])
+    if not is_pipe(datapipe):
+        raise ValueError(f"the state holds {datapipe!r} where a datapipe should be")
+    return datapipe, unpack_randomness(state)
 
 
 def _require_service(service: Any) -> None:

@@ -183,6 +183,13 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
+    /// Whether some process has taken the consumer's end.
+    ///
+    /// Relaxed, as nothing else follows from it: who asks only wants to know whether that process came this far.
+    pub fn has_consumer(&self) -> bool {
+        self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
+    }
+
     /// A look at whether units wait, for those who hold neither end.
     pub fn probe(&self) -> Probe {
         Probe { layout: Arc::clone(&self.layout) }

@@ -65,6 +65,11 @@ impl PyLink {
         self.0.region().close();
     }
 
+    /// Whether some process has taken the consumer's end.
+    fn has_consumer(&self) -> bool {
+        self.0.has_consumer()
+    }
+
     /// (items, bytes) that were sent over the link so far.
     fn sent(&self) -> (u64, u64) {
         self.0.sent()

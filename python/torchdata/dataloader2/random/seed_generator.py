@@ -82,8 +82,21 @@ class SeedGenerator:
             return self
         return SeedGenerator(_rngs=self._native.spawn(worker_id))
 
-    def __getstate__(self) -> bytes:
+    def exported(self) -> bytes:
+        """The state of the generator; `imported` makes one of it that goes on alike."""
         return self._native.export()
+
+    @classmethod
+    def imported(cls, state: bytes) -> SeedGenerator:
+        """The generator whose state was exported.
+
+        Raises:
+            ValueError: it was not.
+        """
+        return cls(_rngs=_native.SeedGenerator.from_state(state))
+
+    def __getstate__(self) -> bytes:
+        return self.exported()
 
     def __setstate__(self, state: bytes) -> None:
         self._native = _native.SeedGenerator.from_state(state)

@@ -23,6 +23,7 @@ from torchdata.dataloader2.graph import (
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.utils.dispatch import find_non_dispatching_branches
 from torchdata.dataloader2.utils.late_seeding import seed_when_imported
+from torchdata.dataloader2.utils.torch_seeding import seed_torch
 from torchdata.datapipes._traversal import is_pipe
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
     awaited: dict[str, Callable[[Any], object]] = {}
     torch = sys.modules.get("torch")
     if torch is not None:
-        torch.manual_seed(torch_seed)
+        seed_torch(torch, torch_seed)
     else:
         awaited["torch"] = lambda torch: torch.manual_seed(torch_seed)
     numpy_random = sys.modules.get("numpy.random")  # which NumPy itself imports late

@@ -1,0 +1,125 @@
+"""A fork server of the loaders' own, whose children do not see Ctrl-C before they ignore it.
+
+Role: start method "forkserver" forks every child from one small process. What that has blocked, its children have
+blocked from their first moment; nothing else could protect them until code of ours runs there. The server that
+multiprocessing keeps for the whole program cannot be had like that: processes of the user's own come out of it too, and
+must be interruptible. So the loaders have one to themselves, which preloads the same modules. It ends with main.
+
+Main waits for a child's process number, and the server may first import the program's main module for seconds. Ctrl-C
+then ends a server that has not served anybody yet, and with it all that was asked of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import signal
+from multiprocessing import connection, context, forkserver, popen_forkserver, reduction, spawn, util
+from multiprocessing.context import set_spawning_popen
+from typing import Any
+
+from torchdata._engine.interrupts import StartGivenUp, interrupt_waits, interrupts_blocked
+
+__all__ = ["ForkServerProcess"]
+
+#: Seconds between two looks at whether Ctrl-C was pressed.
+LOOK = 0.02
+
+
+class _Server(forkserver.ForkServer):
+    """multiprocessing's, started where Ctrl-C is blocked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._owner = os.getpid()
+        self._has_served = False
+        #: Those who wait for a child, in any thread.
+        self._waiting: set[object] = set()
+
+    def ensure_running(self) -> None:
+        self._preload_modules = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
+        with interrupts_blocked():
+            super().ensure_running()
+
+    def child(self, status: int) -> int:
+        """The number of the process that was asked for.
+
+        Args:
+            status: the descriptor from which the server tells it.
+        """
+        me = object()
+        gone = (
+            "the fork server has ended: see its output above, the program's main module may have failed there"
+        )
+        self._waiting.add(me)
+        try:
+            while not connection.wait([status], LOOK):
+                if interrupt_waits() and not self._has_served and self._waiting == {me}:
+                    self._kill()
+                    raise StartGivenUp
+            number: int = forkserver.read_signed(status)
+            self._has_served = True
+            return number
+        except EOFError as error:
+            raise ConnectionResetError(errno.ECONNRESET, gone) from error
+        finally:
+            self._waiting.discard(me)
+
+    def _kill(self) -> None:
+        global _server
+        _server = None
+        os.close(self._forkserver_alive_fd)  # type: ignore[attr-defined]
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # one whom SIGCHLD does not reach
+            os.kill(self._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.waitpid(self._forkserver_pid, 0)  # type: ignore[attr-defined]
+        address = self._forkserver_address  # type: ignore[attr-defined]
+        if not util.is_abstract_socket_namespace(address):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(address)
+
+
+_server: _Server | None = None
+
+
+def _running() -> _Server:
+    global _server
+    # One that was inherited through a fork is the parent's child, which this process cannot look after.
+    if _server is None or _server._owner != os.getpid():
+        _server = _Server()
+    return _server
+
+
+class _Popen(popen_forkserver.Popen):
+    """A child that the loaders' own server forks."""
+
+    def _launch(self, process_obj: Any) -> None:
+        orders = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(spawn.get_preparation_data(process_obj._name), orders)
+            reduction.dump(process_obj, orders)  # descriptors in it go into `_fds`
+        finally:
+            set_spawning_popen(None)
+        server = _running()
+        status, orders_to = server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        self.sentinel = status
+        # The child takes main for alive as long as somebody could write to it.
+        alive = os.dup(orders_to)
+        self.finalizer = util.Finalize(self, util.close_fds, (alive, status))  # type: ignore[attr-defined]
+        try:
+            with open(orders_to, "wb") as file:
+                file.write(orders.getbuffer())
+            self.pid = server.child(status)
+        except BaseException:
+            self.finalizer()
+            raise
+
+
+class ForkServerProcess(context.ForkServerProcess):
+    """A process under start method "forkserver", for one child of a loader."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _Popen(process_obj)

@@ -1,0 +1,87 @@
+"""The words about a child that has ended when it should not have: what happened, and what to do.
+
+Role: pure text. Main words its `WorkerExitedError` here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+
+__all__ = ["CANNOT_WATCH", "obituary", "why_not_started"]
+
+#: Exit code of a child that cannot watch main: the system's name for its own errors.
+CANNOT_WATCH = os.EX_OSERR
+
+_LIMITS = (
+    "the limit of processes and threads (ulimit -u, or pids.max of the container) or of open files (ulimit -n) is "
+    "reached: raise it, or use fewer workers"
+)
+
+_BY_SIGNAL = {
+    "SIGKILL": "the kernel does that when memory runs out (see dmesg): use fewer workers, smaller prefetch "
+    "counts or a memory_budget",
+    "SIGSEGV": "a native library in its pipes crashed: run with PYTHONFAULTHANDLER=1 to see where",
+    "SIGABRT": "a native library gave up, as this one does where memory cannot be had (a limit: ulimit -v, or the "
+    "container's): see its output above, use fewer workers or smaller items; PYTHONFAULTHANDLER=1 shows where",
+    "SIGBUS": "memory or disk space behind a mapping ran out",
+}
+
+
+def obituary(name: str, pid: int | None, code: int | None) -> str:
+    """What happened to a child, and what to do.
+
+    Args:
+        name: what the child is called.
+        pid: its process number.
+        code: its exit code, negative for a signal; None where nobody knows it.
+    """
+    if code is None:
+        how = "died"
+        advice = (
+            f"how is not known, as {_who_reaped()}: look at its output above and into the system's log (dmesg), or run "
+            "with signal.signal(signal.SIGCHLD, signal.SIG_DFL) to be told"
+        )
+    elif code < 0:
+        try:
+            signal_name = signal.Signals(-code).name
+        except ValueError:
+            signal_name = f"signal {-code}"
+        how = f"was killed by {signal_name}"
+        advice = _BY_SIGNAL.get(signal_name, "look for who sent the signal")
+    elif code == CANNOT_WATCH:
+        how = f"exited with code {code}"
+        advice = (
+            "a child does that where the system refuses it the thread by which it notices the end of the main process "
+            f"(see its output above): {_LIMITS}"
+        )
+    else:
+        how = f"exited with code {code}"
+        advice = "something in its pipes called os._exit, or it failed to start: see its output above, if there is any"
+        if "mpi4py.MPI" in sys.modules:
+            advice += (
+                "; a program that imports mpi4py.MPI at its top has spawned workers fail in MPI_Init, as they are no "
+                'ranks: import it in a function, or under `if __name__ == "__main__":`'
+            )
+    return f"{name} (pid {pid}) {how}; {advice}. What it had sent was delivered as far as its turn had come."
+
+
+def _who_reaped() -> str:
+    handler = signal.getsignal(signal.SIGCHLD)
+    if handler == signal.SIG_IGN:
+        return "this program ignores SIGCHLD"
+    if callable(handler):
+        return "this program's handler of SIGCHLD takes the exit codes of all children"
+    return "something else in this program took its exit code"
+
+
+def why_not_started(name: str, error: OSError) -> OSError:
+    """The error of a child that could not be started, with its name and what to do."""
+    text = f"{name} could not be started: {error.strerror or error}"
+    if error.errno in (errno.EAGAIN, errno.EMFILE, errno.ENFILE):
+        text += f"; {_LIMITS}"
+    elif error.errno == errno.ENOMEM:
+        text += "; there is no memory for a copy of this process: use multiprocessing_context='forkserver'"
+    return OSError(error.errno, text)

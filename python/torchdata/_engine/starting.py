@@ -1,0 +1,75 @@
+"""Starting the children of one loader, one after the other, so that Ctrl-C can come at any moment.
+
+Role: main's side. Each start is done as a whole: Ctrl-C is delivered between two of them, and the children that run by
+then are the caller's to end. Until a child ignores Ctrl-C it has it blocked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from multiprocessing import resource_tracker
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from torchdata._engine.ending import ChildProcess
+from torchdata._engine.garbage import ChildName
+from torchdata._engine.interrupts import InterruptsHeld, StartGivenUp, interrupts_blocked
+from torchdata._engine.obituary import why_not_started
+
+__all__ = ["new_child", "start_all"]
+
+
+def new_child(
+    context: BaseContext, name: str, target: Callable[..., object], args: tuple[Any, ...]
+) -> ChildProcess:
+    """A child that is not started yet.
+
+    Args:
+        context: multiprocessing's context of the start method.
+        name: what the child is called.
+        target: what it runs.
+        args: what that is called with.
+    """
+    kind: Any = context.Process  # type: ignore[attr-defined]
+    if context.get_start_method() == "forkserver":
+        from torchdata._engine.fork_server import ForkServerProcess
+
+        kind = ForkServerProcess
+    process = kind(target=target, args=args, name=ChildName(f"torchdata {name}"), daemon=True)
+    return ChildProcess(process, name)
+
+
+def start_all(
+    children: Iterable[ChildProcess], start_method: str, started: Callable[[int], object] = lambda index: None
+) -> None:
+    """Starts the children; where that fails or is interrupted, some of them run.
+
+    Args:
+        children: the children.
+        start_method: multiprocessing's name of how.
+        started: called with the number of each child that was started.
+
+    Raises:
+        OSError: the system has no room for another process; the message names the child and the remedy.
+    """
+    with InterruptsHeld() as held:
+        if start_method != "fork":
+            # Started with the first child it would take the mask off again, with which it starts itself.
+            resource_tracker.ensure_running()
+        for index, child in enumerate(children):
+            while not _start(child):
+                held.deliver()
+            started(index)
+            held.deliver()
+
+
+def _start(child: ChildProcess) -> bool:
+    """Starts one child; False where Ctrl-C ended a fork server that was not up yet."""
+    try:
+        with interrupts_blocked():
+            child.start()
+    except StartGivenUp:
+        return False
+    except OSError as error:
+        raise why_not_started(child.name, error) from error
+    return True
