@@ -94,6 +94,7 @@ impl Hasher for Fingerprint {
 /// # Errors
 /// A step breaks a rule; a state has no next step and is no end; or from a state no end can be reached any more.
 pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
+    let most = 20_000_000;
     let start = model.start();
     let mut known: HashMap<u128, u32> = HashMap::from([(fingerprint(&start), 0)]);
     // By state: the state before it. And who comes before whom, for the way back from the ends.
@@ -110,6 +111,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
             } else if steps.is_empty() {
                 return Err(told(model, &before, number, "everybody waits", None));
             }
+            assert!(before.len() < most, "more states than fit into memory: take a smaller setting");
             for (step, after) in steps {
                 let after = match after {
                     Ok(after) => after,

@@ -47,8 +47,10 @@ fn sketch() {
         for workers in 1..=3 {
             let s = setting(workers, dispatches, &[2, 0, 1]);
             holds(&format!("plain {workers} {dispatches}"), &s);
-            holds(&format!("breaks {workers} {dispatches}"), &Setting { breaks: true, ..s.clone() });
-            if workers < 3 {
+            for o in [&[2, 0, 1][..], &[0, 1, 1], &[1, 1], &[0, 2]] {
+                let s = Setting { outputs: o, ..s.clone() };
+                println!("{o:?}");
+                holds(&format!("breaks {workers} {dispatches}"), &Setting { breaks: true, ..s.clone() });
                 holds(&format!("pauses {workers} {dispatches}"), &Setting { pauses: true, ..s.clone() });
                 holds(&format!("calls {workers} {dispatches}"), &Setting { calls: true, ..s.clone() });
                 holds(&format!("deaths {workers} {dispatches}"), &Setting { deaths: true, ..s.clone() });
@@ -56,6 +58,10 @@ fn sketch() {
                     &format!("ahead {workers} {dispatches}"),
                     &Setting { reads_ahead: true, breaks: true, ..s.clone() },
                 );
+                holds(&format!("passes {workers} {dispatches}"), &Setting { passes: 2, ..s.clone() });
+                holds(&format!("header {workers} {dispatches}"), &Setting { header: Some(1), ..s.clone() });
+                holds(&format!("fails {workers} {dispatches}"), &Setting { fails_at: Some(1), ..s.clone() });
+                holds(&format!("out of order {workers} {dispatches}"), &Setting { in_order: false, ..s.clone() });
             }
         }
     }

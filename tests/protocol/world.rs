@@ -194,6 +194,8 @@ struct Child {
     order: u64,
     acknowledged: u8,
     pump: Pump,
+    /// Whom the item is for that the graph makes; None: for nobody.
+    target: Option<usize>,
     /// Of a worker: its end of the link from the dispatching process.
     share: ReadEnd,
     /// Items of the source that it has read in this pass, and passes that it has begun.
@@ -318,6 +320,7 @@ impl Model for Setting {
             order: 0,
             acknowledged: 0,
             pump: Pump::new(links),
+            target: None,
             share: ReadEnd::default(),
             read: 0,
             pass: 0,
@@ -734,6 +737,8 @@ impl Setting {
             Doing::InGraph => after.run_graph(self, index),
         };
         if let Some(name) = done {
+            // What touches nothing that others see may as well happen at once.
+            while after.is_by_itself(self, index) && after.run_graph(self, index).is_some() {}
             push(name, after);
         }
     }
@@ -744,6 +749,15 @@ impl Setting {
 }
 
 impl World {
+    /// Whether the next step of a child is in its graph, with nothing but its own.
+    fn is_by_itself(&self, setting: &Setting, index: usize) -> bool {
+        let child = &self.children[index];
+        let reads_share = setting.dispatches && !setting.is_dispatcher(index);
+        child.doing == Doing::InGraph
+            && !(child.failed && child.made.1 == 0)
+            && (!reads_share || child.made.1 > 0 || child.exhausted)
+    }
+
     fn obey(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         let command = child.control.pop_front().expect("a command waits");
@@ -826,6 +840,7 @@ impl World {
                 Some("is wanted no more")
             }
             Deal::To(_) | Deal::Skip(_) => {
+                child.target = if let Deal::To(target) = deal { Some(target) } else { None };
                 child.doing = Doing::InGraph;
                 Some("asks its graph")
             }
@@ -975,10 +990,7 @@ impl World {
             }
             return;
         }
-        let deal = dealing.next(|reader| permit(setting.rules, &mut sending[reader], &links[reader]));
-        if let Deal::To(target) | Deal::WaitFor(target) = deal {
-            pump.departing = Some((target, unit));
-        }
+        pump.departing = child.target.map(|target| (target, unit));
         pump.dealing.advance();
     }
 }

@@ -41,6 +41,8 @@ pub struct Collector {
     signs: Signs,
     /// Whether streams begin when somebody reads them (a worker's share), not with the epoch.
     on_demand: bool,
+    /// The process that reads; a forked child must not take what is its parent's.
+    generation: u64,
 }
 
 /// What others tell the thread that reads, which looks at it in each wait.
@@ -126,8 +128,6 @@ struct Reader {
     /// What the timeout's message calls the peers.
     name: String,
     payload: Vec<u8>,
-    /// The process that reads; a forked child must not take what is its parent's.
-    generation: u64,
 }
 
 /// The reader, held by this thread.
@@ -140,6 +140,16 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         *unpoisoned(self.holder.lock()) = None;
     }
+}
+
+/// An error in a forked child, which must not take what is its parent's.
+fn check_process(generation: u64) -> PyResult<()> {
+    if generation == fork::generation() {
+        return Ok(());
+    }
+    Err(PyRuntimeError::new_err(
+        "this loader's workers belong to the parent of this process: make a DataLoader2 of its own here",
+    ))
 }
 
 fn unpoisoned<T>(locked: Result<T, std::sync::PoisonError<T>>) -> T {
@@ -170,6 +180,7 @@ impl Collector {
 
     /// The reader for somebody who has told whoever reads to leave: waits until it has left.
     fn reader_once_left(&self, py: Python<'_>) -> PyResult<Held<'_>> {
+        check_process(self.generation)?; // who reads may be a thread of our parent, which never leaves here
         let mut pause = Duration::from_micros(20);
         loop {
             if let Some(reader) = self.try_reader() {
@@ -247,9 +258,14 @@ impl Collector {
             waiting: None,
             name: name.to_owned(),
             payload: Vec::new(),
-            generation: fork::generation(),
         };
-        Ok(Self { reader: Mutex::new(reader), holder: Mutex::new(None), signs, on_demand })
+        Ok(Self {
+            reader: Mutex::new(reader),
+            holder: Mutex::new(None),
+            signs,
+            on_demand,
+            generation: fork::generation(),
+        })
     }
 
     /// Watches processes: when one has ended while this side waits, `on_exit(index)` is called and must raise.
@@ -295,7 +311,6 @@ impl Collector {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.reader_once_left(py)?;
         let reader = &mut held.reader;
-        reader.check_process()?;
         self.signs.paused.store(false, Relaxed);
         reader.begin_epoch(window);
         if self.on_demand {
@@ -428,16 +443,16 @@ impl Collector {
     fn set_paused(&self, paused: bool) {
         self.signs.paused.store(paused, Relaxed);
         match self.try_reader() {
-            Some(mut held) if held.reader.generation == fork::generation() => held.reader.heed(&self.signs),
+            Some(mut held) if self.generation == fork::generation() => held.reader.heed(&self.signs),
             Some(_) => {}                  // the peers are our parent's
             None => self.signs.own.ring(), // who reads will see it
         }
     }
 
     fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        check_process(self.generation)?;
         let mut held = self.reader()?;
         let reader = &mut *held.reader;
-        reader.check_process()?;
         if self.signs.epoch.load(Relaxed) != u64::from(epoch) {
             return Err(PyRuntimeError::new_err(
                 "this iterator belongs to an epoch that was left: the loader has begun another one since",
@@ -490,7 +505,7 @@ impl Drop for ItemStream {
         }
         // Where somebody else reads, that is a later pass, which has told the sender already.
         if let Some(mut held) = collector.try_reader()
-            && held.reader.generation == fork::generation()
+            && collector.generation == fork::generation()
             && u64::from(held.reader.stream.pass()) == self.pass.load(Relaxed)
             && !collector.signs.is_over(self.epoch)
         {
@@ -500,16 +515,6 @@ impl Drop for ItemStream {
 }
 
 impl Reader {
-    /// An error in a forked child, which must not take what is its parent's.
-    fn check_process(&self) -> PyResult<()> {
-        if self.generation == fork::generation() {
-            return Ok(());
-        }
-        Err(PyRuntimeError::new_err(
-            "this loader's workers belong to the parent of this process: make a DataLoader2 of its own here",
-        ))
-    }
-
     fn begin_epoch(&mut self, window: u64) {
         self.window = window;
         self.waiting = None;
