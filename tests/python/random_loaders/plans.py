@@ -175,6 +175,8 @@ def make_plan(seed, methods=METHODS):
     actions, seconds = [], 0.0
     for _ in range(rng.randint(2, 5)):
         action = _action(rng, setup, other, len(expected.items))
+        if actions and actions[-1].take and rng.random() < 0.6:
+            action.take = None  # what an epoch that was left does to the next one shows best in a whole one
         actions.append(action)
         seconds += expected.seconds + action.slow * len(expected.items) / 2
         if seconds > ENOUGH:
