@@ -96,9 +96,7 @@ def run_seed(seed, methods):
         listener = Listener(reading)
         try:
             strike(plan, process, terminal, listener, outcome)
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(b"\n")
-                process.stdin.flush()
+            process.stdin.close()
             try:
                 process.wait(LIMIT)
             except subprocess.TimeoutExpired:
@@ -109,8 +107,8 @@ def run_seed(seed, methods):
                 if left:
                     outcome.wrong.append(f"processes outlived main: {left}")
         finally:
-            end_session(process)
             process.stdin.close()
+            end_session(process)
             os.close(terminal)
         listener.join(5)
         output.seek(0)
