@@ -56,7 +56,7 @@ class Listener(threading.Thread):
         self.start()
 
     def run(self):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError), self.file:
             for line in self.file:
                 with self.news:
                     self.lines.append(json.loads(line))
