@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from chaos.plans import PHASES, make_plan, number_of
+from chaos.plans import make_plan, number_of
 from leftovers import all_children, cmdline, is_gone
 from watchdog import end_session, environment, show_stacks, survivors_of
 
@@ -183,7 +183,7 @@ def judge(outcome, code, listener):
     wrong += report["wrong"]
     errors = report["errors"]
     if plan.victim == "self":
-        judge_death(outcome, report, None, "process")
+        judge_death(outcome, report, listener, "process")
     elif outcome.struck is None:
         # A time-out that is short, for a process that was to be stopped, may be too short for a busy machine's start.
         hasty = plan.blow == "SIGSTOP" and not plan.stopped and errors and errors[0]["type"] == "TimeoutError"
@@ -192,19 +192,26 @@ def judge(outcome, code, listener):
     elif plan.blow == "SIGINT":
         judge_interrupt(outcome, report)
     elif plan.deadly and plan.victim == "child":
-        judge_death(outcome, report, outcome.struck, f"(pid {outcome.victim})")
+        judge_death(outcome, report, listener, f"(pid {outcome.victim})")
     elif plan.victim == "child" and not plan.stopped:
         judge_stop(outcome, report, listener)
     elif errors:
         wrong.append(f"it was only stopped for a while, but: {errors[0]['type']}: {errors[0]['text']:.300}")
 
 
-def judge_death(outcome, report, struck, name):
+def fell_late(outcome, listener):
+    """Whether the blow fell in the last epoch or later, so that it may have come too late to matter."""
+    last = listener.said(phase="last")
+    # A signal takes its time to do what it does.
+    return outcome.struck is not None and last is not None and outcome.struck > last["time"] - 0.05
+
+
+def judge_death(outcome, report, listener, name):
+    struck = outcome.struck
     errors = report["errors"]
     if not errors:
         # A child that dies after it has sent the last item has done its work.
-        late = outcome.plan.phase in list(PHASES)[-2:] and struck is not None
-        if not late or report["complete"] < EPOCHS:
+        if not fell_late(outcome, listener) or report["complete"] < EPOCHS:
             outcome.wrong.append(f"the death was not noticed; {report['complete']} epochs were complete")
         return
     for error in errors:
@@ -233,7 +240,7 @@ def judge_stop(outcome, report, listener):
     """A child that stands still for ever is a time-out, and does not keep main from its end."""
     errors = report["errors"]
     if not errors:
-        if outcome.plan.phase not in list(PHASES)[-2:]:
+        if not fell_late(outcome, listener):
             outcome.wrong.append("nobody missed the process that was stopped")
     elif errors[0]["type"] != "TimeoutError":
         outcome.wrong.append(f"the stopped process came as {errors[0]['type']}: {errors[0]['text']:.300}")
