@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from leftovers import children, descriptors, shared_mappings
+from leftovers import children, cmdline, descriptors, is_gone, shared_mappings  # noqa: F401 - tests take them from here
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
 

@@ -14,6 +14,7 @@ SEEDS = {
 }
 
 
+@pytest.mark.timeout(300)  # many runs, each with a watchdog of its own
 @pytest.mark.parametrize("method", METHODS)
 def test_whoever_is_killed_stopped_or_interrupted_main_knows_and_nothing_is_left(method):
     for seed in SEEDS[method]:

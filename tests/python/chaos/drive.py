@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from chaos.plans import PHASES, make_plan, number_of
+from chaos.plans import make_plan, number_of
 from leftovers import all_children, cmdline, is_gone
 from watchdog import end_session, environment, show_stacks, survivors_of
 
@@ -56,7 +56,7 @@ class Listener(threading.Thread):
         self.start()
 
     def run(self):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError), self.file:
             for line in self.file:
                 with self.news:
                     self.lines.append(json.loads(line))
@@ -96,9 +96,7 @@ def run_seed(seed, methods):
         listener = Listener(reading)
         try:
             strike(plan, process, terminal, listener, outcome)
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(b"\n")
-                process.stdin.flush()
+            process.stdin.close()
             try:
                 process.wait(LIMIT)
             except subprocess.TimeoutExpired:
@@ -109,8 +107,8 @@ def run_seed(seed, methods):
                 if left:
                     outcome.wrong.append(f"processes outlived main: {left}")
         finally:
-            end_session(process)
             process.stdin.close()
+            end_session(process)
             os.close(terminal)
         listener.join(5)
         output.seek(0)
@@ -185,26 +183,35 @@ def judge(outcome, code, listener):
     wrong += report["wrong"]
     errors = report["errors"]
     if plan.victim == "self":
-        judge_death(outcome, report, None, "process")
+        judge_death(outcome, report, listener, "process")
     elif outcome.struck is None:
-        if errors:
+        # A time-out that is short, for a process that was to be stopped, may be too short for a busy machine's start.
+        hasty = plan.blow == "SIGSTOP" and not plan.stopped and errors and errors[0]["type"] == "TimeoutError"
+        if errors and not hasty:
             wrong.append(f"nobody was struck, but: {errors[0]['type']}: {errors[0]['text']:.300}")
     elif plan.blow == "SIGINT":
         judge_interrupt(outcome, report)
     elif plan.deadly and plan.victim == "child":
-        judge_death(outcome, report, outcome.struck, f"(pid {outcome.victim})")
+        judge_death(outcome, report, listener, f"(pid {outcome.victim})")
     elif plan.victim == "child" and not plan.stopped:
         judge_stop(outcome, report, listener)
     elif errors:
         wrong.append(f"it was only stopped for a while, but: {errors[0]['type']}: {errors[0]['text']:.300}")
 
 
-def judge_death(outcome, report, struck, name):
+def fell_late(outcome, listener):
+    """Whether the blow fell in the last epoch or later, so that it may have come too late to matter."""
+    last = listener.said(phase="last")
+    # A signal takes its time to do what it does.
+    return outcome.struck is not None and last is not None and outcome.struck > last["time"] - 0.05
+
+
+def judge_death(outcome, report, listener, name):
+    struck = outcome.struck
     errors = report["errors"]
     if not errors:
         # A child that dies after it has sent the last item has done its work.
-        late = outcome.plan.phase in list(PHASES)[-2:] and struck is not None
-        if not late or report["complete"] < EPOCHS:
+        if not fell_late(outcome, listener) or report["complete"] < EPOCHS:
             outcome.wrong.append(f"the death was not noticed; {report['complete']} epochs were complete")
         return
     for error in errors:
@@ -213,7 +220,8 @@ def judge_death(outcome, report, struck, name):
             return
     first = errors[0]
     outcome.latency = first["time"] - max(struck or 0, first["asked"])
-    if outcome.latency > NOTICED:
+    # Nobody knows when a child killed itself; main may have asked long before, while the child was still starting.
+    if outcome.latency > (NOTICED if struck else LIMIT / 4):
         outcome.wrong.append(f"the death was noticed after {outcome.latency:.2f} s")
 
 
@@ -233,7 +241,7 @@ def judge_stop(outcome, report, listener):
     """A child that stands still for ever is a time-out, and does not keep main from its end."""
     errors = report["errors"]
     if not errors:
-        if outcome.plan.phase not in list(PHASES)[-2:]:
+        if not fell_late(outcome, listener):
             outcome.wrong.append("nobody missed the process that was stopped")
     elif errors[0]["type"] != "TimeoutError":
         outcome.wrong.append(f"the stopped process came as {errors[0]['type']}: {errors[0]['text']:.300}")

@@ -1,7 +1,7 @@
 """The program that is struck: `python -m chaos.main SEED METHODS DESCRIPTOR`.
 
 It says where it is, and at the end what it saw, to the descriptor, one JSON object a line; its standard streams are to
-stay empty. It goes on to its end once it was told on its standard input that nothing will happen to it any more.
+stay empty. It goes on to its end once its standard input has ended, as nothing will happen to it any more then.
 """
 
 from __future__ import annotations

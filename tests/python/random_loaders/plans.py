@@ -65,6 +65,8 @@ class Setup:
     fails: list[graphs.Failing] = field(default_factory=list)
     #: Whether the loader's functions of pause, resume and limit do something.
     functions: bool = False
+    #: Whether workers are often busy with an item when their epoch is left.
+    hurried: bool = False
 
     def expected(self, armed=None):
         """Runs the model."""
@@ -175,6 +177,10 @@ def make_plan(seed, methods=METHODS):
     actions, seconds = [], 0.0
     for _ in range(rng.randint(2, 5)):
         action = _action(rng, setup, other, len(expected.items))
+        if actions and actions[-1].take and rng.random() < (0.9 if setup.hurried else 0.6):
+            action.take = None  # what an epoch that was left does to the next one shows best in a whole one
+        elif setup.hurried:
+            action.take, action.slow, action.rest = rng.choice([1, 1, 2, 5]), 0.0, 0.0
         actions.append(action)
         seconds += expected.seconds + action.slow * len(expected.items) / 2
         if seconds > ENOUGH:
@@ -249,7 +255,7 @@ def _candidate(rng, method, small):
     }
     exact = not draft.shuffled and options["in_order"]
     functions = rng.random() < 0.1
-    return Setup(graph, main, method, workers, options, exact, draft.fails, functions)
+    return Setup(graph, main, method, workers, options, exact, draft.fails, functions, draft.hurried)
 
 
 class _Draft:
@@ -265,6 +271,7 @@ class _Draft:
         self.fails = []
         self.sources = 0
         self.flatmaps = 0
+        self.hurried = False
 
     def source(self):
         rng = self.rng
@@ -281,6 +288,9 @@ class _Draft:
         elif rng.random() < 0.1 and not branch.shape:
             self.fork(branch, "dispatching")  # one of the two is marked; both are dispatched
         branch.put(graphs.Dispatched)
+        if rng.random() < 0.3:
+            self.hurried = True
+            branch.put(graphs.Working, function=Work(self.salt(), 0, 10, rng.uniform(0.05, 0.15)))
         branch = self.grow(branch, rng.randint(0, 4), "worker")
         if rng.random() < 0.15:
             branch = self.join(branch, self.replicated_branch())
