@@ -63,12 +63,13 @@ class Reducers(dict[type, Reducer]):
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
-        self._base = base
+        #: Where classes of picklers, and users by `copyreg`, say how they want types pickled.
+        self.base = base
         #: The tensors of what is being pickled.
         self.tensors = Departing()
 
     def __missing__(self, cls: type) -> Reducer:
-        reduce: Reducer | None = self._base.get(cls)
+        reduce: Reducer | None = self.base.get(cls)
         if reduce is None and "torch" in sys.modules:
             reduce = self.tensors.reducer(cls)
         if reduce is None and cls.__module__ == "numpy" and cls is sys.modules["numpy"].ndarray:
@@ -106,7 +107,7 @@ class Tables:
 
     def give_back(self, table: Reducers) -> None:
         """The pickler of the table has done its work."""
-        if len(table) <= self._MOST_TYPES:
+        if table.base is copyreg.dispatch_table and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 
 
