@@ -48,7 +48,9 @@ def assert_equal_and_apart(received, sent):
     assert received.flags.writeable
     assert not np.shares_memory(received, sent)
     if received.size > 0:
-        assert all(stride > 0 for stride, size in zip(received.strides, received.shape, strict=True) if size > 1)
+        assert all(
+            stride > 0 for stride, size in zip(received.strides, received.shape, strict=True) if size > 1
+        )
         low, high = np.lib.array_utils.byte_bounds(received)
         assert high - low == received.nbytes
 

@@ -20,7 +20,7 @@ __all__ = ["DataChunk", "has_own_reducer", "loads", "pickled_parts"]
 #: What a pickle begins with that refers to tensors laid out behind it. No pickle begins so by itself.
 _WITH_TENSORS = b"T"
 
-#: Where a pickler's table of reducers is put. An attribute of that name would not be seen where a class of picklers has one.
+#: Where a pickler's table of reducers is put: it does not look at an attribute where its class has one of that name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()

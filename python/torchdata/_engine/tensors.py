@@ -52,7 +52,7 @@ class Departing:
         return len(self.places) - 1
 
     def reducer(self, cls: type) -> Callable[[Any], Any] | None:
-        """How objects of a type are pickled; None where it is not a type of tensors or storages, or has a way of its own."""
+        """How objects of a type are pickled; None if it is none of tensors or storages, or has a way of its own."""
         torch = sys.modules["torch"]
         if cls is torch.UntypedStorage:
             return self._reduce_storage
