@@ -53,7 +53,8 @@ def _dumps(base: Any, obj: Any, out_of_band: bool) -> tuple[bytes, list[memoryvi
     table = _tables.take(pickling)
     _TABLE.__set__(pickling, table)
     pickling.dump(obj)
-    pickled, parts, spans = file.getvalue(), [buffer.raw() for buffer in buffers], []
+    pickled, parts = file.getvalue(), [buffer.raw() for buffer in buffers]
+    spans: list[Span] = []
     if table.tensors.places:
         with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
             places, blocks, spans = table.tensors.lay_out()

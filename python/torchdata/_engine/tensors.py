@@ -51,7 +51,7 @@ class Departing:
         self.places.append(((start, start + size), size, storage))
         return len(self.places) - 1
 
-    def reducer(self, cls: type) -> Callable[[Any], Any] | None:
+    def reducer(self, cls: Any) -> Callable[[Any], Any] | None:
         """How objects of a type are pickled; None if it is none of tensors or storages, or has a way of its own."""
         torch = sys.modules["torch"]
         if cls is torch.UntypedStorage:

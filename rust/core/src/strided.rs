@@ -234,7 +234,9 @@ impl Shuffle {
         if groups == 0 || (groups == 1 && !(WINDOW / 2 + 1..WINDOW).contains(&bytes)) {
             return None; // a single group of a usual size is copied as quickly by itself
         }
-        let rest = WINDOW.div_ceil(reach.min(bytes));
+        // What a step covers of its windows; the rest of them lies in groups that come later.
+        let covered = bytes_of_step.min((groups - 1) * reach + inner);
+        let rest = (WINDOW - covered).div_ceil(reach.min(bytes));
         // The window begins, or for a line that goes downwards ends, with its first group: what it covers beyond its last
         // one is where the line goes on.
         let span = group.stride * (group.count as isize - 1);
@@ -259,8 +261,8 @@ impl Shuffle {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_shuffle_epi8, _mm_storeu_si128};
 
         // A step reads and writes a whole window, of which its groups may be the smaller part. What it writes too much, those
-        // that come next write over. As the groups that are left to others reach as far as a window, in the source and in
-        // `to`, the windows stay between the first and the last byte of the line.
+        // that come next write over. As enough groups are left to others, in the source as in `to`, the windows stay between
+        // the first and the last byte of the line.
         let steps = line.count.saturating_sub(self.rest) / self.groups;
         // SAFETY: all windows lie within the line, as said above; between its elements is memory of the same object.
         unsafe {
