@@ -142,7 +142,7 @@ proptest! {
 #[test]
 fn every_flip_crop_and_channel_order_of_images_of_every_width_is_copied() {
     for size in [1, 2, 4, 8] {
-        for width in 1..70 {
+        for width in (1..36).chain([48, 63]) {
             for channels in 1..=4_isize {
                 for kept in 1..=channels {
                     let (pixel, row) = (channels * size, channels * size * (width + 2));
@@ -152,8 +152,10 @@ fn every_flip_crop_and_channel_order_of_images_of_every_width_is_copied() {
                             [(3, row * sign(1)), (width as usize, pixel * sign(2)), (kept as usize, size * sign(4))];
                         let array = Array::new(size as usize, axes.to_vec());
                         let axes = in_order(&array);
-                        let copied = array.copied(&axes, signs % 3 > 0);
-                        assert_eq!(copied, array.elements(&axes), "{:?}, {:?}", array.shape, array.strides);
+                        for at_end in [true, false] {
+                            let copied = array.copied(&axes, at_end);
+                            assert_eq!(copied, array.elements(&axes), "{:?}, {:?}", array.shape, array.strides);
+                        }
                     }
                 }
             }

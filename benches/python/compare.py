@@ -51,7 +51,7 @@ class Harness:
         order = {
             "contender": contender.program,
             "kind": contender.kind or workload.kind,
-            "item": workload.item,
+            "item": contender.item or workload.item,
             "start_method": workload.start_method,
             "workers": WORKERS,
             "seconds": seconds,

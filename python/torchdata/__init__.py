@@ -22,7 +22,10 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
     In a worker process the array lies in the shared memory that its items leave by: an item that holds it whole crosses
     to the main process without a copy. Anywhere else, and where that memory has no room, it is a plain array.
 
-    An array belongs to the item once the item was yielded: it becomes read-only then, and its memory is the receiver's.
+    That holds for an array that nothing but the item refers to, such as one that a function makes, fills and returns.
+    Where a variable, a view, a tensor or another container refers to it as well when the item is yielded, it is copied
+    like any other array: so what is written into it later is not seen by the receiver, and it may be filled and yielded
+    again.
 
     Args:
         shape: number of elements along each dimension.

@@ -32,38 +32,140 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
     }
 }
 
+/// What may happen, one kind at a time: each at every moment at which it can.
+fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
+    let with = |change: &dyn Fn(&mut Setting)| {
+        let mut setting = setting.clone();
+        change(&mut setting);
+        setting
+    };
+    vec![
+        ("nothing in particular", setting.clone()),
+        ("breaks", with(&|s| s.breaks = true)),
+        ("an error", with(&|s| s.fails_at = Some(1))),
+        ("halts, calls meanwhile, goes on", with(&|s| s.pauses = true)),
+        ("calls", with(&|s| s.calls = true)),
+        ("a death", with(&|s| s.deaths = true)),
+        ("reading ahead, breaks", with(&|s| (s.reads_ahead, s.breaks) = (true, true))),
+        ("two passes", with(&|s| s.passes = 2)),
+        ("shares left early", with(&|s| s.header = Some(1))),
+        ("shares left early, two passes", with(&|s| (s.header, s.passes) = (Some(1), 2))),
+        ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
+    ]
+}
+
 #[track_caller]
-fn holds(name: &str, setting: &Setting) {
-    let began = std::time::Instant::now();
-    match explore(setting) {
-        Ok(explored) => println!("{name}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
-        Err(found) => panic!("{name}: {found}"),
+fn all_hold(setting: &Setting) {
+    let name = format!(
+        "{} workers{}, windows {} and {}, {:?}",
+        setting.workers,
+        if setting.dispatches { ", dispatching" } else { "" },
+        setting.window,
+        setting.dispatch_window,
+        setting.outputs
+    );
+    for (what, setting) in happenings(setting) {
+        let began = std::time::Instant::now();
+        match explore(&setting) {
+            Ok(explored) => println!("{name}: {what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
+            Err(found) => panic!("{name}: {what}: {found}"),
+        }
     }
 }
 
 #[test]
-fn sketch() {
-    for dispatches in [false, true] {
-        for workers in 1..=3 {
-            let s = setting(workers, dispatches, &[2, 0, 1]);
-            holds(&format!("plain {workers} {dispatches}"), &s);
-            for o in [&[2, 0, 1][..], &[0, 1, 1], &[1, 1], &[0, 2]] {
-                let s = Setting { outputs: o, ..s.clone() };
-                println!("{o:?}");
-                holds(&format!("breaks {workers} {dispatches}"), &Setting { breaks: true, ..s.clone() });
-                holds(&format!("pauses {workers} {dispatches}"), &Setting { pauses: true, ..s.clone() });
-                holds(&format!("calls {workers} {dispatches}"), &Setting { calls: true, ..s.clone() });
-                holds(&format!("deaths {workers} {dispatches}"), &Setting { deaths: true, ..s.clone() });
-                holds(
-                    &format!("ahead {workers} {dispatches}"),
-                    &Setting { reads_ahead: true, breaks: true, ..s.clone() },
-                );
-                holds(&format!("passes {workers} {dispatches}"), &Setting { passes: 2, ..s.clone() });
-                holds(&format!("header {workers} {dispatches}"), &Setting { header: Some(1), ..s.clone() });
-                holds(&format!("fails {workers} {dispatches}"), &Setting { fails_at: Some(1), ..s.clone() });
-                holds(&format!("out of order {workers} {dispatches}"), &Setting { in_order: false, ..s.clone() });
-            }
+fn one_worker() {
+    for window in [1, 2] {
+        for outputs in [&[2, 0, 1][..], &[0, 1, 1], &[1, 1]] {
+            all_hold(&Setting { window, ..setting(1, false, outputs) });
+            all_hold(&Setting { window, dispatch_window: window, ..setting(1, true, outputs) });
         }
     }
-    let _ = Rules { streams: false, ..PRESENT };
+}
+
+#[test]
+fn workers_with_sources_of_their_own() {
+    for window in [1, 2] {
+        for outputs in [&[2, 0, 1][..], &[0, 1, 1]] {
+            all_hold(&Setting { window, ..setting(2, false, outputs) });
+        }
+        all_hold(&Setting { window, ..setting(3, false, &[0, 2]) });
+    }
+}
+
+#[test]
+fn two_workers_and_the_dispatching_process() {
+    all_hold(&setting(2, true, &[2, 0, 1]));
+    all_hold(&Setting { window: 2, dispatch_window: 1, ..setting(2, true, &[0, 2]) });
+    all_hold(&Setting { window: 1, dispatch_window: 2, ..setting(2, true, &[0, 2]) });
+    all_hold(&Setting { window: 2, dispatch_window: 2, ..setting(2, true, &[1, 1]) });
+}
+
+#[test]
+fn three_workers_and_the_dispatching_process() {
+    all_hold(&setting(3, true, &[0, 2]));
+}
+
+#[test]
+#[ignore = "takes half an hour and some gigabytes: by hand, `cargo test --release --test protocol -- --ignored --nocapture`"]
+fn three_workers_and_the_dispatching_process_with_more_items() {
+    all_hold(&setting(3, true, &[2, 0, 1]));
+    all_hold(&setting(3, true, &[0, 1, 1]));
+    all_hold(&Setting { window: 2, dispatch_window: 2, ..setting(3, true, &[0, 2]) });
+}
+
+// ---- the checker finds what was wrong -----------------------------------------------------------------------------
+
+/// What exploring finds with one rule as it was.
+#[track_caller]
+fn found(setting: Setting, old: impl Fn(&mut Rules)) -> String {
+    assert!(explore(&setting).is_ok(), "with the present rules there is nothing to find");
+    let mut rules = PRESENT;
+    old(&mut rules);
+    let found = explore(&Setting { rules, ..setting }).expect_err("the old rule is found to be wrong");
+    found.lines().next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn grants_without_an_epoch_and_readers_that_take_newer_units_lose_items() {
+    let setting = Setting { breaks: true, ..setting(2, true, &[2, 0, 1]) };
+    let found = found(setting, |rules| rules.streams = false);
+    let lost = ["is delivered as number", "as if it were whole", "everybody waits"];
+    assert!(lost.iter().any(|what| found.contains(what)), "{found}");
+}
+
+#[test]
+fn strict_order_alone_stands_still_with_uneven_work() {
+    let setting = setting(2, true, &[2, 0, 2, 0, 1, 1]);
+    assert!(found(setting, |rules| rules.take_in = false).contains("everybody waits"));
+}
+
+#[test]
+fn a_death_that_stops_the_epoch_looks_like_its_end() {
+    let setting = Setting { deaths: true, ..setting(1, false, &[1, 1]) };
+    assert!(found(setting, |rules| rules.deaths = false).contains("as if it were whole"));
+}
+
+#[test]
+fn a_thread_that_reads_on_after_its_epoch_takes_items_of_the_next() {
+    let setting = Setting { reads_ahead: true, breaks: true, ..setting(1, false, &[1, 1]) };
+    assert!(found(setting, |rules| rules.late_readers = false).contains("is delivered as number"));
+}
+
+#[test]
+fn calls_that_end_the_epoch_stand_still() {
+    let setting = Setting { calls: true, ..setting(1, false, &[1, 1]) };
+    assert!(found(setting, |rules| rules.calls = false).contains("everybody waits"));
+}
+
+#[test]
+fn a_second_pass_that_nobody_begins_stands_still() {
+    let setting = Setting { passes: 2, ..setting(1, true, &[1, 1]) };
+    assert!(found(setting, |rules| rules.passes = false).contains("everybody waits"));
+}
+
+#[test]
+fn shares_that_are_left_silently_hold_up_the_others() {
+    let setting = Setting { header: Some(1), passes: 2, ..setting(2, true, &[1, 1, 1, 1, 1, 1, 1, 1]) };
+    assert!(found(setting, |rules| rules.leaving = false).contains("everybody waits"));
 }

@@ -1,4 +1,4 @@
-"""An array of `torchdata.empty` crosses uncopied only where nobody can change the consumer's item through it any more."""
+"""An array of `torchdata.empty` crosses uncopied only where nobody else can change the consumer's item any more."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_array_that_only_the_item_refers_to_crosses_without_a_copy(loopback, 
 
 
 def test_an_array_that_holds_only_a_part_is_copied(loopback):
-    place, received = sent_and_received(loopback, lambda array: array[:50])
+    _, received = sent_and_received(loopback, lambda array: array[:50])
     np.testing.assert_array_equal(received, np.full((50, 200), 5, "float32"))
 
 
@@ -197,5 +197,5 @@ def test_memory_of_arrays_that_were_handed_over_comes_back(loopback):
         assert received[0, 0] == received[-1, -1]
     del received
     gc.collect()
-    ((in_use, peak, _),) = loopback.sender.arena_usage()
+    ((_, peak, _),) = loopback.sender.arena_usage()
     assert peak < 30 * np.empty(SHAPE, "float32").nbytes

@@ -170,9 +170,9 @@ class Comparison:
         """Whether being one object matters: anything that can be changed, and strings that are costly to send twice."""
         if isinstance(value, (str, bytes)):
             return len(value) >= LONG_STRING
-        return isinstance(value, (list, dict, np.ndarray, Sample, Slotted)) or (
-            isinstance(value, tuple) and value != ()
-        )
+        if isinstance(value, tuple):
+            return len(value) > 0
+        return isinstance(value, (list, dict, np.ndarray, Sample, Slotted))
 
     @staticmethod
     def check_array(sent, received):

@@ -7,6 +7,7 @@ worker that moves ints starts without them.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,6 +21,13 @@ LIST = 64
 """Ints in a list, where ints travel in lists."""
 
 ARRAY_BYTES = 150 * 1024
+IMAGE_SHAPE = (160, 320, 3)
+"""An image of as many bytes."""
+
+SHARED_BYTES, REFERENCES = 1 << 20, 300
+"""A string, and how often an item holds it."""
+
+OBJECTS = 1000
 IMAGE_BYTES = 12 * 1024
 BATCH_SHAPE = (64, 3, 224, 224)
 BATCH_BYTES = 4 * 64 * 3 * 224 * 224
@@ -48,6 +56,53 @@ def array(n: int) -> Any:
     fresh = _template(ARRAY_BYTES).copy()
     fresh[0] = n & 0xFF
     return fresh
+
+
+def flipped(n: int) -> Any:
+    """The same array as an image, mirrored: its rows are read backwards."""
+    return array(n).reshape(IMAGE_SHAPE)[:, ::-1]
+
+
+def transposed(n: int) -> Any:
+    """The same array as an image whose channels come first."""
+    return array(n).reshape(IMAGE_SHAPE).transpose(2, 0, 1)
+
+
+def cropped(n: int) -> Any:
+    """An image of the same size, cut out of a larger one."""
+    height, width, channels = IMAGE_SHAPE
+    larger = _template((height + 20) * (width + 20) * channels).copy()
+    larger[0] = n & 0xFF
+    return larger.reshape(height + 20, width + 20, channels)[10:-10, 10:-10]
+
+
+def times(n: int) -> Any:
+    """A fresh array of the same size, of points in time."""
+    return array(n).view("M8[s]")
+
+
+@cache
+def _text() -> str:
+    return "x" * SHARED_BYTES
+
+
+def shared_text(n: int) -> list[str]:
+    """One string, many times."""
+    return [_text()] * REFERENCES
+
+
+@dataclass
+class Label:
+    """What a detector finds in an image, say."""
+
+    name: str
+    score: float
+    index: int
+
+
+def objects(n: int) -> list[Label]:
+    """Many small objects."""
+    return [Label("cat", 0.5, n + k) for k in range(OBJECTS)]
 
 
 def mixed(n: int) -> dict[str, Any]:
@@ -113,4 +168,10 @@ MAKERS = {
     "mixed": mixed,
     "batch": batch,
     "decoded": decoded,
+    "flipped": flipped,
+    "transposed": transposed,
+    "cropped": cropped,
+    "times": times,
+    "shared_text": shared_text,
+    "objects": objects,
 }

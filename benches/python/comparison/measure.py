@@ -45,6 +45,12 @@ CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
     "mixed": _touch_mixed,
     "batch": _touch_batch,
     "decoded": _touch_array,
+    "flipped": _touch_array,
+    "transposed": _touch_array,
+    "cropped": _touch_array,
+    "times": _touch_array,
+    "shared_text": _touch_array,
+    "objects": _touch_array,
     "lists": _walk_lists,
 }
 """By kind of item: takes a share of the items and touches one element of each."""

@@ -11,7 +11,7 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Contender:
-    """Who runs: a contender of `child` with its options; `kind` where it is not the workload's.
+    """Who runs: a contender of `child` with its options; `kind` and `item` where they are not the workload's.
 
     The option `main` names the module that is run in place of `child`.
     """
@@ -20,6 +20,7 @@ class Contender:
     program: str
     options: dict[str, Any] = field(default_factory=dict)
     kind: str | None = None
+    item: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,16 @@ def starting_with_torch(start_method: str, late: bool = False) -> Workload:
     )
 
 
+def laid_out(item: str, title: str) -> Workload:
+    """Arrays that are no plain run of numbers, beside plain ones of the same size."""
+    plain = Contender("plain arrays, moved by us", "ours", item="array")
+    goals = (
+        Goal("no slower than torch", torch_numpy.name, at_least=1.0),
+        Goal("at most 1.5 times the time of plain arrays", plain.name, at_least=1 / 1.5),
+    )
+    return Workload(f"arrays-{item}", title, item, (ours, torch_numpy, plain), goals)
+
+
 def chain(name: str, title: str, case: str) -> Workload:
     """One of the cases of `inprocess`, whose child runs the plain generators too."""
     options = {"case": case}
@@ -151,6 +162,24 @@ WORKLOADS = (
         "array",
         (ours, upstream, torch, torch_numpy, Contender("one process, no loader", "bare", kind="array_floor")),
         (Goal("at least 12 times torch", torch.name, at_least=12),),
+    ),
+    laid_out("flipped", "150 KiB images, mirrored"),
+    laid_out("transposed", "150 KiB images, channels first"),
+    laid_out("cropped", "150 KiB images, cut out of larger ones"),
+    laid_out("times", "150 KiB of datetime64"),
+    Workload(
+        "shared-text",
+        "one string of 1 MiB, 300 times in an item",
+        "shared_text",
+        (ours, upstream, torch),
+        (Goal("no slower than torch", torch.name, at_least=1.0),),
+    ),
+    Workload(
+        "objects",
+        "1,000 dataclass objects in an item",
+        "objects",
+        (ours, upstream, torch, Contender("torch loaded, moved by us", "ours", {"imports": ["torch"]})),
+        (Goal("no slower than torch", torch.name, at_least=1.0),),
     ),
     Workload(
         "tensors",

@@ -20,7 +20,7 @@ __all__ = ["DataChunk", "has_own_reducer", "loads", "pickled_parts"]
 #: What a pickle begins with that refers to tensors laid out behind it. No pickle begins so by itself.
 _WITH_TENSORS = b"T"
 
-#: Where a pickler's table of reducers is put: an attribute of that name would not be seen where a class has one.
+#: Where a pickler's table of reducers is put: it does not look at an attribute where its class has one of that name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
@@ -53,7 +53,8 @@ def _dumps(base: Any, obj: Any, out_of_band: bool) -> tuple[bytes, list[memoryvi
     table = _tables.take(pickling)
     _TABLE.__set__(pickling, table)
     pickling.dump(obj)
-    pickled, parts, spans = file.getvalue(), [buffer.raw() for buffer in buffers], []
+    pickled, parts = file.getvalue(), [buffer.raw() for buffer in buffers]
+    spans: list[Span] = []
     if table.tensors.places:
         with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
             places, blocks, spans = table.tensors.lay_out()

@@ -63,15 +63,18 @@ class Reducers(dict[type, Reducer]):
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
-        self._base = base
+        #: Where classes of picklers, and users by `copyreg`, say how they want types pickled.
+        self.base = base
+        #: Which registrations of users' it knows, if it may be used again.
+        self.made_for: object = None
         #: The tensors of what is being pickled.
         self.tensors = Departing()
 
     def __missing__(self, cls: type) -> Reducer:
-        reduce: Reducer | None = self._base.get(cls)
+        reduce: Reducer | None = self.base.get(cls)
         if reduce is None and "torch" in sys.modules:
             reduce = self.tensors.reducer(cls)
-        if reduce is None and cls.__module__ == "numpy" and cls is sys.modules["numpy"].ndarray:
+        if reduce is None and cls is getattr(sys.modules.get("numpy"), "ndarray", None):
             reduce = _reduce_array
         if reduce is None:
             if issubclass(cls, type):
@@ -102,11 +105,13 @@ class Tables:
         try:
             return self._free.pop()
         except IndexError:
-            return Reducers(copyreg.dispatch_table, _users_reducers())
+            table = Reducers(copyreg.dispatch_table, _users_reducers())
+            table.made_for = self._seen
+            return table
 
     def give_back(self, table: Reducers) -> None:
         """The pickler of the table has done its work."""
-        if len(table) <= self._MOST_TYPES:
+        if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 
 

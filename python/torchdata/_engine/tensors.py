@@ -53,8 +53,8 @@ class Departing:
         self.places.append(((start, start + size), size, storage))
         return len(self.places) - 1
 
-    def reducer(self, cls: type) -> Callable[[Any], Any] | None:
-        """How objects of a type are pickled; None where it is no type of tensors or storages, or has its own way."""
+    def reducer(self, cls: Any) -> Callable[[Any], Any] | None:
+        """How objects of a type are pickled; None if it is none of tensors or storages, or has a way of its own."""
         torch = sys.modules["torch"]
         if cls is torch.UntypedStorage:
             return self._reduce_storage

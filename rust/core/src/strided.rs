@@ -45,6 +45,8 @@ struct Shuffle {
     /// Groups in a step, and their bytes.
     groups: usize,
     bytes: usize,
+    /// Groups at the end of a line that are left to others.
+    rest: usize,
     /// First byte of what a step reads, as seen from its first group.
     low: isize,
     /// Which byte of what was read goes where.
@@ -219,30 +221,34 @@ fn may_shuffle() -> bool {
 }
 
 impl Shuffle {
-    /// None where no two groups are close enough together.
+    /// None where a step would copy too little, or nothing.
     fn new(line: Axis, group: Axis, run: usize) -> Option<Self> {
         let bytes = group.count * run;
         let reach = line.stride.unsigned_abs();
         let inner = group.stride.unsigned_abs().checked_mul(group.count - 1)?.checked_add(run)?;
-        if inner > WINDOW || reach > WINDOW {
+        if inner > WINDOW || reach > WINDOW || reach == 0 {
             return None;
         }
-        let groups = (WINDOW / bytes).min(if reach == 0 { 1 } else { (WINDOW - inner) / reach + 1 });
-        if groups < 2 {
-            return None;
+        let groups = (WINDOW / bytes).min((WINDOW - inner) / reach + 1);
+        let bytes_of_step = groups * bytes;
+        if groups == 0 || (groups == 1 && !(WINDOW / 2 + 1..WINDOW).contains(&bytes)) {
+            return None; // a single group of a usual size is copied as quickly by itself
         }
+        // What a step covers of its windows; the rest of them lies in groups that come later.
+        let covered = bytes_of_step.min((groups - 1) * reach + inner);
+        let rest = (WINDOW - covered).div_ceil(reach.min(bytes));
         // The window begins, or for a line that goes downwards ends, with its first group: what it covers beyond its last
         // one is where the line goes on.
         let span = group.stride * (group.count as isize - 1);
         let low = if line.stride > 0 { span.min(0) } else { span.max(0) + run as isize - WINDOW as isize };
         // A byte with its highest bit set makes a zero; nobody reads what such a place gets.
         let mut table = [0x80; WINDOW];
-        for (index, place) in table.iter_mut().take(groups * bytes).enumerate() {
+        for (index, place) in table.iter_mut().take(bytes_of_step).enumerate() {
             let (element, byte) = (index / run, index % run);
             let at = line.stride * (element / group.count) as isize + group.stride * (element % group.count) as isize;
             *place = (at - low) as u8 + byte as u8;
         }
-        Some(Self { groups, bytes: groups * bytes, low, table })
+        Some(Self { groups, bytes: bytes_of_step, rest, low, table })
     }
 
     /// Copies as many groups of the line as can be without touching what is not the line's, and returns their number.
@@ -255,9 +261,9 @@ impl Shuffle {
         use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_shuffle_epi8, _mm_storeu_si128};
 
         // A step reads and writes a whole window, of which its groups may be the smaller part. What it writes too much, those
-        // that come next write over. As `WINDOW` groups are left to others, each of them at least one byte long and one byte
-        // from its neighbour, the windows stay between the first and the last byte of the line.
-        let steps = line.count.saturating_sub(WINDOW) / self.groups;
+        // that come next write over. As enough groups are left to others, in the source as in `to`, the windows stay between
+        // the first and the last byte of the line.
+        let steps = line.count.saturating_sub(self.rest) / self.groups;
         // SAFETY: all windows lie within the line, as said above; between its elements is memory of the same object.
         unsafe {
             let table = _mm_loadu_si128(self.table.as_ptr().cast::<__m128i>());

@@ -1,0 +1,129 @@
+"""Strings that items share, and what users say about pickling."""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+from loopback import Loopback
+from torchdata._engine import codec, reducers
+
+TEXT, LATIN, BROKEN, BLOB = "x" * (1 << 20), "ä" * (1 << 20), "x" * 99 + "\udcff", b"y" * (1 << 20)
+
+
+@dataclasses.dataclass(eq=False)
+class Sample:
+    value: object
+
+
+@pytest.mark.parametrize("string", [TEXT, LATIN, BROKEN, BLOB, "w" * 64, b"w" * 64])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda s: [s] * 300,
+        lambda s: {"a": s, "b": [(s, 1)], s: {"c": s}},
+        lambda s: [Sample(s), s],
+        lambda s: (s, Sample([s]), Sample(s)),
+    ],
+)
+def test_a_long_string_is_sent_once_and_stays_one_object(wrap, string):
+    def strings(item):
+        if isinstance(item, (str, bytes)):
+            return [item] if len(item) > 1 else []
+        if isinstance(item, Sample):
+            return strings(item.value)
+        if isinstance(item, dict):
+            return [found for pair in item.items() for one in pair for found in strings(one)]
+        return [found for one in item for found in strings(one)] if isinstance(item, (list, tuple)) else []
+
+    loopback = Loopback()
+    received = strings(loopback.one(wrap(string)))
+    assert len(received) == len(strings(wrap(string)))
+    assert all(one is received[0] for one in received)
+    assert received[0] == string
+    _, sent = loopback.link.sent()
+    size = len(string if isinstance(string, bytes) else string.encode("utf-8", "surrogatepass"))
+    assert size <= sent < 1.1 * size + 20_000
+
+
+def test_an_item_of_many_strings_does_not_slow_the_later_ones(loopback):
+    words = [f"{number:070}" for number in range(50_000)]
+    assert loopback.one([words, list(words)]) == [words, words]
+    assert loopback.one(["w" * 70] * 3) == ["w" * 70] * 3
+
+
+class Ours:
+    def __init__(self, value):
+        self.value = value
+
+
+def test_a_reducer_that_is_registered_between_two_items_counts_from_then_on(loopback):
+    assert loopback.one([Ours(1), Ours(2)])[1].value == 2
+    try:
+        for answer in ("first", "second"):
+            copyreg.pickle(Ours, lambda obj, answer=answer: (str, (answer,)))
+            assert loopback.one([Ours(1), Ours(2)]) == [answer, answer]
+    finally:
+        del copyreg.dispatch_table[Ours]
+    assert loopback.one(Ours(3)).value == 3
+
+
+def test_a_reducer_for_the_picklers_of_processes_reaches_what_only_cloudpickle_can_pickle(loopback):
+    from multiprocessing.reduction import ForkingPickler
+
+    ForkingPickler.register(Ours, lambda obj: (str, ("by its reducer",)))
+    try:
+        function, reduced = loopback.one([lambda: 7, Ours(1)])
+    finally:
+        del ForkingPickler._extra_reducers[Ours]
+    assert function() == 7
+    assert reduced == "by its reducer"
+
+
+def test_objects_that_pickle_items_while_they_are_pickled_themselves_arrive(loopback):
+    class Nested:
+        def __reduce__(self):
+            pickled, buffers, _ = codec.pickled_parts([Sample(1), np.arange(5000)[::-1]])
+            return codec.loads, (pickled, [bytes(buffer) for buffer in buffers])
+
+    first, second = loopback.one([Nested(), Sample(3)])
+    assert first[0].value == 1
+    np.testing.assert_array_equal(first[1], np.arange(5000)[::-1])
+    assert second.value == 3
+
+
+def test_tables_of_reducers_do_not_keep_classes_that_users_make_all_the_time(loopback):
+    class Local:
+        """Goes by cloudpickle."""
+
+    assert type(loopback.one([Local(), 1])[0]).__name__ == "Local"
+    assert all(Local not in table for table in codec._tables._free)
+    tables, pickling = reducers.Tables(), pickle.Pickler(io.BytesIO())
+    for _ in range(3):
+        table = tables.take(pickling)
+        assert len(table) < 500
+        table.update((type(f"Made{number}", (), {}), str) for number in range(400))
+        tables.give_back(table)
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_objects_of_one_type_are_reduced_without_python_code_for_each(loopback, monkeypatch, count):
+    asked = []
+    missing = reducers.Reducers.__missing__
+
+    def counted(self, cls):
+        asked.append(cls)
+        return missing(self, cls)
+
+    monkeypatch.setattr(reducers.Reducers, "__missing__", counted)
+    monkeypatch.setattr(codec, "_tables", reducers.Tables())
+    received = loopback.one([Sample(number) for number in range(count)])
+    assert [sample.value for sample in received] == list(range(count))
+    assert asked.count(Sample) == 1
+    loopback.one([Sample(1)])
+    assert asked.count(Sample) == 1
