@@ -97,6 +97,7 @@ class ArenaBuffer:
     def __len__(self) -> int: ...
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard) -> None: ...
+
 @final
 class Sender:
     """Sends items over one link, or deals them to several."""

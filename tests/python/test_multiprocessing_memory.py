@@ -49,7 +49,8 @@ def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_
     with loader(IterableWrapper(range(count)).map(OneLarge()), num_workers=1) as dl:
         iterator = iter(dl)
         array = next(iterator)
-        assert array.sum() == 0 and array.nbytes == 64 << 20  # this process has touched all of it
+        assert array.nbytes == 64 << 20
+        assert array.sum() == 0  # this process has touched all of it
         assert resident() >= 64 << 20
         del array
         if ended:
@@ -78,7 +79,9 @@ def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
         counts = []
         for _ in range(5):
             arrays = next(iterator)
-            time.sleep(0.1)  # not for a race: the worker is to have gone to sleep, which can only lower the count
+            time.sleep(
+                0.1
+            )  # not for a race: the worker is to have gone to sleep, which can only lower the count
             before = switches(pid)
             while arrays:
                 arrays.pop()
@@ -107,13 +110,19 @@ def test_scribbles_into_a_running_link_give_exact_data_or_an_error(seed):
                 received.append(x)
                 if len(received) % 500 == 0:
                     # The data ring about where it is being written, and the cursors.
-                    place = generator.choice([4096 + 8 * generator.randrange(4096), 64 * generator.randrange(1, 5)])
+                    place = generator.choice(
+                        [4096 + 8 * generator.randrange(4096), 64 * generator.randrange(1, 5)]
+                    )
                     scribble(start + place, generator.getrandbits(64))
         except (RuntimeError, OSError) as error:
-            assert "corrupted" in str(error) or "worker process 0" in str(error), error
-            assert received == expected[: len(received)]
+            reported = str(error)
         else:
-            assert received == expected
+            reported = None
+        assert received == expected[: len(received)]
+        if reported is None:
+            assert len(received) == len(expected)
+        else:
+            assert "corrupted" in reported or "worker process 0" in reported
 
 
 def own_descriptors(pid):
@@ -132,13 +141,13 @@ def test_a_child_holds_its_own_and_main_three_descriptors_for_each(method):
     before = len(os.listdir("/proc/self/fd"))
     with (
         loader(IterableWrapper(range(40)).sharding_filter(), 2) as other,
-        loader(IterableWrapper(range(40)).sharding_filter(), 12, multiprocessing_context=method) as dl,
+        loader(IterableWrapper(range(40)).sharding_filter(), 5, multiprocessing_context=method) as dl,
     ):
         iterators = iter(other), iter(dl)
         assert [next(iterator) for iterator in iterators] == [0, 0]
         pids = dl.reading_service._children.pids
         # The pipe of multiprocessing and the pidfd; what it keeps for its fork server and resource tracker is constant.
-        assert len(os.listdir("/proc/self/fd")) - before <= 3 * 14 + 8
+        assert len(os.listdir("/proc/self/fd")) - before <= 3 * 7 + 8
         counts = [own_descriptors(pid) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
         # Its own bells, its control link and its items.
@@ -224,9 +233,9 @@ def test_a_full_tmpdir_is_an_error_that_says_what_to_do(tmp_path):
     done = run_in_small_tmpdir(
         tmp_path,
         """
-        with open(os.path.join(os.environ["TMPDIR"], "filler"), "wb") as file:
+        with open(os.path.join(os.environ["TMPDIR"], "filler"), "wb", buffering=0) as file:
             try:
-                while True: file.write(bytes(4096)); file.flush()
+                while True: file.write(bytes(4096))
             except OSError: pass
         try: list(make(str))
         except OSError as error: print(error.errno, error)

@@ -162,7 +162,9 @@ class Children:
         for process, setup in zip(self._processes, setups, strict=True):
             process.start()
             note_pipes(process)
-            if not setup.dispatches:  # what the dispatching process needs, which is started last, it has in common
+            if (
+                not setup.dispatches
+            ):  # what the dispatching process needs, which is started last, it has in common
                 setup.control.shared.close_descriptor()
                 setup.outputs[0].shared.close_descriptor()
         self._close_descriptors(setups)
