@@ -22,11 +22,15 @@ from torchdata.datapipes.iter import IterableWrapper
 PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
 
 
-def link_mappings():
-    """(start, end) of each mapping of shared memory of ours."""
+def regions():
+    """(length, start) of each region of shared memory of ours; advice may have cut it into several mappings."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    ours = [line for line in lines if "memfd:torchdata " in line or "/.torchdata-" in line]
-    return [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in ours]
+    ours: dict[str, list[int]] = {}
+    for line in lines:
+        if "memfd:torchdata " in line or "/.torchdata-" in line:
+            fields = line.split()
+            ours.setdefault(fields[4], []).extend(int(end, 16) for end in fields[0].split("-"))
+    return sorted((max(ends) - min(ends), min(ends)) for ends in ours.values())
 
 
 def resident():
@@ -67,6 +71,7 @@ class Many:
         return [np.full(1100, x + i) for i in range(400)]
 
 
+@pytest.mark.skipif(PORTABLE, reason="the fallback is not woken: it naps, and looks")
 def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
     def switches(pid):
         status = Path(f"/proc/{pid}/status").read_text()
@@ -102,9 +107,8 @@ def test_scribbles_into_a_running_link_give_exact_data_or_an_error(seed):
     with loader(IterableWrapper(expected), num_workers=1, timeout=20) as dl:
         iterator = iter(dl)
         received = [next(iterator)]
-        links = [(start, end) for start, end in link_mappings() if end - start > 1 << 20]
-        assert len(links) == 1
-        start = links[0][0]
+        _, start = regions()[-1]  # the link with an arena
+        assert ctypes.string_at(start, 8) == b"tdrslink"
         try:
             for x in iterator:
                 received.append(x)
@@ -114,7 +118,7 @@ def test_scribbles_into_a_running_link_give_exact_data_or_an_error(seed):
                         [4096 + 8 * generator.randrange(4096), 64 * generator.randrange(1, 5)]
                     )
                     scribble(start + place, generator.getrandbits(64))
-        except (RuntimeError, OSError) as error:
+        except RuntimeError as error:  # a TimeoutError would be a hang, and fails
             reported = str(error)
         else:
             reported = None
@@ -247,4 +251,4 @@ def test_a_full_tmpdir_is_an_error_that_says_what_to_do(tmp_path):
 
 def test_nothing_of_this_is_left():
     gc.collect()
-    assert link_mappings() == []
+    assert regions() == []
