@@ -96,8 +96,15 @@ def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
         assert sorted(counts)[2] < 40, counts
 
 
-def scribble(address, word):
-    ctypes.c_uint64.from_address(address).value = word
+def scribble(link, generator):
+    """Writes over one of the four cursors, or over the data ring about where it is being written."""
+
+    def word(place):
+        return ctypes.c_uint64.from_address(link + place)
+
+    written = word(64).value % (1 << 18) // 8 * 8
+    places = [64 * generator.randrange(1, 5), 4096 + (written + 8 * generator.randrange(-40, 8)) % (1 << 18)]
+    word(generator.choice(places)).value = generator.getrandbits(64)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -113,11 +120,7 @@ def test_scribbles_into_a_running_link_give_exact_data_or_an_error(seed):
             for x in iterator:
                 received.append(x)
                 if len(received) % 500 == 0:
-                    # The data ring about where it is being written, and the cursors.
-                    place = generator.choice(
-                        [4096 + 8 * generator.randrange(4096), 64 * generator.randrange(1, 5)]
-                    )
-                    scribble(start + place, generator.getrandbits(64))
+                    scribble(start, generator)
         except RuntimeError as error:  # a TimeoutError would be a hang, and fails
             reported = str(error)
         else:
