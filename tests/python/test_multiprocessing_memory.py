@@ -22,11 +22,15 @@ from torchdata.datapipes.iter import IterableWrapper
 PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
 
 
-def link_mappings():
-    """(start, end) of each mapping of shared memory of ours."""
+def regions():
+    """(length, start) of each region of shared memory of ours; advice may have cut it into several mappings."""
     lines = Path("/proc/self/maps").read_text().splitlines()
-    ours = [line for line in lines if "memfd:torchdata " in line or "/.torchdata-" in line]
-    return [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in ours]
+    ours: dict[str, list[int]] = {}
+    for line in lines:
+        if "memfd:torchdata " in line or "/.torchdata-" in line:
+            fields = line.split()
+            ours.setdefault(fields[4], []).extend(int(end, 16) for end in fields[0].split("-"))
+    return sorted((max(ends) - min(ends), min(ends)) for ends in ours.values())
 
 
 def resident():
@@ -49,7 +53,8 @@ def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_
     with loader(IterableWrapper(range(count)).map(OneLarge()), num_workers=1) as dl:
         iterator = iter(dl)
         array = next(iterator)
-        assert array.sum() == 0 and array.nbytes == 64 << 20  # this process has touched all of it
+        assert array.nbytes == 64 << 20
+        assert array.sum() == 0  # this process has touched all of it
         assert resident() >= 64 << 20
         del array
         if ended:
@@ -66,6 +71,7 @@ class Many:
         return [np.full(1100, x + i) for i in range(400)]
 
 
+@pytest.mark.skipif(PORTABLE, reason="the fallback is not woken: it naps, and looks")
 def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
     def switches(pid):
         status = Path(f"/proc/{pid}/status").read_text()
@@ -90,8 +96,19 @@ def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
         assert sorted(counts)[2] < 40, counts
 
 
-def scribble(address, word):
-    ctypes.c_uint64.from_address(address).value = word
+def scribble(link, generator):
+    """Writes over one of the four cursors, or over the data ring about where it is being written."""
+
+    def word(place):
+        return ctypes.c_uint64.from_address(link + place)
+
+    def position(place):
+        return word(place).value % (1 << 48)
+
+    wait_for(lambda: position(64) - position(128) > 100)  # so that there is something to spoil
+    written = position(64) % (1 << 18)
+    places = [64 * generator.randrange(1, 5), 4096 + (written + 8 * generator.randrange(-40, 8)) % (1 << 18)]
+    word(generator.choice(places)).value = generator.getrandbits(64)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -101,23 +118,22 @@ def test_scribbles_into_a_running_link_give_exact_data_or_an_error(seed):
     with loader(IterableWrapper(expected), num_workers=1, timeout=20) as dl:
         iterator = iter(dl)
         received = [next(iterator)]
-        links = [(start, end) for start, end in link_mappings() if end - start > 1 << 20]
-        assert len(links) == 1
-        start = links[0][0]
+        _, start = regions()[-1]  # the link with an arena
+        assert ctypes.string_at(start, 8) == b"tdrslink"
         try:
             for x in iterator:
                 received.append(x)
-                if len(received) % 500 == 0:
-                    # The data ring about where it is being written, and the cursors.
-                    place = generator.choice(
-                        [4096 + 8 * generator.randrange(4096), 64 * generator.randrange(1, 5)]
-                    )
-                    scribble(start + place, generator.getrandbits(64))
-        except (RuntimeError, OSError) as error:
-            assert "corrupted" in str(error) or "worker process 0" in str(error), error
-            assert received == expected[: len(received)]
+                if len(received) % 500 == 0 and len(received) < 2600:
+                    scribble(start, generator)
+        except RuntimeError as error:  # a TimeoutError would be a hang, and fails
+            reported = str(error)
         else:
-            assert received == expected
+            reported = None
+        assert received == expected[: len(received)]
+        if reported is None:
+            assert len(received) == len(expected)
+        else:
+            assert "corrupted" in reported or "worker process 0" in reported
 
 
 def own_descriptors(pid):
@@ -136,13 +152,13 @@ def test_a_child_holds_its_own_and_main_three_descriptors_for_each(method):
     before = len(os.listdir("/proc/self/fd"))
     with (
         loader(IterableWrapper(range(40)).sharding_filter(), 2) as other,
-        loader(IterableWrapper(range(40)).sharding_filter(), 12, multiprocessing_context=method) as dl,
+        loader(IterableWrapper(range(40)).sharding_filter(), 5, multiprocessing_context=method) as dl,
     ):
         iterators = iter(other), iter(dl)
         assert [next(iterator) for iterator in iterators] == [0, 0]
         pids = dl.reading_service._children.pids
         # The pipe of multiprocessing and the pidfd; what it keeps for its fork server and resource tracker is constant.
-        assert len(os.listdir("/proc/self/fd")) - before <= 3 * 14 + 8
+        assert len(os.listdir("/proc/self/fd")) - before <= 3 * 7 + 8
         counts = [own_descriptors(pid) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
         # Its own bells, its control link and its items.
@@ -228,9 +244,9 @@ def test_a_full_tmpdir_is_an_error_that_says_what_to_do(tmp_path):
     done = run_in_small_tmpdir(
         tmp_path,
         """
-        with open(os.path.join(os.environ["TMPDIR"], "filler"), "wb") as file:
+        with open(os.path.join(os.environ["TMPDIR"], "filler"), "wb", buffering=0) as file:
             try:
-                while True: file.write(bytes(4096)); file.flush()
+                while True: file.write(bytes(4096))
             except OSError: pass
         try: list(make(str))
         except OSError as error: print(error.errno, error)
@@ -242,4 +258,4 @@ def test_a_full_tmpdir_is_an_error_that_says_what_to_do(tmp_path):
 
 def test_nothing_of_this_is_left():
     gc.collect()
-    assert link_mappings() == []
+    assert regions() == []

@@ -156,9 +156,8 @@ class Children:
     def _start(self, start_method: str, setups: list[ChildSetup]) -> None:
         def close_own(index: int) -> None:
             setup = setups[index]
-            if (
-                not setup.dispatches
-            ):  # what the dispatching process needs, which is started last, it has in common
+            # What the dispatching process needs, which is started last, it has in common with others.
+            if not setup.dispatches:
                 setup.control.shared.close_descriptor()
                 setup.outputs[0].shared.close_descriptor()
 

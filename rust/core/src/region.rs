@@ -173,7 +173,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     }
     // A file system that does not reserve has room for what was written.
     use std::os::unix::fs::FileExt;
-    const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let file = File::from(fd.try_clone_to_owned()?);
     let mut written = 0;
     while written < len {
