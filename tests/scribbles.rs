@@ -136,7 +136,7 @@ fn ends(seed: u64) -> (Raw, Sending, Receiving) {
 /// Writes over a random place: a bit, a byte, a word or a run of zeros.
 fn scribble(raw: &Raw, random: &mut Random) {
     let place = match random.below(4) {
-        0 => random.below(704),
+        0 => random.below(768),
         1 => RETURN_RING + random.below(ARENA - RETURN_RING),
         2 => RING + random.below(SMALL.ring_capacity),
         _ => RING + random.below(600),

@@ -4,6 +4,9 @@ use std::collections::HashMap;
 use std::fmt::{Debug, Display};
 use std::hash::{Hash, Hasher};
 
+/// The state after a step, or what the step breaks.
+pub type After<State> = Result<State, String>;
+
 /// What can happen next, and what must not.
 pub trait Model {
     /// All that matters for what can happen next.
@@ -14,7 +17,7 @@ pub trait Model {
     /// The state in which everything begins.
     fn start(&self) -> Self::State;
     /// Every step that can be taken, and the state after it, or what it breaks.
-    fn steps(&self, state: &Self::State) -> Vec<(Self::Step, Result<Self::State, String>)>;
+    fn steps(&self, state: &Self::State) -> Vec<(Self::Step, After<Self::State>)>;
     /// Whether everything is over in this state. Others must have a next step, and a way to such a one.
     fn is_over(&self, state: &Self::State) -> bool;
 }

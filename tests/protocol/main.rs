@@ -22,6 +22,7 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
         epochs: 2,
         passes: 1,
         header: None,
+        leavers: 3,
         in_order: true,
         breaks: false,
         pauses: false,
@@ -166,6 +167,6 @@ fn a_second_pass_that_nobody_begins_stands_still() {
 
 #[test]
 fn shares_that_are_left_silently_hold_up_the_others() {
-    let setting = Setting { header: Some(1), passes: 2, ..setting(2, true, &[1, 1, 1, 1, 1, 1, 1, 1]) };
+    let setting = Setting { header: Some(1), leavers: 1, ..setting(2, true, &[1, 1, 1, 1, 1, 1]) };
     assert!(found(setting, |rules| rules.leaving = false).contains("everybody waits"));
 }

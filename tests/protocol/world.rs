@@ -10,7 +10,7 @@ use torchdata_core::protocol::{
     Stream, Wish,
 };
 
-use super::explore::Model;
+use super::explore::{self, Model};
 
 /// What the protocol does; all true in the present one.
 #[derive(Debug, Clone, Copy)]
@@ -49,8 +49,9 @@ pub struct Setting {
     pub epochs: u32,
     /// How often a worker's graph reads its source.
     pub passes: u32,
-    /// How many items of its source a worker takes in a pass; None: all.
+    /// How many items of its source each of the first `leavers` workers takes in a pass; None: all.
     pub header: Option<u8>,
+    pub leavers: usize,
     pub in_order: bool,
     /// Main may leave an epoch after any item.
     pub breaks: bool,
@@ -264,6 +265,9 @@ pub struct World {
     dealt: Vec<Link>,
 }
 
+/// The world after a step, or what the step breaks.
+type After = explore::After<World>;
+
 /// Who does something, and what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Act {
@@ -273,8 +277,6 @@ pub enum Act {
     Dies(usize),
     MainDies,
 }
-
-type After = Result<World, String>;
 
 const CONTROL: usize = 3;
 
@@ -287,10 +289,14 @@ impl Setting {
     fn made_by(&self, worker: usize) -> Vec<u8> {
         let source = 0..self.outputs.len() as u8;
         let share: Vec<u8> = source.filter(|&item| item as usize % self.workers == worker).collect();
-        let share = &share[..self.header.map_or(share.len(), |most| share.len().min(most.into()))];
+        let share = &share[..self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()))];
         let pass = share.iter().flat_map(|&item| (0..self.outputs[item as usize]).map(move |_| item));
         let pass: Vec<u8> = pass.collect();
         (0..self.passes).flat_map(|_| pass.iter().copied()).collect()
+    }
+
+    fn header_of(&self, worker: usize) -> Option<u8> {
+        self.header.filter(|_| worker < self.leavers.min(self.workers))
     }
 
     /// What an epoch delivers in strict order.
@@ -593,7 +599,11 @@ impl World {
         if self.stopped {
             return Ok(Asked::Ended(Ended::Over));
         }
+        let waiting: usize = self.out.iter().map(|link| link.units.len()).sum();
         let arrived: Vec<bool> = self.ends.iter().zip(&mut self.out).map(|(end, link)| end.look(link, rules)).collect();
+        if self.out.iter().map(|link| link.units.len()).sum::<usize>() < waiting {
+            return Ok(Asked::Busy); // what is over was dropped
+        }
         let ready: Vec<bool> =
             self.held.iter().zip(&arrived).map(|(held, &arrived)| !held.is_empty() || arrived).collect();
         let starves: Vec<bool> = self.out.iter().map(|link| link.starving == self.epoch && rules.take_in).collect();
@@ -660,9 +670,7 @@ impl World {
         let arrived: Vec<bool> =
             self.ends.iter().zip(&mut self.out).map(|(end, link)| end.look(link, setting.rules)).collect();
         let epoch = self.epoch;
-        let starves: Vec<bool> = (0..setting.workers)
-            .map(|peer| self.held[peer].is_empty() && !arrived[peer] && self.out[peer].starving == epoch)
-            .collect();
+        let starves: Vec<bool> = (0..setting.workers).map(|peer| self.out[peer].starving == epoch).collect();
         if let Some(peer) = self.collecting.to_take_in(|peer| arrived[peer], |peer| starves[peer]) {
             self.take_in(peer);
             return Some(Ok(()));
@@ -894,7 +902,7 @@ impl World {
     fn read_source(&mut self, setting: &Setting, index: usize, step: usize, first: usize) -> &'static str {
         let child = &mut self.children[index];
         let item = first + step * usize::from(child.read);
-        let most = setting.header.filter(|_| !setting.is_dispatcher(index));
+        let most = setting.header_of(index);
         if item >= setting.outputs.len() || most.is_some_and(|most| child.read >= most) {
             child.pass += 1;
             child.read = 0;
@@ -931,7 +939,7 @@ impl World {
             child.share.begin(link, wanted, setting.dispatch_window);
             return Some("asks for its share");
         }
-        if setting.header.is_some_and(|most| child.read >= most) {
+        if setting.header_of(index).is_some_and(|most| child.read >= most) {
             child.pass += 1;
             child.read = 0;
             child.exhausted = child.pass >= setting.passes;
@@ -940,7 +948,11 @@ impl World {
             }
             return Some("has enough of its share");
         }
+        let waiting = link.units.len();
         if !child.share.look(link, setting.rules) {
+            if link.units.len() < waiting {
+                return Some("drops what is over");
+            }
             if Control::is_superseded(epoch, child.order) {
                 self.finish(setting, index);
                 let child = &mut self.children[index];

@@ -89,11 +89,6 @@ impl Peer {
     fn has_arrived(&mut self) -> bool {
         self.consumer.readable().unwrap_or(true)
     }
-
-    /// Whether it waits for the dispatching process, and we have nothing of it.
-    fn starves(&mut self) -> bool {
-        !self.is_ready() && self.consumer.starves()
-    }
 }
 
 /// What the reading thread needs.
@@ -359,10 +354,11 @@ impl Collector {
             reader.peers.iter_mut().for_each(|peer| peer.consumer.settle());
             return Ok(());
         }
-        while let Some(peer) = reader.to_take_in() {
+        // Whether something of it is there does not matter: we wait for its answer, which it gives behind its next item.
+        let starving: Vec<bool> = reader.peers.iter().map(|peer| peer.consumer.starves()).collect();
+        while let Some(peer) = reader.next_to_take_in(&starving) {
             reader.take_in(py, peer)?;
         }
-        let starving: Vec<bool> = reader.peers.iter_mut().map(Peer::starves).collect();
         if starving.contains(&true) {
             let others = reader.peers.iter_mut().zip(starving).filter(|(_, starves)| !starves);
             others.for_each(|(peer, _)| peer.consumer.relieve());
@@ -630,9 +626,8 @@ impl Reader {
     }
 
     /// The peer of whom to take in what has arrived, because another one starves.
-    fn to_take_in(&mut self) -> Option<usize> {
+    fn next_to_take_in(&mut self, starving: &[bool]) -> Option<usize> {
         let Self { peers, collecting, .. } = self;
-        let starving: Vec<bool> = peers.iter_mut().map(Peer::starves).collect();
         collecting.to_take_in(|peer| peers[peer].has_arrived(), |peer| starving[peer])
     }
 

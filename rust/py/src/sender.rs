@@ -447,21 +447,10 @@ impl Outlet {
         tick: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Placed> {
         let len = source.len();
-        while *streamed == 0 {
-            let producer = &mut self.producers[target];
-            if let Some(block) = producer.allocate(len).map_err(errors::corrupted)? {
-                // SAFETY: the block is ours and has room for `len` bytes.
-                unsafe { source.copy(py, block.as_mut_ptr()) };
-                return Ok(Placed::At(Part::Block(Arc::new(block))));
-            }
-            if !producer.blocks_in_flight().map_err(errors::corrupted)? {
-                break;
-            }
-            // An error ends the wait; the next call into the producer reports it.
-            let sent = self.wait_for_room(py, target, tick, |producer| producer.worth_allocating().unwrap_or(true))?;
-            if let Some(sent) = sent {
-                return Ok(Placed::Nowhere(sent));
-            }
+        if *streamed == 0
+            && let Some(placed) = self.place_in_arena(py, target, source, tick)?
+        {
+            return Ok(placed);
         }
         let from = source.make_dense(py)?;
         let longest = self.producers[target].fragment_len();
@@ -482,6 +471,32 @@ impl Outlet {
             }
         }
         Ok(Placed::At(Part::Streamed(len as u64)))
+    }
+
+    /// Copies a buffer into a block, waiting for one where some are on their way back; None where there will be none.
+    fn place_in_arena(
+        &mut self,
+        py: Python<'_>,
+        target: usize,
+        source: &Source,
+        tick: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Placed>> {
+        loop {
+            let producer = &mut self.producers[target];
+            if let Some(block) = producer.allocate(source.len()).map_err(errors::corrupted)? {
+                // SAFETY: the block is ours and has room for so many bytes.
+                unsafe { source.copy(py, block.as_mut_ptr()) };
+                return Ok(Some(Placed::At(Part::Block(Arc::new(block)))));
+            }
+            if !producer.blocks_in_flight().map_err(errors::corrupted)? {
+                return Ok(None);
+            }
+            // An error ends the wait; the next call into the producer reports it.
+            let sent = self.wait_for_room(py, target, tick, |producer| producer.worth_allocating().unwrap_or(true))?;
+            if let Some(sent) = sent {
+                return Ok(Some(Placed::Nowhere(sent)));
+            }
+        }
     }
 
     /// Pushes once there is room for a unit of that size. Done, too, where the reader wants it no more.
