@@ -12,6 +12,7 @@ mod guard;
 mod gzip;
 mod iterators;
 mod prefetch;
+mod ranks;
 mod records;
 mod seed;
 mod sender;
@@ -39,6 +40,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sender::Sender>()?;
     module.add_class::<collector::Collector>()?;
     module.add_class::<prefetch::PyPrefetchQueue>()?;
+    module.add_class::<ranks::PyMeeting>()?;
     module.add_class::<seed::PySeedGenerator>()?;
     module.add_class::<gzip::GzipReader>()?;
     module.add_class::<records::TFRecordReader>()?;
