@@ -157,8 +157,13 @@ class TorchGroup(UncopyableGroup):
             if self.rank not in ranks:
                 return PrefetchTimeoutError(self._timeout, message)
             return RanksLostError(message)
-        why = {"dead": " (its connection broke)", "silent": f" (no answer within {self._timeout:g} s)"}
-        return RanksLostError(f"{me}: {fault}{why.get(what, '')}")
+        if what == "dead":
+            fault += " (its connection broke)"
+        elif what == "silent":
+            fault += f" (no answer within {self._timeout:g} s)"
+            if by == self.rank != 0:
+                fault += ", or this rank was cut off from it"
+        return RanksLostError(f"{me}: {fault}")
 
     def show_life(self) -> None:
         """Begins to give signs of life, by which others tell that this rank is only late."""
