@@ -171,9 +171,10 @@ mod explored {
                 steps.push(Step::Harm);
             }
             // The time-out is longer than anything else that can happen.
-            let wait = job.ranks.iter().enumerate().any(|(number, rank)| {
-                rank.waits.is_some() && rank.failed.is_none() && !self.stands_still(job, number)
-            });
+            let wait =
+                job.ranks.iter().enumerate().any(|(number, rank)| {
+                    rank.waits.is_some() && rank.failed.is_none() && !self.stands_still(job, number)
+                });
             let only_harm = steps.iter().all(|step| matches!(step, Step::Harm | Step::Exit(_)));
             if wait && only_harm && job.ticks < 8 {
                 steps.push(Step::TimePasses);
@@ -370,4 +371,184 @@ fn every_rank_hears_who_took_its_leave() {
 #[test]
 fn every_rank_hears_who_left_its_loop() {
     explore(Harm::Leaves);
+}
+
+mod judged {
+    use std::time::{Duration, Instant};
+
+    use torchdata_core::ranks::hub::Hub;
+    use torchdata_core::ranks::message::Message;
+    use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
+
+    /// A hub of three ranks behind the opening.
+    fn opened() -> Hub {
+        let mut hub = Hub::new(3);
+        hub.submit(0);
+        hub.seat(1);
+        hub.seat(2);
+        assert_eq!(hub.answer(0), Some(Answer::Least(0)));
+        hub
+    }
+
+    fn failed(fault: Fault, ranks: &[u32], by: u32) -> Option<Answer> {
+        Some(Answer::Failed(Verdict { fault, ranks: ranks.to_vec(), by }))
+    }
+
+    #[test]
+    fn a_rank_that_comes_while_it_is_judged_came_too_late_for_all() {
+        let (mut hub, start) = (opened(), Instant::now());
+        hub.receive(1, Message::Beat, start);
+        hub.submit(7);
+        hub.receive(2, Message::Value { operation: 1, value: 8 }, start);
+        hub.receive(2, Message::Late { operation: 1 }, start + WATCH);
+        assert_eq!(hub.answer(1), None, "rank 1 is listened for");
+        hub.receive(1, Message::Value { operation: 1, value: 9 }, start + WATCH + Duration::from_millis(10));
+        assert_eq!(hub.answer(1), failed(Fault::Late, &[1], 2));
+    }
+
+    #[test]
+    fn a_rank_that_died_behind_its_value_is_missed_in_the_next_operation_only() {
+        let (mut hub, now) = (opened(), Instant::now());
+        hub.receive(1, Message::Value { operation: 1, value: -5 }, now);
+        hub.lose(1);
+        hub.receive(2, Message::Value { operation: 1, value: 8 }, now);
+        assert_eq!(hub.submit(7), 1);
+        assert_eq!(hub.answer(1), Some(Answer::Least(-5)));
+        assert_eq!(hub.submit(7), 2);
+        assert_eq!(hub.answer(2), failed(Fault::Dead, &[1], 0));
+    }
+
+    #[test]
+    fn ranks_that_never_come_to_the_opening_are_absent() {
+        let (mut hub, now) = (Hub::new(4), Instant::now());
+        hub.submit(0);
+        hub.seat(2);
+        hub.give_up(0, now);
+        assert_eq!(hub.answer(0), failed(Fault::Absent, &[1, 3], 0));
+        hub.outgoing();
+        hub.seat(3);
+        assert!(matches!(&hub.outgoing()[..], [(3, Message::Failed(_))]), "who comes later is told");
+    }
+}
+
+mod sent {
+    use proptest::prelude::*;
+    use torchdata_core::ranks::message::Message;
+    use torchdata_core::ranks::{Fault, Verdict};
+
+    fn messages() -> impl Strategy<Value = Message> {
+        let faults = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];
+        let verdicts =
+            (prop::sample::select(faults.to_vec()), prop::collection::vec(any::<u32>(), 1..20), any::<u32>());
+        prop_oneof![
+            (any::<[u8; 16]>(), any::<u32>()).prop_map(|(token, rank)| Message::Hello { token, rank }),
+            any::<[u8; 16]>().prop_map(|token| Message::Welcome { token }),
+            (any::<u64>(), any::<i64>()).prop_map(|(operation, value)| Message::Value { operation, value }),
+            (any::<u64>(), any::<i64>()).prop_map(|(operation, value)| Message::Least { operation, value }),
+            any::<u64>().prop_map(|operation| Message::Late { operation }),
+            prop::sample::select(vec![Message::Beat, Message::Left, Message::Bye]),
+            verdicts.prop_map(|(fault, ranks, by)| Message::Failed(Verdict { fault, ranks, by })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn messages_arrive_as_they_were_sent_however_they_are_cut(
+            sent in prop::collection::vec(messages(), 0..10),
+            cut in 1_usize..50,
+        ) {
+            let mut bytes = Vec::new();
+            sent.iter().for_each(|message| message.encode(&mut bytes));
+            let (mut came, mut received) = (Vec::new(), Vec::new());
+            for piece in bytes.chunks(cut) {
+                came.extend(piece);
+                while let Some(message) = Message::take(&mut came).expect("whole messages") {
+                    received.push(message);
+                }
+            }
+            prop_assert_eq!(received, sent);
+            prop_assert!(came.is_empty());
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_messages_or_damage_and_never_more(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let mut came = bytes;
+            let mut left = came.len() + 1;
+            while let Ok(Some(_)) = Message::take(&mut came) {
+                prop_assert!(came.len() < left);
+                left = came.len();
+            }
+        }
+    }
+}
+
+mod over_sockets {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+
+    use torchdata_core::ranks::meeting::{Meeting, Tokens};
+    use torchdata_core::ranks::{Answer, Fault, Verdict};
+
+    const TOKENS: Tokens = Tokens { hello: [1; 16], welcome: [2; 16] };
+    const SLICE: Duration = Duration::from_millis(50);
+
+    fn end_of(meeting: &Meeting, operation: u64) -> Answer {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(answer) = meeting.wait(operation, SLICE) {
+                return answer;
+            }
+            assert!(Instant::now() < until, "operation {operation} does not end");
+        }
+    }
+
+    /// Opens the meeting of two ranks, beside callers who have no business there.
+    fn opened() -> (Meeting, Meeting) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let hub = Meeting::host(listener, 2, TOKENS).unwrap();
+        let mut silent = TcpStream::connect(address).unwrap();
+        let mut noisy = TcpStream::connect(address).unwrap();
+        noisy.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        silent.write_all(&[1]).unwrap();
+        let member = std::thread::spawn(move || {
+            let wrong = Tokens { hello: [3; 16], ..TOKENS };
+            let patience = Duration::from_secs(10);
+            assert!(Meeting::join(TcpStream::connect(address).unwrap(), 1, wrong, patience).is_err());
+            let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, patience).unwrap();
+            assert_eq!(end_of(&member, 0), Answer::Least(0));
+            member
+        });
+        assert_eq!(end_of(&hub, 0), Answer::Least(0));
+        (hub, member.join().unwrap())
+    }
+
+    #[test]
+    fn two_ranks_agree_and_part() {
+        let (hub, member) = opened();
+        hub.serve().unwrap();
+        member.serve().unwrap();
+        for value in 1..100 {
+            let operations = [hub.submit(value), member.submit(value + 1)];
+            assert_eq!(operations, [value as u64; 2]);
+            assert_eq!(end_of(&hub, value as u64), Answer::Least(value));
+            assert_eq!(end_of(&member, value as u64), Answer::Least(value));
+        }
+        drop(member);
+        let operation = hub.submit(0);
+        let parted = Verdict { fault: Fault::Parted, ranks: vec![1], by: 0 };
+        assert_eq!(end_of(&hub, operation), Answer::Failed(parted));
+    }
+
+    #[test]
+    fn the_last_words_of_a_hub_that_goes_arrive() {
+        let (hub, member) = opened();
+        member.serve().unwrap();
+        let operation = member.submit(1);
+        hub.leave();
+        drop(hub);
+        let left = Verdict { fault: Fault::Left, ranks: vec![0], by: 0 };
+        assert_eq!(end_of(&member, operation), Answer::Failed(left));
+    }
 }

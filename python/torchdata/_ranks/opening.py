@@ -1,8 +1,8 @@
 """How ranks find each other: rank 0 leaves its addresses in the job's store, and all others connect to it.
 
-Role: runs once for each group, in the main process of every rank. The store is asked in a thread of its own and needed
-for the opening only: its operations wait for as long as the job's own time-out says, 300 s by default, where the process
-that holds it was stopped.
+Role: runs once for each group, in the main process of every rank. The store is needed for this alone, and asked in a
+thread of its own: where the process that holds it was stopped, its operations have no end. Such a thread stays behind,
+asleep in torch, until the program ends.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Opening:
             if not self._left:
                 raise RanksLostError(
                     f"{self._me}: rank 0 of {self._size}, to which all others connect, did not answer within "
-                    f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has died or was stopped, or "
-                    "the network between is broken; where it is, GLOO_SOCKET_IFNAME names the interface to use on rank 0"
+                    f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has died or was stopped, "
+                    "or they have no network in common; on rank 0, GLOO_SOCKET_IFNAME names the interface to use"
                 )
             time.sleep(_LONGEST_NAP)
 
@@ -131,8 +131,8 @@ class Opening:
             try:
                 from torch.distributed import distributed_c10d
 
-                store = distributed_c10d._get_default_store()
-                with suppress(AttributeError):  # torch 2.2 has no clone
+                store: Any = distributed_c10d._get_default_store()
+                if hasattr(store, "clone"):
                     store = store.clone()  # no waiting for others who use the store
                 answers.append(ask(self._dist.PrefixStore(self._prefix, store)))
             except Exception as error:
@@ -170,9 +170,8 @@ def _host_of(dist: Any) -> str | None:
 
 def _machine() -> str:
     """What tells machines apart, and containers that have a network of their own."""
-    with suppress(OSError):
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
     return socket.gethostname()
 
 
@@ -222,7 +221,9 @@ def _own_addresses(store_host: str | None) -> list[str]:
                 found.append(asks.getsockname()[0])
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
-    return [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]
+    return [
+        address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"
+    ]
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
@@ -231,6 +232,8 @@ def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str
     if offer["loopback"]:
         if offer["machine"] == _machine():
             return [*_LOOPBACK, *addresses]
-        if store_host is not None:  # rank 0 often is where the store is, by a name that leads there from outside
+        if (
+            store_host is not None
+        ):  # rank 0 often is where the store is, by a name that leads there from outside
             addresses.append(store_host)
     return addresses

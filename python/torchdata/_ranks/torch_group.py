@@ -2,7 +2,7 @@
 
 Role: opened and used in the main process of every rank (by one thread at a time). Owns a `Meeting`: one connection of
 every rank to rank 0, served by a native thread while the group is in use, so that its messages never mix with those of
-the training, and so that whoever fails, be it rank 0, is noticed by those who are left. `torchdata_core::ranks` says how.
+the training, and whoever fails, be it rank 0, is noticed by those who are left. `torchdata_core::ranks` says how.
 
 Neither process groups of torch nor the store are used for this: both wait for ranks that are gone for as long as the
 job's time-outs say, in the destructors that the interpreter runs as it ends, too.
@@ -151,8 +151,8 @@ class TorchGroup(UncopyableGroup):
         fault = f"{describe_ranks(ranks)} of {self.world_size} {_FAULTS[what]}"
         if what in ("absent", "late"):
             message = (
-                f"{me}: {fault} within {self._timeout:g} s: {_EXCUSES[what]}; raise the timeout if that is how it should "
-                "be"
+                f"{me}: {fault} within {self._timeout:g} s: {_EXCUSES[what]}; raise the timeout if that is how it "
+                "should be"
             )
             if self.rank not in ranks:
                 return PrefetchTimeoutError(self._timeout, message)
@@ -184,7 +184,9 @@ class TorchGroup(UncopyableGroup):
         """Lets go, in a forked child, of connections that would seem alive as long as it is."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            os.dup2(nowhere, descriptor, inheritable=False)  # not closed: the number belongs to an object still
+            os.dup2(
+                nowhere, descriptor, inheritable=False
+            )  # not closed: the number belongs to an object still
         os.close(nowhere)
 
 

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use std::sync::Arc;
 use torchdata_core::ranks::meeting::{LONGEST_SLICE, Meeting, Tokens};
 use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
-use std::sync::Arc;
 
 /// Why an operation never ends: what happened, the ranks to blame, and the rank that noticed.
 type Blame = (&'static str, Vec<u32>, u32);
