@@ -60,6 +60,7 @@ class Plan:
     delay: float  # seconds from the moment to the fault
     pace: float  # seconds that each item takes
     pause: float  # seconds between epochs
+    leaves: bool = False  # whether all ranks leave their loop in the middle of the second epoch
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
@@ -77,6 +78,7 @@ class Plan:
             delay=dice.choice([0.0, dice.random() * 0.05, dice.random() * 0.5]),
             pace=dice.choice([0.0, 0.01, 0.03]),
             pause=dice.choice([0.0, 0.1, 0.3]),
+            leaves=dice.random() < 0.4,
         )
 
     @property
@@ -189,6 +191,8 @@ def run_rank(plan: Plan, rank: int, folder: Path) -> None:
                 count += 1
                 if epoch == 1 and count == ITEMS // 2:
                     reached("epoch")
+                    if plan.leaves:
+                        break
             counts.append(count)
             diary.note("epoch", count=count)
             time.sleep(plan.pause)
@@ -371,7 +375,8 @@ def judge(
         )
         told[-1]["shutdown"] = round(leaves["at"] - outcome["at"], 2) if leaves else None
         told[-1]["exit"] = round(rank.exit[0] - outcome["at"], 2) if rank.exit else None
-        if any(count != ITEMS for count in outcome["counts"]):
+        whole = [ITEMS, ITEMS // 2 if plan.leaves else ITEMS, ITEMS]
+        if outcome["counts"] != whole[: len(outcome["counts"])]:
             broken.append("an epoch ended as if complete")
         if outcome["kind"] == "complete":
             if len(outcome["counts"]) != EPOCHS:
@@ -446,11 +451,11 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--only", type=int, help="the seed of one job")
-    parser.add_argument("--plan", type=json.loads, help="one job, as JSON")
+    parser.add_argument("--plans", type=json.loads, help="jobs of one's own, as JSON")
     parser.add_argument("--results", type=Path)
     arguments = parser.parse_args()
-    if arguments.plan is not None:
-        plans = [Plan(**arguments.plan)]
+    if arguments.plans is not None:
+        plans = [Plan(**plan) for plan in arguments.plans]
     elif arguments.only is not None:
         plans = [Plan.draw(arguments.only)]
     else:
