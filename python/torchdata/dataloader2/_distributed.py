@@ -32,8 +32,8 @@ class DistributedReadingService(ReadingServiceInterface):
     Args:
         timeout: seconds after which an operation among the ranks fails.
         backend: `"gloo"`: the ranks of `torch.distributed`, whose process group must have been initialised; the
-            service talks through gloo groups of its own. `"mpi"`: the ranks of an MPI job, through mpi4py, with or
-            without PyTorch.
+            service talks through connections of its own, to rank 0. `"mpi"`: the ranks of an MPI job, through mpi4py,
+            with or without PyTorch.
         process_group: the ranks to use instead, for other means of communication: an object with `rank`,
             `world_size`, `broadcast(value)` (rank 0's integer on every rank) and `all_reduce_min(value)` (the least
             integer on every rank), all of 64 bits. Both are called in turn, the latter in a thread of its own.

@@ -37,6 +37,8 @@ pub mod prefetch_queue;
 #[cfg(not(loom))]
 pub mod producer;
 #[cfg(not(loom))]
+pub mod ranks;
+#[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
 pub mod wake;

@@ -16,6 +16,7 @@ mod iterators;
 mod numpy_api;
 mod panics;
 mod prefetch;
+mod ranks;
 mod records;
 mod seed;
 mod sender;
@@ -53,6 +54,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<collector::Collector>()?;
     module.add_class::<collector::ItemStream>()?;
     module.add_class::<prefetch::PyPrefetchQueue>()?;
+    module.add_class::<ranks::PyMeeting>()?;
     module.add_class::<seed::PySeedGenerator>()?;
     module.add_class::<gzip::GzipReader>()?;
     module.add_class::<records::TFRecordReader>()?;

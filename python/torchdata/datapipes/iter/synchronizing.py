@@ -27,7 +27,7 @@ from torchdata._ranks import (
     check_timeout,
     open_group,
 )
-from torchdata._ranks.waiting import UncopyableGroup
+from torchdata._ranks.waiting import GivenUp, UncopyableGroup
 from torchdata.datapipes._checks import check_source
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import close_dropped
@@ -55,6 +55,8 @@ class _StepData(_PrefetchData):
         self.voted_on: Any = _END
         #: What the source of this rank raised.
         self.failure: BaseException | None = None
+        #: What was wrong with the ranks, until the consumer is told.
+        self.untold: BaseException | None = None
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
@@ -81,6 +83,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         try:
             least = group.all_reduce_min(vote)
         except BaseException as error:
+            if not isinstance(error, GivenUp):
+                data.untold = error
             queue.fail(failure or error)
             return
         if failure is not None:
@@ -117,14 +121,21 @@ class _StepReader(Iterator[Any]):
     epoch shows by what becomes of the pipe.
     """
 
-    __slots__ = ("_hold", "_pop")
+    __slots__ = ("_data", "_hold", "_pop")
 
     def __init__(self, data: _StepData, hold: _Hold) -> None:
+        self._data = data
         self._hold: _Hold | None = hold
         self._pop: Callable[[], Any] = data.queue.pop
 
     def __next__(self) -> Any:
-        return self._pop()
+        try:
+            return self._pop()
+        except StopIteration:
+            raise
+        except Exception:
+            self._data.untold = None
+            raise
 
     def close(self) -> None:
         """Ends the reader."""
@@ -172,8 +183,8 @@ class FullSync(_PrefetchBase[T_co]):
         datapipe: the pipe to read, which every rank has.
         timeout: seconds that one rank waits for the others at each item.
         process_group: the ranks to keep in step with: an object with `rank`, `world_size` and
-            `all_reduce_min(value)`, which is called in a thread. None: all ranks of `torch.distributed`, through a gloo
-            group of the pipe's own that is opened at the first iteration, on all ranks.
+            `all_reduce_min(value)`, which is called in a thread. None: all ranks of `torch.distributed`, through
+            connections of the pipe's own that are opened at the first iteration, on all ranks.
 
     Raises:
         ValueError: `timeout` is not positive or over three years.
@@ -205,6 +216,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._group: RankGroup | None = None
         self._data: _StepData | None = None
         self._hold: _Hold | None = None
+        self._untold: BaseException | None = None
 
     def set_process_group(self, process_group: RankGroup | None) -> None:
         """Takes another group of ranks from the next iteration on."""
@@ -222,6 +234,7 @@ class FullSync(_PrefetchBase[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         self._end_thread()
+        self._raise_untold()
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
@@ -284,6 +297,26 @@ class FullSync(_PrefetchBase[T_co]):
         self._hold = None
         if data.voted_on is not _END:
             close_dropped(data.voted_on)
+        self._untold = data.untold
+
+    def _raise_untold(self) -> None:
+        """Raises what went wrong with the ranks behind the back of a loop that was left.
+
+        Else the next iteration would wait for the same ranks, as long again.
+        """
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
+
+    def reset(self) -> None:
+        """Ends the thread of the last iteration and drops what it had read ahead.
+
+        Raises:
+            RanksLostError: other ranks are gone, which shows as they are told that this one left its loop.
+            PrefetchTimeoutError: they did not come along.
+        """
+        super().reset()
+        self._raise_untold()
 
     def leave(self, for_good: bool) -> None:
         """Ends the iteration and lets the other ranks know why, when they ask for more than this one has read.
@@ -323,4 +356,4 @@ class FullSync(_PrefetchBase[T_co]):
         return duplicate
 
     def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_group": None, "_hold": None}
+        return {**super()._attributes_to_copy(), "_group": None, "_hold": None, "_untold": None}

@@ -1,0 +1,239 @@
+"""How ranks find each other: rank 0 leaves its addresses in the job's store, and all others connect to it.
+
+Role: runs once for each group, in the main process of every rank. The store is needed for this alone, and asked in a
+thread of its own: where the process that holds it was stopped, its operations have no end. Such a thread stays behind,
+asleep in torch, until the program ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from torchdata._native import Meeting
+from torchdata._ranks import PrefetchTimeoutError, RanksLostError
+from torchdata._ranks.waiting import describe_ranks
+
+__all__ = ["Opening"]
+
+#: Seconds between two looks for rank 0: so many ranks look that the store must not be asked often.
+_FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
+
+#: Seconds for one attempt to connect to an address, and for the answer of what listens there.
+_ATTEMPT = 3.0
+
+_LOOPBACK = ("127.0.0.1", "::1")
+
+
+class Opening:
+    """One group of ranks that is being opened.
+
+    Args:
+        dist: the module `torch.distributed`, with its default process group.
+        number: the number of the group, which is the same on all ranks.
+        timeout: seconds after which ranks that are missing are reported.
+        whose: who opens it, for messages.
+    """
+
+    def __init__(self, dist: Any, number: int, timeout: float, whose: str) -> None:
+        self._dist, self._prefix, self._timeout = dist, f"torchdata/{number}", timeout
+        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._me = f"{whose} on rank {self._rank}"
+        self._until = time.monotonic() + timeout
+
+    @property
+    def _left(self) -> float:
+        """Seconds until the time is up."""
+        return max(self._until - time.monotonic(), 0.0)
+
+    def meet(self) -> tuple[Meeting, float]:
+        """The meeting, and the seconds that are left for all ranks to come to it.
+
+        Raises:
+            PrefetchTimeoutError: rank 0, and maybe others, did not begin to iterate.
+            RanksLostError: the store or rank 0 is gone or does not answer.
+        """
+        meeting = self._host() if self._rank == 0 else self._join()
+        return meeting, self._left
+
+    def _host(self) -> Meeting:
+        secret = os.urandom(32)
+        listener, offer = _listen(_host_of(self._dist))
+        with listener:
+            if self._size > 1:
+                offer["secret"] = secret.hex()
+                listener.listen(max(128, self._size))
+                self._ask_store(lambda store: self._offer(store, json.dumps(offer)))
+            return Meeting.host(listener.detach(), self._size, secret[:16], secret[16:])
+
+    def _offer(self, store: Any, offer: str) -> None:
+        store.set("begun/0", "")
+        store.set("hub", offer)
+
+    def _join(self) -> Meeting:
+        offer = self._ask_store(self._look_for_hub)
+        if isinstance(offer, list):
+            raise PrefetchTimeoutError(
+                self._timeout,
+                f"{self._me}: {describe_ranks(offer)} of {self._size} did not begin to iterate within "
+                f"{self._timeout:g} s: busy, or dead; raise the timeout if that is how it should be",
+            )
+        secret = bytes.fromhex(offer["secret"])
+        addresses = _addresses_to_try(offer, _host_of(self._dist))
+        attempts: list[str] = []
+        while True:
+            attempts.clear()
+            for address in addresses:
+                patience = min(self._left + Meeting.WATCH, _ATTEMPT)
+                try:
+                    with socket.create_connection((address, offer["port"]), patience) as connection:
+                        return Meeting.join(
+                            connection.detach(), self._rank, secret[:16], secret[16:], patience
+                        )
+                except OSError as error:
+                    attempts.append(f"{address}: {error.strerror or error}")
+                if not self._left:
+                    break
+            if not self._left:
+                raise RanksLostError(
+                    f"{self._me}: rank 0 of {self._size}, to which all others connect, did not answer within "
+                    f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has died or was stopped, "
+                    "or they have no network in common; on rank 0, GLOO_SOCKET_IFNAME names the interface to use"
+                )
+            time.sleep(_LONGEST_NAP)
+
+    def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
+        """What rank 0 offers, or the ranks that have not begun when the time is up."""
+        store.set(f"begun/{self._rank}", "")
+        nap = _FIRST_NAP
+        while not store.check(["hub"]):
+            if not self._left:
+                absent = [rank for rank in range(self._size) if not store.check([f"begun/{rank}"])]
+                return absent or [0]
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP)
+        offer: dict[str, Any] = json.loads(store.get("hub"))
+        return offer
+
+    def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
+        """What the store says, within the time that is left and a little more."""
+        answers: list[Any] = []
+
+        def run() -> None:
+            try:
+                from torch.distributed import distributed_c10d
+
+                store: Any = distributed_c10d._get_default_store()
+                if hasattr(store, "clone"):
+                    store = store.clone()  # no waiting for others who use the store
+                answers.append(ask(self._dist.PrefixStore(self._prefix, store)))
+            except Exception as error:
+                answers.append(error)
+
+        thread = threading.Thread(target=run, name="torchdata-store", daemon=True)
+        thread.start()
+        thread.join(self._left + Meeting.WATCH)
+        if answers and not isinstance(answers[0], Exception):
+            return answers[0]
+        why = f"is gone: {answers[0]}" if answers else f"gave no answer within {self._timeout:g} s"
+        raise RanksLostError(
+            f"{self._me}: the store of the job {why}; the process that holds it has died or was stopped, or this rank "
+            f"is cut off from it: {_holder_of_store()}"
+        )
+
+
+def _holder_of_store() -> str:
+    """Who holds the store, as far as a rank that cannot ask it may know."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return "torchrun's agent on the machine of rank 0"
+    return "rank 0, unless the program makes its store elsewhere"
+
+
+def _host_of(dist: Any) -> str | None:
+    """The name of the machine on which the store is, where it is one on a network."""
+    from torch.distributed import distributed_c10d
+
+    store = distributed_c10d._get_default_store()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    host: str | None = getattr(store, "host", None)
+    return host
+
+
+def _machine() -> str:
+    """What tells machines apart, and containers that have a network of their own."""
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
+    return socket.gethostname()
+
+
+def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
+    """A socket that is bound, and what others are to know of it."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        address = _address_of_interface(interface)
+        listener = socket.create_server((address, 0))
+        addresses = [address]
+    else:
+        dual = socket.has_dualstack_ipv6()
+        listener = socket.create_server(
+            ("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual
+        )
+        addresses = _own_addresses(store_host)
+    offer = {"addresses": addresses, "port": listener.getsockname()[1], "machine": _machine()}
+    return listener, offer | {"loopback": not interface}
+
+
+def _address_of_interface(name: str) -> str:
+    """The IPv4 address of a network interface.
+
+    Raises:
+        RuntimeError: there is none of that name, or it has none.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+        try:
+            # SIOCGIFADDR of netdevice(7): 16 bytes of name, then an address whose last four bytes count.
+            answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
+        except OSError as error:
+            raise RuntimeError(
+                f"GLOO_SOCKET_IFNAME names the network interface {name!r}, which has no IPv4 address here: "
+                f"{error.strerror}"
+            ) from error
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _own_addresses(store_host: str | None) -> list[str]:
+    """Addresses of this machine that others may reach it by, the likeliest first."""
+    found: list[str] = []
+    with suppress(OSError):
+        # The one that goes to the machine of the store, which all ranks have reached.
+        for family, kind, _, _, address in socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind) as asks:
+                asks.connect(address)  # sends nothing
+                found.append(asks.getsockname()[0])
+    with suppress(OSError):
+        found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
+    return [
+        address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"
+    ]
+
+
+def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
+    """Where rank 0 may be reached from here, the likeliest first."""
+    addresses: list[str] = list(offer["addresses"])
+    if offer["loopback"]:
+        if offer["machine"] == _machine():
+            return [*_LOOPBACK, *addresses]
+        if (
+            store_host is not None
+        ):  # rank 0 often is where the store is, by a name that leads there from outside
+            addresses.append(store_host)
+    return addresses

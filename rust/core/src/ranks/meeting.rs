@@ -1,0 +1,354 @@
+//! Carries the messages of hub and members: sockets, the thread that serves them, and the wait of those who ask.
+//!
+//! A [`Meeting`] belongs to the process that made it. Until [`Meeting::serve`] starts its thread, whoever asks serves the
+//! sockets meanwhile: a program that opens its meetings and forks workers then forks no thread. The thread takes nothing
+//! but the table's lock, which nobody holds while waiting, so it gives signs of life whatever the program does.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::hub::Hub;
+use super::member::Member;
+use super::message::{Message, Token};
+use super::stream::Stream;
+use super::{Answer, BEAT, Verdict};
+
+/// Longest uninterrupted wait of one who asks.
+pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
+
+/// How long one who connects may take to say who it is.
+const HELLO: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+enum Role {
+    Hub(Hub),
+    Member(Member),
+}
+
+/// Where members come in, until all have.
+#[derive(Debug)]
+struct Door {
+    listener: Arc<TcpListener>,
+    /// Those who have connected, when, and have not said who they are.
+    callers: Vec<(Stream, Instant)>,
+    tokens: Tokens,
+}
+
+/// What a member says to be let in, and what the hub answers.
+#[derive(Debug, Clone, Copy)]
+pub struct Tokens {
+    /// The member's.
+    pub hello: Token,
+    /// The hub's.
+    pub welcome: Token,
+}
+
+/// Something to wait for, and whether it is also waited for to take bytes.
+type Source = (Arc<dyn AsFd + Send + Sync>, bool);
+
+/// The role of this rank with its connections, by the rank at the other end.
+#[derive(Debug)]
+struct Table {
+    role: Role,
+    streams: Vec<Option<Stream>>,
+    door: Option<Door>,
+    closing: bool,
+}
+
+impl Table {
+    /// Takes in what has come, judges, and sends what is to be sent.
+    fn turn(&mut self, now: Instant) {
+        self.let_in(now);
+        for (rank, stream) in (0..).zip(&mut self.streams) {
+            let Some(stream) = stream.as_mut().filter(|stream| !stream.broken()) else { continue };
+            for message in stream.read() {
+                match &mut self.role {
+                    Role::Hub(hub) => hub.receive(rank, message, now),
+                    Role::Member(member) => member.receive(message, now),
+                }
+            }
+            if stream.broken() {
+                match &mut self.role {
+                    Role::Hub(hub) => hub.lose(rank),
+                    Role::Member(member) => member.lose(),
+                }
+            }
+        }
+        match &mut self.role {
+            Role::Hub(hub) => hub.tick(now),
+            Role::Member(member) => member.tick(now),
+        }
+        self.send();
+    }
+
+    fn let_in(&mut self, now: Instant) {
+        let (Some(door), Role::Hub(hub)) = (&mut self.door, &mut self.role) else { return };
+        while let Ok((socket, _)) = door.listener.accept() {
+            door.callers.extend(Stream::new(socket).ok().map(|stream| (stream, now)));
+        }
+        for (mut caller, since) in std::mem::take(&mut door.callers) {
+            match caller.read().first() {
+                Some(Message::Hello { token, rank }) if *token == door.tokens.hello && hub.expects(*rank) => {
+                    caller.send(&Message::Welcome { token: door.tokens.welcome });
+                    self.streams[*rank as usize] = Some(caller);
+                    hub.seat(*rank);
+                }
+                None if !caller.broken() && now < since + HELLO => door.callers.push((caller, since)),
+                _ => {}
+            }
+        }
+        if hub.answer(0).is_some() {
+            self.door = None;
+        }
+    }
+
+    fn send(&mut self) {
+        let outgoing = match &mut self.role {
+            Role::Hub(hub) => hub.outgoing(),
+            Role::Member(member) => member.outgoing().into_iter().map(|message| (0, message)).collect(),
+        };
+        for (rank, message) in outgoing {
+            if let Some(stream) = &mut self.streams[rank as usize] {
+                stream.send(&message);
+            }
+        }
+    }
+
+    fn beat(&mut self) {
+        match &mut self.role {
+            Role::Hub(hub) => hub.beat(),
+            Role::Member(member) => member.beat(),
+        }
+        self.send();
+    }
+
+    fn answer(&self, operation: u64) -> Option<Answer> {
+        match &self.role {
+            Role::Hub(hub) => hub.answer(operation),
+            Role::Member(member) => member.answer(operation),
+        }
+    }
+
+    fn sources(&self) -> Vec<Source> {
+        let callers = self.door.iter().flat_map(|door| &door.callers).map(|(caller, _)| caller);
+        let streams = self.streams.iter().flatten().chain(callers).filter(|stream| !stream.broken());
+        let sockets = streams.map(|stream| -> Source { (stream.socket().clone(), stream.congested()) });
+        sockets.chain(self.door.iter().map(|door| -> Source { (door.listener.clone(), false) })).collect()
+    }
+}
+
+/// What the thread and those who ask have in common.
+#[derive(Debug)]
+struct Shared {
+    table: Mutex<Table>,
+    /// Told when an operation may have ended.
+    changed: Condvar,
+    /// Written to where the thread is to look anew at what it waits for; it reads at the other end.
+    wake: UnixStream,
+}
+
+impl Shared {
+    /// A thread that panicked held the lock between whole events, so the data is whole.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something comes, or for so long, and sees to it.
+    fn serve_once(&self, woken: Option<&UnixStream>, timeout: Duration) {
+        let sources = self.lock().sources();
+        let flags = |&sends: &bool| if sends { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let mut fds: Vec<_> = sources.iter().map(|(source, sends)| PollFd::new(source, flags(sends))).collect();
+        fds.extend(woken.map(|woken| PollFd::new(woken, PollFlags::IN)));
+        let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
+        // Whatever ends the wait, an interruption too, all are looked at next.
+        let _ = poll(&mut fds, Some(&timeout));
+        self.lock().turn(Instant::now());
+        self.changed.notify_all();
+    }
+
+    /// What the thread does: serves, and gives a sign of life with each beat.
+    fn serve(&self, mut woken: &UnixStream) {
+        let mut next_beat = Instant::now();
+        loop {
+            let now = Instant::now();
+            if now >= next_beat {
+                self.lock().beat();
+                next_beat = now + BEAT;
+            }
+            self.serve_once(Some(woken), next_beat.saturating_duration_since(now));
+            while woken.read(&mut [0; 64]).is_ok_and(|count| count > 0) {}
+            if self.lock().closing {
+                return;
+            }
+        }
+    }
+}
+
+/// All ranks of a job, as one of them sees it. See the module.
+#[derive(Debug)]
+pub struct Meeting {
+    shared: Arc<Shared>,
+    /// The thread, and the end of `wake` that it reads from before it starts.
+    thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
+}
+
+impl Meeting {
+    fn new(role: Role, streams: Vec<Option<Stream>>, door: Option<Door>) -> std::io::Result<Self> {
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        let table = Mutex::new(Table { role, streams, door, closing: false });
+        let shared = Arc::new(Shared { table, changed: Condvar::new(), wake });
+        Ok(Self { shared, thread: Mutex::new((Some(woken), None)) })
+    }
+
+    /// Rank 0's: expects the other ranks of `size` at the listener. Operation 0 ends when all have come.
+    pub fn host(listener: TcpListener, size: u32, tokens: Tokens) -> std::io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let mut hub = Hub::new(size);
+        hub.submit(0);
+        let door = Door { listener: Arc::new(listener), callers: Vec::new(), tokens };
+        Self::new(Role::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
+    }
+
+    /// Another rank's: asks the hub at the other end of a socket to be let in. Operation 0 ends when all have come.
+    pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
+        socket.set_nonblocking(false)?;
+        socket.set_write_timeout(Some(patience))?;
+        socket.set_read_timeout(Some(patience))?;
+        let (mut hello, mut expected) = (Vec::new(), Vec::new());
+        Message::Hello { token: tokens.hello, rank }.encode(&mut hello);
+        Message::Welcome { token: tokens.welcome }.encode(&mut expected);
+        socket.write_all(&hello)?;
+        let mut answer = vec![0; expected.len()];
+        socket.read_exact(&mut answer)?;
+        if answer != expected {
+            return Err(std::io::Error::new(ErrorKind::InvalidData, "something else answers there"));
+        }
+        Self::new(Role::Member(Member::new(rank)), vec![Some(Stream::new(socket)?)], None)
+    }
+
+    /// Starts the thread, unless it runs.
+    pub fn serve(&self) -> std::io::Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(woken) = thread.0.take() else { return Ok(()) };
+        let shared = self.shared.clone();
+        let builder = std::thread::Builder::new().name("torchdata-ranks".to_owned()).stack_size(256 << 10);
+        thread.1 = Some(builder.spawn(move || shared.serve(&woken))?);
+        Ok(())
+    }
+
+    /// Gives this rank's value of the next operation, whose number is returned.
+    pub fn submit(&self, value: i64) -> u64 {
+        let mut table = self.shared.lock();
+        let operation = match &mut table.role {
+            Role::Hub(hub) => hub.submit(value),
+            Role::Member(member) => member.submit(value),
+        };
+        self.send(table);
+        operation
+    }
+
+    /// Waits for the end of an operation, for at most a slice.
+    pub fn wait(&self, operation: u64, slice: Duration) -> Option<Answer> {
+        let slice = slice.min(LONGEST_SLICE);
+        let answer = self.shared.lock().answer(operation);
+        if answer.is_some() {
+            return answer;
+        }
+        let serves_itself = self.thread.lock().unwrap_or_else(PoisonError::into_inner).1.is_none();
+        if serves_itself {
+            self.shared.serve_once(None, slice);
+            return self.shared.lock().answer(operation);
+        }
+        let end = Instant::now() + slice;
+        let mut table = self.shared.lock();
+        loop {
+            let answer = table.answer(operation);
+            let left = end.saturating_duration_since(Instant::now());
+            if answer.is_some() || left.is_zero() {
+                return answer;
+            }
+            table = self.shared.changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Says that this rank has waited for an operation as long as it would. Its answer comes soon, whatever happens.
+    pub fn give_up(&self, operation: u64) {
+        let mut table = self.shared.lock();
+        let now = Instant::now();
+        // A process that was stopped finds its time up, with all that came meanwhile unread.
+        table.turn(now);
+        match &mut table.role {
+            Role::Hub(hub) => hub.give_up(operation, now),
+            Role::Member(member) => member.give_up(operation, now),
+        }
+        self.send(table);
+    }
+
+    /// Says that this rank wants the end of the operation that it is at no longer, nor any other.
+    pub fn leave(&self) {
+        let mut table = self.shared.lock();
+        match &mut table.role {
+            Role::Hub(hub) => hub.leave(),
+            Role::Member(member) => member.leave(),
+        }
+        self.send(table);
+    }
+
+    /// Why no operation ends any more, if that is so.
+    pub fn verdict(&self) -> Option<Verdict> {
+        match &self.shared.lock().role {
+            Role::Hub(hub) => hub.verdict().cloned(),
+            Role::Member(member) => member.verdict().cloned(),
+        }
+    }
+
+    /// The descriptors that a forked child has inherited, in which they keep connections open.
+    pub fn descriptors(&self) -> Vec<i32> {
+        use std::os::fd::AsRawFd;
+        let sources = self.shared.lock().sources();
+        sources.iter().map(|(source, _)| source.as_fd().as_raw_fd()).collect()
+    }
+
+    fn send(&self, mut table: MutexGuard<'_, Table>) {
+        table.send();
+        let congested = table.streams.iter().flatten().any(Stream::congested);
+        drop(table);
+        self.shared.changed.notify_all();
+        if congested {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        // Where it cannot take a byte, there are enough in it.
+        let _ = (&self.shared.wake).write(&[1]);
+    }
+}
+
+impl Drop for Meeting {
+    /// Says goodbye to the other ranks, and ends the thread. All sockets close.
+    fn drop(&mut self) {
+        let mut table = self.shared.lock();
+        match &mut table.role {
+            Role::Hub(hub) => hub.part(),
+            Role::Member(member) => member.part(),
+        }
+        table.closing = true;
+        self.send(table);
+        self.wake();
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).1.take();
+        if let Some(thread) = thread {
+            // It waits for nothing but its sockets, of which `wake` is one, and the lock.
+            let _ = thread.join();
+        }
+    }
+}

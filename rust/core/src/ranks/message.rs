@@ -1,0 +1,157 @@
+//! What hub and members send each other: frames of a kind, a length, and fixed-width little-endian fields.
+
+use super::{Fault, Verdict};
+
+/// The secret by which two ranks of one group recognise each other among all that may connect to a port.
+pub type Token = [u8; 16];
+
+/// One frame.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Message {
+    /// A member's first: who it is. It stands for its value of operation 0, the opening.
+    Hello {
+        /// The group's secret.
+        token: Token,
+        /// The member's rank.
+        rank: u32,
+    },
+    /// The hub's first: the member has come to the right place.
+    Welcome {
+        /// The hub's secret.
+        token: Token,
+    },
+    /// A rank's value of an operation.
+    Value {
+        /// The number of the operation.
+        operation: u64,
+        /// The value.
+        value: i64,
+    },
+    /// The end of an operation.
+    Least {
+        /// The number of the operation.
+        operation: u64,
+        /// The least value of all.
+        value: i64,
+    },
+    /// A sign of life.
+    Beat,
+    /// A member has waited for an operation as long as it would.
+    Late {
+        /// The number of the operation.
+        operation: u64,
+    },
+    /// A member wants the end of the operation that it is at no longer.
+    Left,
+    /// The sender goes in good order.
+    Bye,
+    /// No operation will end any more.
+    Failed(Verdict),
+}
+
+/// Bytes came that are no message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Damaged;
+
+const HEAD: usize = 3;
+
+/// Most bytes behind a frame's head: a verdict over 16,000 ranks. Longer ones name the first of them.
+const LONGEST: usize = u16::MAX as usize;
+
+const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];
+
+impl Message {
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Hello { .. } => 1,
+            Self::Welcome { .. } => 2,
+            Self::Value { .. } => 3,
+            Self::Least { .. } => 4,
+            Self::Beat => 5,
+            Self::Late { .. } => 6,
+            Self::Left => 7,
+            Self::Bye => 8,
+            Self::Failed(_) => 9,
+        }
+    }
+
+    /// Appends the frame to what is to be sent.
+    pub fn encode(&self, into: &mut Vec<u8>) {
+        let start = into.len();
+        into.extend([self.kind(), 0, 0]);
+        match self {
+            Self::Hello { token, rank } => {
+                into.extend(token);
+                into.extend(rank.to_le_bytes());
+            }
+            Self::Welcome { token } => into.extend(token),
+            Self::Value { operation, value } | Self::Least { operation, value } => {
+                into.extend(operation.to_le_bytes());
+                into.extend(value.to_le_bytes());
+            }
+            Self::Late { operation } => into.extend(operation.to_le_bytes()),
+            Self::Failed(verdict) => {
+                let fault = FAULTS.iter().position(|&fault| fault == verdict.fault).expect("all faults are listed");
+                into.push(fault as u8);
+                into.extend(verdict.by.to_le_bytes());
+                for rank in verdict.ranks.iter().take((LONGEST - 5) / 4) {
+                    into.extend(rank.to_le_bytes());
+                }
+            }
+            Self::Beat | Self::Left | Self::Bye => {}
+        }
+        let length = (into.len() - start - HEAD) as u16;
+        into[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
+    }
+
+    /// Takes the first frame out of what has come, if it is there as a whole.
+    pub fn take(from: &mut Vec<u8>) -> Result<Option<Self>, Damaged> {
+        let Some(head) = from.first_chunk::<HEAD>() else { return Ok(None) };
+        let end = HEAD + usize::from(u16::from_le_bytes([head[1], head[2]]));
+        if !(1..=9).contains(&head[0]) {
+            return Err(Damaged);
+        }
+        if from.len() < end {
+            return Ok(None);
+        }
+        let message = Self::decode(head[0], &from[HEAD..end])?;
+        from.drain(..end);
+        Ok(Some(message))
+    }
+
+    fn decode(kind: u8, body: &[u8]) -> Result<Self, Damaged> {
+        let mut rest = body;
+        let message = match kind {
+            1 => Self::Hello { token: field(&mut rest)?, rank: u32::from_le_bytes(field(&mut rest)?) },
+            2 => Self::Welcome { token: field(&mut rest)? },
+            3 | 4 => {
+                let operation = u64::from_le_bytes(field(&mut rest)?);
+                let value = i64::from_le_bytes(field(&mut rest)?);
+                if kind == 3 { Self::Value { operation, value } } else { Self::Least { operation, value } }
+            }
+            5 => Self::Beat,
+            6 => Self::Late { operation: u64::from_le_bytes(field(&mut rest)?) },
+            7 => Self::Left,
+            8 => Self::Bye,
+            9 => {
+                let [fault] = field(&mut rest)?;
+                let fault = *FAULTS.get(usize::from(fault)).ok_or(Damaged)?;
+                let by = u32::from_le_bytes(field(&mut rest)?);
+                let (ranks, over) = rest.as_chunks::<4>();
+                if ranks.is_empty() || !over.is_empty() {
+                    return Err(Damaged);
+                }
+                rest = &[];
+                Self::Failed(Verdict { fault, ranks: ranks.iter().map(|rank| u32::from_le_bytes(*rank)).collect(), by })
+            }
+            _ => return Err(Damaged),
+        };
+        if rest.is_empty() { Ok(message) } else { Err(Damaged) }
+    }
+}
+
+fn field<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Damaged> {
+    let (field, after) = rest.split_first_chunk::<N>().ok_or(Damaged)?;
+    *rest = after;
+    Ok(*field)
+}
