@@ -105,7 +105,10 @@ def scribble(link, generator):
     def position(place):
         return word(place).value % (1 << 48)
 
-    wait_for(lambda: position(64) - position(128) > 100)  # so that there is something to spoil
+    # So that there is something to spoil; a worker that has found what was spoilt before sends no more.
+    deadline = time.monotonic() + 0.3
+    while position(64) - position(128) <= 100 and time.monotonic() < deadline:
+        time.sleep(0.001)
     written = position(64) % (1 << 18)
     places = [64 * generator.randrange(1, 5), 4096 + (written + 8 * generator.randrange(-40, 8)) % (1 << 18)]
     word(generator.choice(places)).value = generator.getrandbits(64)
