@@ -25,7 +25,7 @@ from torchdata.datapipes.iter import IterableWrapper
 TRIES = {"fork": 12, "forkserver": 12, "spawn": 6}
 
 SCRIPT = """
-import gc, json, sys, time
+import gc, json, os, sys, time
 from process_checks import children, wait_for
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
@@ -45,8 +45,8 @@ def make(method, f):
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(f)
     return DataLoader2(pipe, reading_service=MultiProcessingReadingService(WORKERS, method))
 
-def say(*words):
-    print(*words, flush=True)
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # whole or not at all: `print` may be interrupted before the newline
 
 def idle():
     while True:
@@ -85,10 +85,10 @@ def shut_down_stuck(method):
 
 def drop(method):
     def loop():
-        for x in make(method, nap):
-            break
+        dl = make(method, nap)
+        next(iter(dl))
         say("ready")
-    loop()
+    loop()  # which is the end of the loader
     say("done")
     idle()
 

@@ -37,8 +37,8 @@ class InterruptsHeld:
     It does nothing in other threads than the main one, where no handler runs.
 
     Args:
-        later: deliver it only after the frame that holds it has returned, as an exception could not leave that: a
-            `__del__`, a finaliser.
+        later: deliver it only when the finaliser (a `__del__`, a callback of a weak reference) that holds it has
+            returned, as an exception could not leave that.
     """
 
     #: The one whose handler is installed.
@@ -85,7 +85,7 @@ class InterruptsHeld:
         if signal.getsignal(signal.SIGINT) == self._note:
             signal.signal(signal.SIGINT, self._handler)
         if self._noted and self._later:
-            _press_later(sys._getframe(1))
+            _press_later()
         else:
             self.deliver()
 
@@ -114,24 +114,23 @@ def ignore_interrupts() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def _press_later(frame: FrameType) -> None:
-    """Interrupts the main thread as soon as it has left `frame`, and the finaliser that called it."""
-    main = threading.main_thread().ident
-    while frame.f_back is not None and frame.f_back.f_globals.get("__name__") == "weakref":
-        frame = frame.f_back
+def _press_later() -> None:
+    """Interrupts the main thread as soon as it is in no finaliser any more."""
+    main = threading.main_thread().ident or 0
 
-    def press(left: FrameType | None = frame) -> None:
-        while _is_running(left, sys._current_frames().get(main or 0)):
+    def press() -> None:
+        # Nothing else runs between the last look and the signal: this thread holds the interpreter's lock.
+        while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
-        left = None
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(main, signal.SIGINT)  # in whatever system call it waits
 
     threading.Thread(target=press, name="torchdata-interrupt", daemon=True).start()
 
 
-def _is_running(frame: FrameType | None, innermost: FrameType | None) -> bool:
-    while innermost is not None:
-        if innermost is frame:
+def _is_in_finaliser(frame: FrameType | None) -> bool:
+    """Whether the frame, or one that called it, belongs to a `__del__` or to the callback of a weak reference."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") == "weakref":
             return True
-        innermost = innermost.f_back
+        frame = frame.f_back
     return False
