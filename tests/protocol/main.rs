@@ -4,7 +4,10 @@
 //! or out of order; an epoch that ends without error is complete; a death is an error. And the checker itself is checked: with
 //! the rules as they were before a defect was mended, it must find that defect.
 
+mod child;
 mod explore;
+mod main_process;
+mod memory;
 mod world;
 
 use explore::explore;

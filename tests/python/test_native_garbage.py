@@ -125,8 +125,18 @@ def collector_with_an_interrupt(holder):
         holder_of_the_class = holder
 
     collector = _collector(print)
-    collector.set_interrupt(Link(0), Interrupt)
+    collector.set_interrupt(Link(0), Interrupt, Link(0), BellBoard(1), 0)
     return collector
+
+
+def collector_that_tells_of_surplus(holder):
+    collector = _collector(print)
+    collector.tell_surplus(0, holder.called)
+    return collector
+
+
+def item_stream(holder):
+    return iter(_collector(holder.called))
 
 
 def guard(holder):
@@ -154,6 +164,8 @@ WAYS = [
     collector_with_errors,
     collector_that_watches,
     collector_with_an_interrupt,
+    collector_that_tells_of_surplus,
+    item_stream,
     guard,
 ]
 
@@ -187,6 +199,7 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "IterationToken",
         "LeasedBuffer",
         "Link",
+        "Meeting",
         "SeedGenerator",
         "Sender",  # what it sends is its caller's
     }
@@ -251,11 +264,20 @@ def test_a_collector_that_somebody_reads_is_left_alone():
     collector = _collector(print)
     collector.watch([(0, os.getppid())], exited.append)
     collector.start_epoch(1, 1)
-    reading = threading.Thread(target=lambda: list(collector))
+    errors = []
+
+    def read():
+        try:
+            list(collector)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    reading = threading.Thread(target=read)
     reading.start()
     for _ in range(50):
         gc.collect()
     collector.stop()
     reading.join(10)
     assert not reading.is_alive()
+    assert "given up" in errors[0]
     assert exited == []

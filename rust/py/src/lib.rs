@@ -17,6 +17,7 @@ mod numpy_api;
 mod panics;
 mod prefetch;
 mod ranks;
+mod reader;
 mod records;
 mod seed;
 mod sender;

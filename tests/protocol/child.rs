@@ -1,0 +1,292 @@
+//! The children: pumps, graphs, shares, commands.
+
+use torchdata_core::protocol::{Control, Deal, Grant, Reader, Step, Stream, Wish};
+
+use super::memory::{Kind, Link, Pump, Unit, permit};
+use super::world::{Act, After, Doing, Main, Setting, World};
+
+impl Setting {
+    pub fn child_steps(&self, world: &World, index: usize, steps: &mut Vec<(Act, After)>) {
+        let child = &world.children[index];
+        if child.doing == Doing::Gone {
+            return;
+        }
+        let mut after = world.clone();
+        let mut push = |name, after| steps.push((Act::Child(index, name), Ok(after)));
+        if world.main == Main::Gone {
+            after.children[index].doing = Doing::Gone;
+            return push("ends with main", after);
+        }
+        // In the graph a child sees orders alone; anywhere else commands go first.
+        if child.doing != Doing::InGraph && !child.control.is_empty() {
+            after.obey(self, index);
+            return push("obeys", after);
+        }
+        let done = match child.doing {
+            Doing::Idle | Doing::Gone => None,
+            Doing::Between => after.begin_next_pass(self, index),
+            Doing::Pumping => after.pump(self, index),
+            Doing::InGraph => after.run_graph(self, index),
+        };
+        if let Some(name) = done {
+            // What touches nothing that others see may as well happen at once.
+            while after.is_by_itself(self, index) && after.run_graph(self, index).is_some() {}
+            push(name, after);
+        }
+    }
+
+    pub fn is_dispatcher(&self, index: usize) -> bool {
+        index == self.workers
+    }
+}
+
+impl World {
+    /// Whether the next step of a child is in its graph, with nothing but its own.
+    pub fn is_by_itself(&self, setting: &Setting, index: usize) -> bool {
+        let child = &self.children[index];
+        let reads_share = setting.dispatches && !setting.is_dispatcher(index);
+        child.doing == Doing::InGraph
+            && !(child.failed && child.made.1 == 0)
+            && (!reads_share || child.made.1 > 0 || child.exhausted)
+    }
+
+    pub fn obey(&mut self, setting: &Setting, index: usize) {
+        let child = &mut self.children[index];
+        let command = child.control.pop_front().expect("a command waits");
+        match Control::obey(command) {
+            Step::Begin(epoch) => {
+                self.finish(setting, index);
+                let child = &mut self.children[index];
+                child.pump.begin(Stream::first(epoch));
+                child.doing = Doing::Pumping;
+                (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
+            }
+            Step::ApplyAndGoOn => {
+                child.acknowledged += 1;
+                if !setting.rules.calls {
+                    child.doing = Doing::Idle;
+                }
+            }
+            Step::End => child.doing = Doing::Gone,
+        }
+    }
+
+    /// Tells the dispatching process that nothing more of this epoch is wanted.
+    pub fn finish(&mut self, setting: &Setting, index: usize) {
+        let child = &mut self.children[index];
+        if setting.dispatches && !setting.is_dispatcher(index) && setting.rules.leaving && child.doing != Doing::Idle {
+            let epoch = child.pump.stream().epoch();
+            let grant = child.share.receiving.finish(epoch);
+            let taken = child.share.taken;
+            (self.dealt[index].grant, self.dealt[index].count) = (grant.word(), taken);
+        }
+    }
+
+    /// The links that a child writes to.
+    pub fn outgoing<'a>(setting: &Setting, index: usize, out: &'a mut [Link], dealt: &'a mut [Link]) -> &'a mut [Link] {
+        if setting.is_dispatcher(index) { dealt } else { &mut out[index..=index] }
+    }
+
+    /// One step of the pump.
+    pub fn pump(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
+        let Self { children, out, dealt, .. } = self;
+        let child = &mut children[index];
+        let links = Self::outgoing(setting, index, out, dealt);
+        let pump = &mut child.pump;
+        if let Some((target, unit)) = pump.departing {
+            let link = &mut links[target];
+            if link.units.len() < setting.ring {
+                link.units.push_back(unit);
+                if matches!(unit.kind, Kind::Item(..)) {
+                    pump.sending[target].sent();
+                }
+            } else if !matches!(
+                pump.sending[target].reader(link.grant),
+                Some(Reader::Left | Reader::Ahead | Reader::Done)
+            ) {
+                return None; // the ring is full
+            }
+            pump.departing = None;
+            return Some("sends");
+        }
+        if pump.ending {
+            let Some(target) = pump.dealing.turn() else {
+                if setting.is_dispatcher(index) && setting.rules.passes {
+                    child.doing = Doing::Between;
+                } else {
+                    self.finish(setting, index);
+                    self.children[index].doing = Doing::Idle;
+                }
+                return Some("has ended");
+            };
+            pump.departing = Some((target, Unit { stream: pump.stream(), kind: Kind::End }));
+            pump.dealing.end(target);
+            return Some("is about to end");
+        }
+        let Pump { dealing, sending, .. } = pump;
+        let deal = dealing.next(|reader| permit(setting.rules, &mut sending[reader], &links[reader]));
+        match deal {
+            Deal::WaitFor(_) => None,
+            Deal::Nobody => {
+                pump.ending = true;
+                Some("is wanted no more")
+            }
+            Deal::To(_) | Deal::Skip(_) => {
+                child.target = if let Deal::To(target) = deal { Some(target) } else { None };
+                child.doing = Doing::InGraph;
+                Some("asks its graph")
+            }
+        }
+    }
+
+    pub fn begin_next_pass(&mut self, _setting: &Setting, index: usize) -> Option<&'static str> {
+        let Self { children, dealt, .. } = self;
+        let child = &mut children[index];
+        let pump = &mut child.pump;
+        let (dealing, sending) = (&pump.dealing, &pump.sending);
+        if !dealing.is_asked_again(|reader| sending[reader].reader(dealt[reader].grant).unwrap_or(Reader::Behind)) {
+            return None;
+        }
+        let next = pump.stream().next_pass();
+        pump.begin(next);
+        child.doing = Doing::Pumping;
+        child.read = 0;
+        Some("begins once more")
+    }
+
+    /// One step in the graph, which ends with an item for the pump, or at its end.
+    pub fn run_graph(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
+        let child = &mut self.children[index];
+        let epoch = child.pump.stream().epoch();
+        if child.made.1 > 0 {
+            child.made.1 -= 1;
+            let item = child.made.0;
+            self.hand_over(setting, index, Kind::Item(epoch, item));
+            return Some("makes an item");
+        }
+        if child.failed {
+            self.hand_over(setting, index, Kind::Error);
+            return Some("fails");
+        }
+        if setting.is_dispatcher(index) {
+            return Some(self.read_source(setting, index, 1, 0));
+        }
+        if child.exhausted {
+            child.pump.ending = true;
+            child.doing = Doing::Pumping;
+            return Some("comes to its end");
+        }
+        if !setting.dispatches {
+            return Some(self.read_source(setting, index, setting.workers, index));
+        }
+        self.read_share(setting, index)
+    }
+
+    /// Reads an item of a source of its own.
+    pub fn read_source(&mut self, setting: &Setting, index: usize, step: usize, first: usize) -> &'static str {
+        let child = &mut self.children[index];
+        let item = first + step * usize::from(child.read);
+        let most = setting.header_of(index);
+        if item >= setting.outputs.len() || most.is_some_and(|most| child.read >= most) {
+            child.pass += 1;
+            child.read = 0;
+            if setting.is_dispatcher(index) || child.pass >= setting.passes {
+                child.exhausted = true;
+            }
+            if setting.is_dispatcher(index) {
+                child.pump.ending = true;
+                child.doing = Doing::Pumping;
+            }
+            return "comes to the end of a pass";
+        }
+        child.read += 1;
+        if setting.fails(setting.is_dispatcher(index), item as u8) {
+            child.failed = true;
+        } else if setting.is_dispatcher(index) {
+            child.made = (item as u8, 1);
+        } else {
+            child.made = (item as u8, setting.outputs[item]);
+        }
+        "reads its source"
+    }
+
+    /// Reads what is dealt to a worker, or waits for it.
+    pub fn read_share(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
+        let child = &mut self.children[index];
+        let (link, out) = (&mut self.dealt[index], &mut self.out[index]);
+        let epoch = child.pump.stream().epoch();
+        let wanted = Stream::new(epoch, child.pass + 1);
+        if child.share.receiving.stream() != wanted {
+            if !setting.rules.passes && child.pass > 0 {
+                return None; // nobody will send anything: it waits for ever
+            }
+            child.share.begin(link, wanted, setting.dispatch_window);
+            return Some("asks for its share");
+        }
+        if setting.header_of(index).is_some_and(|most| child.read >= most) {
+            child.pass += 1;
+            child.read = 0;
+            child.exhausted = child.pass >= setting.passes;
+            if setting.rules.leaving {
+                link.grant = Grant::new(wanted, Wish::Left).word();
+            }
+            return Some("has enough of its share");
+        }
+        let waiting = link.units.len();
+        if !child.share.look(link, setting.rules) {
+            if link.units.len() < waiting {
+                return Some("drops what is over");
+            }
+            if Control::is_superseded(epoch, child.order) {
+                self.finish(setting, index);
+                let child = &mut self.children[index];
+                child.doing = Doing::Idle;
+                self.out[index].starving = 0;
+                return Some("gives the epoch up");
+            }
+            if out.starving != epoch {
+                out.starving = epoch;
+                return Some("starves");
+            }
+            return None;
+        }
+        out.starving = 0;
+        match link.units.pop_front().expect("one waits").kind {
+            Kind::Item(of, item) => {
+                child.share.took(link);
+                child.read += 1;
+                child.made = (item, setting.outputs[usize::from(item)]);
+                debug_assert_eq!(of, epoch);
+            }
+            Kind::End => {
+                child.pass += 1;
+                child.read = 0;
+                child.exhausted = child.pass >= setting.passes;
+            }
+            Kind::Error => child.failed = true,
+        }
+        Some("takes of its share")
+    }
+
+    /// Gives the pump what the graph has made, for whose turn it is.
+    pub fn hand_over(&mut self, setting: &Setting, index: usize, kind: Kind) {
+        let Self { children, out, dealt, .. } = self;
+        let child = &mut children[index];
+        let links = Self::outgoing(setting, index, out, dealt);
+        let pump = &mut child.pump;
+        child.doing = Doing::Pumping;
+        let unit = Unit { stream: pump.stream(), kind };
+        let Pump { dealing, sending, .. } = pump;
+        if kind == Kind::Error {
+            pump.ending = true;
+            let told = dealing.to_tell(|reader| permit(setting.rules, &mut sending[reader], &links[reader]));
+            if let Some(target) = told {
+                pump.departing = Some((target, unit));
+                pump.dealing.end(target);
+            }
+            return;
+        }
+        pump.departing = child.target.map(|target| (target, unit));
+        pump.dealing.advance();
+    }
+}

@@ -1,0 +1,339 @@
+//! Main: begins epochs, asks for items, breaks, halts, calls, ends everything.
+
+use torchdata_core::protocol::{Command, Control, Next, Stream};
+
+use super::memory::Kind;
+use super::world::{Act, After, CONTROL, Child, Doing, Ended, Main, Setting, Thread, World};
+
+/// What asking for an item came to.
+pub enum Asked {
+    Item((u32, u8)),
+    Ended(Ended),
+    /// Something was done, but no item is there yet.
+    Busy,
+    /// Nothing can be done.
+    Nothing,
+}
+
+impl Setting {
+    pub fn main_steps(&self, world: &World, steps: &mut Vec<(Act, After)>) {
+        let mut after = world.clone();
+        let mut push = |name, after: After| steps.push((Act::Main(name), after));
+        if world.main != Main::Gone && !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
+            // Commanding and waiting for answers look at who lives.
+            if world.children.iter().any(|child| child.doing == Doing::Gone) {
+                after.main = Main::Stopping(0);
+                return push("learns of a death", Ok(after));
+            }
+        }
+        match world.main {
+            Main::Gone => {}
+            Main::Between if world.epoch == self.epochs => {
+                after.main = Main::Stopping(0);
+                push("ends everything", Ok(after));
+            }
+            Main::Between => {
+                after.epoch += 1;
+                after.begin_collecting(self);
+                after.main = Main::Telling(after.epoch, self.children());
+                push("begins an epoch", Ok(after));
+            }
+            Main::Telling(_, 0) if self.reads_ahead => {
+                after.main = Main::Replacing(after.epoch);
+                push("has told all", Ok(after));
+            }
+            Main::Telling(_, 0) => {
+                after.main = Main::Reading(false);
+                push("has told all", Ok(after));
+            }
+            Main::Telling(epoch, left) => {
+                let child = &mut after.children[left - 1]; // the dispatching process first
+                if tell(child, Command::Epoch(epoch)) {
+                    after.main = Main::Telling(epoch, left - 1);
+                    push("tells a child of the epoch", Ok(after));
+                }
+            }
+            Main::Replacing(epoch) => {
+                after.thread = Some(Thread { epoch, holds: None });
+                after.main = Main::Reading(false);
+                push("begins to read", Ok(after));
+            }
+            Main::Reading(_) => self.reading(world, steps),
+            Main::Paused => {
+                let mut on = world.clone();
+                on.set_window(self.window);
+                on.main = Main::Reading(false);
+                push("lets them go on", Ok(on));
+                if after.called == 0 {
+                    after.called = 1;
+                    after.main = Main::Calling(self.children(), true);
+                    push("calls while they halt", Ok(after));
+                }
+            }
+            Main::Calling(0, paused) => {
+                let obeyed = |world: &World| world.children.iter().all(|child| child.acknowledged > 0);
+                if obeyed(world) {
+                    let window = if paused { 0 } else { self.window };
+                    after.set_window(window);
+                    after.main = if paused { Main::Paused } else { Main::Reading(false) };
+                    push("has all answers", Ok(after));
+                } else if self.rules.take_in
+                    && let Some(taken) = after.relieve(self)
+                {
+                    push("takes in, for answers", taken.map(|()| after));
+                }
+            }
+            Main::Calling(left, paused) => {
+                if tell(&mut after.children[left - 1], Command::Call) {
+                    after.main = Main::Calling(left - 1, paused);
+                    push("calls a child", Ok(after));
+                }
+            }
+            Main::Stopping(count) if count == self.children() => {
+                // Those that do not obey in time are ended.
+                for child in 0..self.children() {
+                    after.children[child].doing = Doing::Gone;
+                }
+                after.main = Main::Gone;
+                push("reaps", Ok(after));
+            }
+            Main::Stopping(count) => {
+                let _ = tell(&mut after.children[count], Command::Stop); // or it is terminated
+                after.thread = None;
+                after.main = Main::Stopping(count + 1);
+                push("tells a child to stop", Ok(after));
+            }
+        }
+        self.thread_steps(world, steps);
+    }
+
+    pub fn thread_steps(&self, world: &World, steps: &mut Vec<(Act, After)>) {
+        let Some(thread) = world.thread.filter(|thread| thread.holds.is_none()) else { return };
+        if world.main == Main::Gone || matches!(world.main, Main::Paused | Main::Calling(_, true)) {
+            return;
+        }
+        let mut after = world.clone();
+        if self.rules.late_readers && thread.epoch != world.epoch {
+            return; // told to leave; it takes nothing
+        }
+        let asked = after.ask(self);
+        let holds = match asked {
+            Ok(Asked::Item(item)) => Some(Ok(item)),
+            Ok(Asked::Ended(how)) => Some(Err(how)),
+            Ok(Asked::Busy) => None,
+            Ok(Asked::Nothing) => return,
+            Err(broken) => return steps.push((Act::Thread("reads"), Err(broken))),
+        };
+        after.thread = Some(Thread { holds, ..thread });
+        steps.push((Act::Thread("reads"), Ok(after)));
+    }
+
+    pub fn reading(&self, world: &World, steps: &mut Vec<(Act, After)>) {
+        // What the user may do instead of asking for the next item.
+        let mut push = |name, after: World| steps.push((Act::Main(name), Ok(after)));
+        let idle = !world.waits;
+        if self.breaks && idle && world.delivered > 0 {
+            let mut after = world.clone();
+            after.set_window(0);
+            after.main = Main::Between;
+            push("breaks", after);
+        }
+        if self.pauses && idle && !world.paused_once && world.thread.is_none_or(|thread| thread.holds.is_some()) {
+            let mut after = world.clone();
+            after.paused_once = true;
+            after.set_window(0);
+            after.main = Main::Paused;
+            push("halts them", after);
+        }
+        if self.calls && idle && world.called == 0 {
+            let mut after = world.clone();
+            after.called = 1;
+            after.main = Main::Calling(self.children(), false);
+            push("calls", after);
+        }
+        let mut after = world.clone();
+        let asked = if self.reads_ahead {
+            match after.thread.as_mut().and_then(|thread| thread.holds.take()) {
+                Some(Ok(item)) => Ok(Asked::Item(item)),
+                Some(Err(how)) => Ok(Asked::Ended(how)),
+                None => Ok(Asked::Nothing),
+            }
+        } else {
+            after.ask(self)
+        };
+        let stepped = match asked {
+            Err(broken) => Err(broken),
+            Ok(Asked::Item(item)) => after.deliver(self, item).map(|()| after),
+            Ok(Asked::Ended(Ended::Over)) => after.complete(self).map(|()| after),
+            Ok(Asked::Ended(Ended::Failed)) => {
+                after.set_window(0);
+                after.thread = None;
+                after.main = if after.bereaved { Main::Stopping(0) } else { Main::Between };
+                Ok(after)
+            }
+            Ok(Asked::Busy) => Ok(after),
+            Ok(Asked::Nothing) => return,
+        };
+        steps.push((Act::Main("asks for an item"), stepped));
+    }
+}
+
+pub fn tell(child: &mut Child, command: Command) -> bool {
+    if child.control.len() == CONTROL || child.doing == Doing::Gone {
+        return child.doing == Doing::Gone; // a death is found elsewhere
+    }
+    if let Some(order) = Control::order_of(command) {
+        child.order = order;
+    }
+    child.control.push_back(command);
+    true
+}
+
+impl World {
+    pub fn begin_collecting(&mut self, setting: &Setting) {
+        self.collecting.begin();
+        self.delivered = 0;
+        self.seen = 0;
+        self.waits = false;
+        self.stopped = false;
+        for peer in 0..setting.workers {
+            self.held[peer].clear();
+            self.ends[peer].begin(&mut self.out[peer], Stream::first(self.epoch), setting.window);
+        }
+    }
+
+    pub fn set_window(&mut self, window: u64) {
+        for (end, link) in self.ends.iter_mut().zip(&mut self.out) {
+            end.set_window(link, window);
+        }
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.children.iter().any(|child| child.doing == Doing::Gone)
+    }
+
+    /// One look of the collector.
+    pub fn ask(&mut self, setting: &Setting) -> Result<Asked, String> {
+        let rules = setting.rules;
+        if self.stopped {
+            return Ok(Asked::Ended(Ended::Over));
+        }
+        let waiting: usize = self.out.iter().map(|link| link.units.len()).sum();
+        let arrived: Vec<bool> = self.ends.iter().zip(&mut self.out).map(|(end, link)| end.look(link, rules)).collect();
+        if self.out.iter().map(|link| link.units.len()).sum::<usize>() < waiting {
+            return Ok(Asked::Busy); // what is over was dropped
+        }
+        let ready: Vec<bool> =
+            self.held.iter().zip(&arrived).map(|(held, &arrived)| !held.is_empty() || arrived).collect();
+        let starves: Vec<bool> = self.out.iter().map(|link| link.starving == self.epoch && rules.take_in).collect();
+        let mut collecting = self.collecting.clone();
+        let next = collecting.next(|peer| ready[peer], |peer| arrived[peer], |peer| starves[peer]);
+        self.collecting = collecting;
+        // A death is found while main waits; by then something may have come.
+        if self.waits && self.is_dead() && !self.bereaved {
+            self.bereaved = true;
+            self.waits = false;
+            if rules.deaths {
+                self.collecting.bereave();
+            } else if matches!(next, Next::Deliver(_)) {
+                self.stopped = true;
+            } else {
+                return Ok(Asked::Ended(Ended::Failed));
+            }
+            return Ok(Asked::Busy);
+        }
+        match next {
+            Next::Deliver(peer) => {
+                self.waits = false;
+                let taken_in = self.held[peer].pop_front();
+                let unit = taken_in.or_else(|| self.out[peer].units.pop_front()).expect("it was ready");
+                match unit.kind {
+                    Kind::Item(epoch, item) => {
+                        self.collecting.advance();
+                        if taken_in.is_none() {
+                            self.ends[peer].took(&mut self.out[peer]);
+                        }
+                        Ok(Asked::Item((epoch, item)))
+                    }
+                    Kind::End => {
+                        self.collecting.end(peer);
+                        Ok(Asked::Busy)
+                    }
+                    Kind::Error => Ok(Asked::Ended(Ended::Failed)),
+                }
+            }
+            Next::TakeIn(peer) => {
+                self.take_in(peer);
+                Ok(Asked::Busy)
+            }
+            Next::Wait if self.waits => Ok(Asked::Nothing),
+            Next::Wait => {
+                self.waits = true;
+                Ok(Asked::Busy)
+            }
+            Next::Fail => Ok(Asked::Ended(Ended::Failed)),
+            Next::Over => Ok(Asked::Ended(Ended::Over)),
+        }
+    }
+
+    pub fn take_in(&mut self, peer: usize) {
+        let unit = self.out[peer].units.pop_front().expect("it had arrived");
+        if matches!(unit.kind, Kind::Item(..)) {
+            self.ends[peer].took_in(&mut self.out[peer]);
+        }
+        self.held[peer].push_back(unit);
+    }
+
+    /// What main does while it waits for answers.
+    pub fn relieve(&mut self, setting: &Setting) -> Option<Result<(), String>> {
+        let arrived: Vec<bool> =
+            self.ends.iter().zip(&mut self.out).map(|(end, link)| end.look(link, setting.rules)).collect();
+        let epoch = self.epoch;
+        let starves: Vec<bool> = (0..setting.workers).map(|peer| self.out[peer].starving == epoch).collect();
+        if let Some(peer) = self.collecting.to_take_in(|peer| arrived[peer], |peer| starves[peer]) {
+            self.take_in(peer);
+            return Some(Ok(()));
+        }
+        let mut relieved = false;
+        for peer in (0..setting.workers).filter(|&peer| starves.contains(&true) && !starves[peer]) {
+            let (end, link) = (&self.ends[peer], &mut self.out[peer]);
+            let relief = end.receiving.relief();
+            if link.grant != relief.word() {
+                end.tell(link, relief, end.receiving.window().max(1));
+                relieved = true;
+            }
+        }
+        relieved.then_some(Ok(()))
+    }
+
+    pub fn deliver(&mut self, setting: &Setting, (epoch, item): (u32, u8)) -> Result<(), String> {
+        let expected = setting.expected();
+        if epoch != self.epoch {
+            return Err(format!("an item of epoch {epoch} is delivered in epoch {}", self.epoch));
+        }
+        if setting.in_order && expected.get(usize::from(self.delivered)) != Some(&item) {
+            return Err(format!("item {item} is delivered as number {} of {expected:?}", self.delivered));
+        }
+        self.delivered += 1;
+        // Out of order: how often each item came, four bits each.
+        self.seen += 1 << (4 * u32::from(item));
+        let most = expected.iter().filter(|&&other| other == item).count() as u32;
+        if (self.seen >> (4 * u32::from(item))) & 15 > most {
+            return Err(format!("item {item} is delivered too often"));
+        }
+        Ok(())
+    }
+
+    pub fn complete(&mut self, setting: &Setting) -> Result<(), String> {
+        let expected = setting.expected().len();
+        if usize::from(self.delivered) != expected {
+            return Err(format!("the epoch ends as if it were whole after {} of {expected} items", self.delivered));
+        }
+        if setting.fails_at.is_some() && expected > 0 && setting.header.is_none() {
+            return Err("an epoch whose graph fails ends as if it were whole".to_owned());
+        }
+        self.set_window(0);
+        self.main = Main::Between;
+        Ok(())
+    }
+}

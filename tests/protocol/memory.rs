@@ -1,0 +1,123 @@
+//! The memory of the loader in small: rings, words, and what the two ends of a link know.
+
+use std::collections::VecDeque;
+
+use torchdata_core::protocol::{Dealing, Grant, Judgement, Permit, Receiving, Sending, Stream, Wish};
+
+use super::world::Rules;
+
+/// What a unit says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The epoch in which it was made, and which item it is.
+    Item(u32, u8),
+    End,
+    Error,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Unit {
+    pub stream: Stream,
+    pub kind: Kind,
+}
+
+/// A link: what lies in shared memory.
+#[derive(Debug, Clone, Hash)]
+pub struct Link {
+    pub units: VecDeque<Unit>,
+    /// The reader's word, and the bare count in it, which was all there was.
+    pub grant: u64,
+    pub count: u32,
+    /// The epoch in which the writer starves.
+    pub starving: u32,
+}
+
+impl Link {
+    pub fn new() -> Self {
+        Self { units: VecDeque::new(), grant: Grant::NONE, count: 0, starving: 0 }
+    }
+}
+
+/// One end of a link that is read.
+#[derive(Debug, Clone, Hash, Default)]
+pub struct ReadEnd {
+    pub receiving: Receiving,
+    pub taken: u32,
+}
+
+impl ReadEnd {
+    pub fn tell(&self, link: &mut Link, grant: Grant, extra: u64) {
+        link.grant = grant.word();
+        link.count = self.taken + extra as u32;
+    }
+
+    pub fn begin(&mut self, link: &mut Link, stream: Stream, window: u64) {
+        self.taken = 0;
+        let grant = self.receiving.begin(stream, window);
+        self.tell(link, grant, window);
+    }
+
+    pub fn set_window(&mut self, link: &mut Link, window: u64) {
+        let grant = self.receiving.set_window(window);
+        self.tell(link, grant, window);
+    }
+
+    pub fn took(&mut self, link: &mut Link) {
+        self.taken += 1;
+        let grant = self.receiving.take();
+        self.tell(link, grant, self.receiving.window());
+    }
+
+    pub fn took_in(&mut self, link: &mut Link) {
+        self.taken += 1;
+        self.receiving.take();
+        self.tell(link, self.receiving.relief(), self.receiving.window().max(1));
+    }
+
+    /// Drops what is over, and tells whether a unit of the stream that is read, waits.
+    pub fn look(&self, link: &mut Link, rules: Rules) -> bool {
+        while let Some(unit) = link.units.front() {
+            match self.receiving.judge(unit.stream) {
+                Judgement::Take => return true,
+                Judgement::Leave if rules.streams => return false,
+                Judgement::Leave | Judgement::Drop => drop(link.units.pop_front()),
+            }
+        }
+        false
+    }
+}
+
+/// A child's pump over its links.
+#[derive(Debug, Clone, Hash)]
+pub struct Pump {
+    pub dealing: Dealing,
+    pub sending: Vec<Sending>,
+    pub departing: Option<(usize, Unit)>,
+    pub ending: bool,
+}
+
+impl Pump {
+    pub fn new(links: usize) -> Self {
+        Self { dealing: Dealing::new(links), sending: vec![Sending::default(); links], departing: None, ending: false }
+    }
+
+    pub fn begin(&mut self, stream: Stream) {
+        self.dealing.begin();
+        self.sending.iter_mut().for_each(|sending| sending.begin(stream));
+        self.departing = None;
+        self.ending = false;
+    }
+
+    pub fn stream(&self) -> Stream {
+        self.sending[0].stream()
+    }
+}
+
+/// What a reader allows: by its word, or by the old rule, by a count that belonged to no epoch.
+pub fn permit(rules: Rules, sending: &mut Sending, link: &Link) -> Permit {
+    if rules.streams {
+        return sending.permit(link.grant).expect("nothing is damaged here");
+    }
+    let sent = Grant::new(sending.stream(), Wish::Items(link.count)).word();
+    sending.permit(sent).expect("nothing is damaged here")
+}
