@@ -47,6 +47,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("nothing in particular", setting.clone()),
         ("breaks", with(&|s| s.breaks = true)),
         ("an error", with(&|s| s.fails_at = Some(1))),
+        ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
         ("halts, calls meanwhile, goes on", with(&|s| s.pauses = true)),
         ("calls", with(&|s| s.calls = true)),
         ("a death", with(&|s| s.deaths = true)),

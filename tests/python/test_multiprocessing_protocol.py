@@ -152,6 +152,25 @@ def test_passes_that_are_left_early_begin_anew():
         assert list(dl) == [0, 1, 2, 3] * 3
 
 
+def fail_at_five(number):
+    if number == 5:
+        raise ValueError("five")
+    return number
+
+
+def test_a_failure_in_one_pass_is_heard_while_others_ask_for_the_next():
+    pipe = (
+        IterableWrapper(range(10)).map(fail_at_five).sharding_round_robin_dispatch(MULTIPROCESSING).cycle(2)
+    )
+    with loader(pipe, 3, worker_prefetch_cnt=0, main_prefetch_cnt=0) as dl:
+        for _ in range(2):
+            received = []
+            with pytest.raises(ValueError, match="five"):
+                for number in dl:
+                    received.append(number)
+            assert received[:5] == [0, 1, 2, 3, 4]
+
+
 class Endless(IterDataPipe):
     def __iter__(self):
         number = 0

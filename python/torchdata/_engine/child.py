@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
@@ -132,7 +133,6 @@ class _Child:
             )
             self.dispatched.set_interrupt(control, Interrupted, outputs[0], board, MAIN)
         self.datapipe: Any = None
-        self.acknowledged = 0
         #: A command that was taken while an epoch ran, and ends it.
         self.pending: tuple[Any, ...] | None = None
         #: Why there is no graph to run: reported in each epoch.
@@ -154,14 +154,11 @@ class _Child:
                 gc.unfreeze()  # cycles in the user's graph are to be finalised where the interpreter ends in order
                 return
             if command[0] == "epoch":
-                self._acknowledge()
-                self._run_epoch(*command[1:])
+                _, number, *epoch = command
+                self.commands.acknowledge(number)
+                self._run_epoch(*epoch)
             else:
                 self._call(*command[1:])
-
-    def _acknowledge(self) -> None:
-        self.acknowledged += 1
-        self.commands.acknowledge(self.acknowledged)
 
     def _goes_on(self) -> bool:
         """Takes the command that waits. Whether the epoch goes on after it: it does after a call."""
@@ -225,35 +222,33 @@ class _Child:
 
     def _send_epoch(self, seeds: bytes, iter_reset_fn: Any) -> None:
         """Runs the graph and sends what it yields, to its end or until another epoch, or the end, is commanded."""
-        if self.failure is not None:
-            self._report(self.failure)
-            return
+        prepare: Callable[[], None] | None = partial(self._reset, seeds, iter_reset_fn)
+        while self._send_pass(prepare) and self._is_wanted_again():
+            prepare = None
+
+    def _send_pass(self, prepare: Callable[[], None] | None) -> bool:
+        """Sends all items once, or why that fails. False where another epoch, or the end, is commanded."""
+        failure = self.failure
         try:
-            self._reset(seeds, iter_reset_fn)
-            while self._send_pass() and self._is_wanted_again():
-                pass
-            return
+            if failure is None:
+                if prepare is not None:
+                    prepare()
+                iterator = iter(self.datapipe)
+                while failure is None:
+                    if self.sender.pump(iterator):
+                        return True
+                    if not self._goes_on():
+                        return False
+                    failure = self.failure  # of a call
         except Interrupted:
             self.pending = self._superseding()
             if self.pending is not None:
-                return
+                return False
             failure = describe(RuntimeError(_NO_COMMAND), self.setup.name)
         except BaseException as error:
             failure = describe(error, self.setup.name)
-        self._report(failure)
-
-    def _report(self, failure: tuple[Any, ...]) -> None:
-        while not self.sender.send_error(failure) and self._goes_on():
-            pass
-
-    def _send_pass(self) -> bool:
-        """Sends all items once. False where another epoch, or the end, is commanded."""
-        iterator = iter(self.datapipe)
-        while not self.sender.pump(iterator):
+        while not self.sender.send_error(failure):
             if not self._goes_on():
-                return False
-            if self.failure is not None:  # of a call
-                self._report(self.failure)
                 return False
         return True
 
@@ -290,7 +285,7 @@ class _Child:
         if not self.setup.dispatches:
             tell_torch(self.setup.worker_id, self.setup.num_workers, self.datapipe)
 
-    def _call(self, function: Callable[[Any], Any]) -> None:
+    def _call(self, number: int, function: Callable[[Any], Any]) -> None:
         """Applies a function of main's to the graph; what it returns, if anything, replaces that in the next epoch.
 
         What it raises ends the epoch that runs, and each one after it.
@@ -301,7 +296,7 @@ class _Child:
                 self.datapipe = replaced
         except BaseException as error:
             self.failure = describe(error, self.setup.name)
-        self._acknowledge()
+        self.commands.acknowledge(number)
 
 
 def _limit_threads() -> None:

@@ -135,7 +135,7 @@ class Children:
             self._watch()
             surplus = weakref.WeakMethod(self._on_surplus)
             self.collector.tell_surplus(budget, lambda *what: surplus()(*what))  # type: ignore[misc]
-            #: By child: commands sent.
+            #: By child: the number of the last command.
             self._sent = [0] * count
         except BaseException:
             self.shutdown()
@@ -191,7 +191,7 @@ class Children:
         self.collector.start_epoch(self._epoch, self._window)
         # The dispatching process first: the others wait for it.
         for index in reversed(range(len(self._processes))):
-            self._send(index, ("epoch", self._epoch, *commands(index)), order=self._epoch)
+            self._send(index, "epoch", self._epoch, *commands(index), order=self._epoch)
 
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.
@@ -200,7 +200,7 @@ class Children:
         """
         self._check_alive()
         for index in range(len(self._processes)):
-            self._send(index, ("call", function))
+            self._send(index, "call", function)
         deadline = time.monotonic() + OBEDIENCE
         try:
             for index, commander in enumerate(self._commanders):
@@ -214,8 +214,12 @@ class Children:
         finally:
             self.collector.relieve(True)
 
-    def _send(self, index: int, command: tuple[Any, ...], order: int | None = None) -> None:
+    def _send(self, index: int, kind: str, *content: Any, order: int | None = None) -> None:
         """Sends a command; waits for room, where a child has not taken those before it, as long as it lives."""
+        self._sent[index] += (
+            1  # first: where Ctrl-C comes in between, a number is left out, and none is used twice
+        )
+        command = (kind, self._sent[index], *content)
         try:
             self._commanders[index].send_message(command, self._timeout, order, self._check_alive)
         except TimeoutError:
@@ -223,7 +227,6 @@ class Children:
                 f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "
                 "service): its pipe is stuck in one item, or the process was stopped"
             ) from None
-        self._sent[index] += 1
 
     # -- life and death ----------------------------------------------------------------------------
 
