@@ -119,7 +119,8 @@ impl World {
                 }
                 return Some("has ended");
             };
-            pump.departing = Some((target, Unit { stream: pump.stream(), kind: Kind::End }));
+            let kind = if child.failed { Kind::Error } else { Kind::End };
+            pump.departing = Some((target, Unit { stream: pump.stream(), kind }));
             pump.dealing.end(target);
             return Some("is about to end");
         }
@@ -150,7 +151,7 @@ impl World {
         let next = pump.stream().next_pass();
         pump.begin(next);
         child.doing = Doing::Pumping;
-        child.read = 0;
+        (child.read, child.failed) = (0, false);
         Some("begins once more")
     }
 
@@ -161,11 +162,11 @@ impl World {
         if child.made.1 > 0 {
             child.made.1 -= 1;
             let item = child.made.0;
-            self.hand_over(setting, index, Kind::Item(epoch, item));
+            self.hand_over(index, Kind::Item(epoch, item));
             return Some("makes an item");
         }
         if child.failed {
-            self.hand_over(setting, index, Kind::Error);
+            self.hand_over(index, Kind::Error);
             return Some("fails");
         }
         if setting.is_dispatcher(index) {
@@ -269,23 +270,15 @@ impl World {
     }
 
     /// Gives the pump what the graph has made, for whose turn it is.
-    pub fn hand_over(&mut self, setting: &Setting, index: usize, kind: Kind) {
-        let Self { children, out, dealt, .. } = self;
-        let child = &mut children[index];
-        let links = Self::outgoing(setting, index, out, dealt);
+    pub fn hand_over(&mut self, index: usize, kind: Kind) {
+        let child = &mut self.children[index];
         let pump = &mut child.pump;
         child.doing = Doing::Pumping;
-        let unit = Unit { stream: pump.stream(), kind };
-        let Pump { dealing, sending, .. } = pump;
         if kind == Kind::Error {
             pump.ending = true;
-            let told = dealing.to_tell(|reader| permit(setting.rules, &mut sending[reader], &links[reader]));
-            if let Some(target) = told {
-                pump.departing = Some((target, unit));
-                pump.dealing.end(target);
-            }
             return;
         }
+        let unit = Unit { stream: pump.stream(), kind };
         pump.departing = child.target.map(|target| (target, unit));
         pump.dealing.advance();
     }

@@ -226,31 +226,22 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends what describes the failure of the pipe to the first reader from whose turn on who still wants something, and
-    /// the end to all others.
+    /// Sends what describes the failure of the pipe to all readers: to one that got an end instead, a part of its share would
+    /// look like the whole.
     ///
     /// Returns False when a command waits: to be called again once it was obeyed.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
-        if !std::mem::replace(&mut outlet.ending, true) {
-            // An item that was begun is whole, and goes first.
-            let Outlet { dealing, producers, departing, .. } = &mut *outlet;
-            let waiting = departing.as_ref().map(|departing| departing.target);
-            // A reader whose word is damaged is told: what it gets is an error in any case.
-            let target = dealing.to_tell(|reader| producers[reader].permit().unwrap_or(Permit::Wait));
-            if waiting.is_some() && outlet.go_on(py)? == Sent::Interrupted {
-                outlet.ending = false;
+        outlet.ending = true;
+        loop {
+            // First what was begun: an item is whole, and an error is resumed.
+            if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
-            if let Some(target) = target {
-                outlet.depart(target, kind::ERROR, description)?;
-                outlet.dealing.end(target);
-            }
+            let Some(target) = outlet.dealing.turn() else { return Ok(true) };
+            outlet.depart(target, kind::ERROR, description)?;
+            outlet.dealing.end(target);
         }
-        if outlet.go_on(py)? == Sent::Interrupted {
-            return Ok(false);
-        }
-        Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
     /// Sends a message of the control protocol over the first link; gives up after `seconds`.

@@ -63,19 +63,6 @@ impl Dealing {
         self.turn.advance();
     }
 
-    /// Who is to hear of an error: the first from whose turn on who still wants something; None where nobody does.
-    pub fn to_tell(&self, mut permit: impl FnMut(usize) -> Permit) -> Option<usize> {
-        let mut turn = self.turn.clone();
-        for _ in 0..turn.live() {
-            let reader = turn.next()?;
-            if permit(reader) != Permit::Unwanted {
-                return Some(reader);
-            }
-            turn.advance();
-        }
-        None
-    }
-
     /// Notes that a reader has got its end, or the error.
     pub fn end(&mut self, reader: usize) {
         self.turn.end(reader);
