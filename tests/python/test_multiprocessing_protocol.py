@@ -152,6 +152,17 @@ def test_passes_that_are_left_early_begin_anew():
         assert list(dl) == [0, 1, 2, 3] * 3
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_shuffled_before_it_is_shared_out_is_shuffled_alike_in_every_pass(method):
+    pipe = IterableWrapper(range(60)).shuffle().sharding_filter().cycle(3)
+    with loader(pipe, 3, multiprocessing_context=method) as dl:
+        epochs = [list(dl) for _ in range(2)]
+    for epoch in epochs:
+        passes = [sorted(epoch[start : start + 60]) for start in (0, 60, 120)]
+        assert passes == [list(range(60))] * 3
+        assert epoch[:60] != epoch[60:120] != epoch[120:]
+
+
 def fail_at_five(number):
     if number == 5:
         raise ValueError("five")

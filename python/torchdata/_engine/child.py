@@ -26,6 +26,7 @@ from torchdata._engine.obituary import CANNOT_WATCH
 from torchdata._engine.torch_worker import tell_torch
 from torchdata._importing import call_when_imported
 from torchdata._native import BellBoard, Collector, Link, Sender, drop_inherited, exit_with_parent
+from torchdata.datapipes import _random
 
 __all__ = ["ChildSetup", "Job", "run_child"]
 
@@ -197,6 +198,7 @@ class _Child:
         tell_torch(setup.worker_id, setup.num_workers, job.datapipe)
         # Looked up in the module at call time: users replace it there. All that they may expect to get is given.
         init = job.process_init_fn or reading_service.process_init_fn
+        _random.is_replica = True
         self.datapipe = init(
             job.datapipe,
             worker_info=self.worker_info,

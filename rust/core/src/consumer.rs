@@ -319,12 +319,6 @@ impl Consumer {
         }
     }
 
-    /// Stores once more what the producer was told, in place of whatever was written over it.
-    pub fn repeat(&self) {
-        // SYNC(grant): pairs with Producer::permit.
-        self.layout.header().granted.0.store(self.told.word(), Ordering::Release);
-    }
-
     fn ring_producer(&mut self) {
         self.unrung = 0;
         self.unrung_bytes = 0;

@@ -42,7 +42,7 @@ class Shuffling:
         """Seeds the generator, by `set_seed`'s seed or by a fresh one."""
         self._shuffling = self._enabled
         if self._shuffling:
-            self._epoch_seed = draw_seed() if self._seed is None else self._seed
+            self._epoch_seed = draw_seed(self._epoch_seed) if self._seed is None else self._seed
             self._rng.seed(self._epoch_seed)
             self._seed = None
 

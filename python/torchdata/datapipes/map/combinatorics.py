@@ -66,7 +66,7 @@ class Shuffler(IterDataPipe[T_co]):
         """Draws the order, by `set_seed`'s seed or by a fresh one."""
         self._read = 0
         if self._enabled:
-            self._epoch_seed = draw_seed() if self._seed is None else self._seed
+            self._epoch_seed = draw_seed(self._epoch_seed) if self._seed is None else self._seed
             self._seed = None
         self._order = self._ordered(self._epoch_seed if self._enabled else None)
 
