@@ -6,6 +6,7 @@ passing, and the graph as one pickle in anonymous shared memory, made once for a
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -28,23 +29,33 @@ __all__ = [
     "pickle_graph",
 ]
 
-#: All child processes of all loaders here that were not closed yet.
-_started: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
+#: All child processes of all loaders here, and main's ends of the pipes to each: descriptors, and what is behind them.
+_started: weakref.WeakKeyDictionary[BaseProcess, list[tuple[int, tuple[int, int]]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def note_pipes(process: BaseProcess) -> None:
     """Notes a process that was started: multiprocessing holds a pipe to it, which later children inherit under fork."""
-    _started.add(process)
+    # No public attribute holds both ends. Where they are not found they stay open until a later child ends.
+    finalizer = getattr(getattr(process, "_popen", None), "finalizer", None)
+    arguments = getattr(finalizer, "_args", None) or ()
+    _started[process] = [(one, _behind(one)) for one in arguments if isinstance(one, int)]
+
+
+def _behind(descriptor: int) -> tuple[int, int]:
+    """What a descriptor leads to: device and file number, of which every pipe has its own."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def close_inherited_pipes() -> None:
     """In a child: closes main's ends of the pipes to its siblings, and to the children of other loaders."""
-    for process in _started:
-        # No public attribute holds both ends. Where they are not found they stay open until this child ends.
-        finalizer = getattr(getattr(process, "_popen", None), "finalizer", None)
-        for descriptor in getattr(finalizer, "_args", None) or ():
-            if isinstance(descriptor, int):
-                os.close(descriptor)
+    for pipes in list(_started.values()):
+        for descriptor, behind in pipes:
+            with contextlib.suppress(OSError):  # closed, by a thread that was ending that child
+                if _behind(descriptor) == behind:  # else the number has gone to something else since
+                    os.close(descriptor)
     _started.clear()
 
 

@@ -166,8 +166,11 @@ impl Reader {
                 _ => {} // an answer that nobody waits for any more
             }
         }
+        if signs.epoch.load(Relaxed) == u64::from(epoch) {
+            return Ok(None); // somebody has shut the loader down
+        }
         Err(PyRuntimeError::new_err(
-            "the epoch was given up while an item of it was waited for: the loader was shut down, or begun anew",
+            "the epoch was given up while an item of it was waited for: the loader was to begin another one",
         ))
     }
 
