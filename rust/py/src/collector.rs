@@ -4,9 +4,9 @@
 //! reads ahead. Here is who may read and for which epoch; how reading goes stands in `reader.rs`.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, TryLockError};
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -29,8 +29,8 @@ use crate::waiting::{duration, wait_until};
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     reader: Mutex<Reader>,
-    /// The thread that holds the reader.
-    holder: Mutex<Option<ThreadId>>,
+    /// The thread that holds the reader (see `this_thread`); 0: nobody.
+    holder: AtomicUsize,
     signs: Signs,
     /// Whether streams begin when somebody reads them (a worker's share), not with the epoch.
     on_demand: bool,
@@ -41,12 +41,12 @@ pub struct Collector {
 /// The reader, held by this thread.
 struct Held<'a> {
     reader: MutexGuard<'a, Reader>,
-    holder: &'a Mutex<Option<ThreadId>>,
+    holder: &'a AtomicUsize,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        *unpoisoned(self.holder.lock()) = None;
+        self.holder.store(0, Relaxed);
     }
 }
 
@@ -60,8 +60,10 @@ fn check_process(generation: u64) -> PyResult<()> {
     ))
 }
 
-fn unpoisoned<T>(locked: Result<T, std::sync::PoisonError<T>>) -> T {
-    locked.unwrap_or_else(std::sync::PoisonError::into_inner)
+/// A number that this thread has as long as it lives, and no other meanwhile: where something of its own lies.
+fn this_thread() -> usize {
+    thread_local!(static OWN: u8 = const { 0 });
+    OWN.with(|own| std::ptr::from_ref(own) as usize)
 }
 
 impl Collector {
@@ -72,7 +74,7 @@ impl Collector {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        *unpoisoned(self.holder.lock()) = Some(thread::current().id());
+        self.holder.store(this_thread(), Relaxed);
         Some(Held { reader, holder: &self.holder })
     }
 
@@ -94,7 +96,7 @@ impl Collector {
             if let Some(reader) = self.try_reader() {
                 return Ok(reader);
             }
-            if *unpoisoned(self.holder.lock()) == Some(thread::current().id()) {
+            if self.holder.load(Relaxed) == this_thread() {
                 return Err(PyRuntimeError::new_err(
                     "an epoch cannot begin while this thread waits for an item of the last one (in a signal handler, say): \
                      leave the loop first",
@@ -169,7 +171,7 @@ impl Collector {
         };
         Ok(Self {
             reader: Mutex::new(reader),
-            holder: Mutex::new(None),
+            holder: AtomicUsize::new(0),
             signs,
             on_demand,
             generation: fork::generation(),

@@ -197,7 +197,7 @@ impl Sender {
                 break;
             };
             if let Deal::To(target) = deal {
-                outlet.depart(target, kind::ITEM, &item)?;
+                outlet.depart_item(target, &item)?;
             }
             outlet.dealing.advance();
             drop(item);
@@ -369,6 +369,28 @@ impl Outlet {
             self.departing = Some(Departing { target, kind: kind::END, encoder, parts: Vec::new(), streamed: 0 });
             self.dealing.end(target);
         }
+    }
+
+    /// Encodes an item, and sends it at once where it is small and there is room: the usual item is spared what follows.
+    #[inline]
+    fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
+        let Self { encoder, producers, .. } = self;
+        let producer = &mut producers[target];
+        if let Err(error) = encoder.encode(item, producer.arena()) {
+            encoder.clear();
+            return Err(error);
+        }
+        if encoder.buffers.is_empty()
+            && encoder.payload.len() <= producer.max_inline()
+            && producer.push_item(kind::ITEM, &[], &encoder.payload).map_err(errors::corrupted)? == Push::Done
+        {
+            encoder.clear();
+            return Ok(());
+        }
+        producer.give_up(); // fragments of what an exception kept from being sent
+        let encoder = std::mem::take(encoder);
+        self.departing = Some(Departing { target, kind: kind::ITEM, encoder, parts: Vec::new(), streamed: 0 });
+        Ok(())
     }
 
     /// Encodes an object, to be sent by `go_on`.
