@@ -20,6 +20,7 @@ use common::child::{inherited, inherited_fd, is_child, role, start, start_with};
 use common::stream::{ITEM, Item, Receiver, Sender, open};
 use criterion::{BenchmarkGroup, Criterion, Throughput, measurement::WallTime};
 use torchdata_core::bell::BellBoard;
+use torchdata_core::consumer::Unit;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::protocol::Stream;
 
@@ -58,7 +59,7 @@ fn ring_threads(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, w
             }
         });
         group.bench_function(format!("{name}/ring, threads"), |bench| {
-            bench.iter_custom(|count| timed(count, || drop(black_box(receiver.next_unit()))));
+            bench.iter_custom(|count| timed(count, || _ = black_box(receiver.next_unit())));
         });
         done.store(true, Ordering::Relaxed);
         // What the sender may wait for: one more item.
@@ -73,7 +74,7 @@ fn ring_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize,
     receiver.end.begin(Stream::default(), window);
     let _child = start(&format!("ring {size}"), &link, &bells);
     group.bench_function(format!("{name}/ring, processes"), |bench| {
-        bench.iter_custom(|count| timed(count, || drop(black_box(receiver.next_unit()))));
+        bench.iter_custom(|count| timed(count, || _ = black_box(receiver.next_unit())));
     });
 }
 
@@ -89,7 +90,7 @@ fn ring_one_thread(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize
             for index in 0..count {
                 sender.send(&item).unwrap();
                 if index % 64 == 63 || index + 1 == count {
-                    (0..=index % 64).for_each(|_| drop(black_box(receiver.next_unit())));
+                    (0..=index % 64).for_each(|_| _ = black_box(receiver.next_unit()));
                 }
             }
             start.elapsed()
@@ -107,7 +108,7 @@ fn two_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, 
         .map(|(bell, link)| Receiver {
             end: link.consumer(bells.bell(*bell).unwrap()).unwrap(),
             bell: bells.bell(0).unwrap(),
-            payload: Vec::new(),
+            unit: Unit::default(),
         })
         .collect();
     receivers.iter_mut().for_each(|receiver| receiver.end.begin(Stream::default(), window));
@@ -120,7 +121,7 @@ fn two_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, 
         bench.iter_custom(|count| {
             timed(count, || {
                 turn ^= 1;
-                drop(black_box(receivers[turn].next_unit()));
+                _ = black_box(receivers[turn].next_unit());
             })
         });
     });
@@ -172,15 +173,15 @@ fn throughput(criterion: &mut Criterion) {
 fn conversation(links: [&Link; 2], bells: &Arc<BellBoard>, me: usize) -> (Sender, Receiver) {
     let (peer, bell) = (bells.bell(1 - me).unwrap(), bells.bell(me).unwrap());
     let sender = Sender { end: links[me].producer(peer.clone()).unwrap(), bell: bell.clone() };
-    let mut receiver = Receiver { end: links[1 - me].consumer(peer).unwrap(), bell, payload: Vec::new() };
+    let mut receiver = Receiver { end: links[1 - me].consumer(peer).unwrap(), bell, unit: Unit::default() };
     receiver.end.begin(Stream::default(), 1);
     (sender, receiver)
 }
 
 fn answer(mut sender: Sender, mut receiver: Receiver) -> ! {
     loop {
-        drop(receiver.next_unit());
-        while sender.end.push(ITEM, &[], &receiver.payload).unwrap() != torchdata_core::producer::Push::Done {}
+        receiver.next_unit();
+        while sender.end.push(ITEM, &[], &receiver.unit.payload).unwrap() != torchdata_core::producer::Push::Done {}
     }
 }
 
@@ -194,7 +195,7 @@ fn latency(criterion: &mut Criterion) {
         bench.iter_custom(|count| {
             timed(count, || {
                 sender.end.push(ITEM, &[], b"question").unwrap();
-                drop(receiver.next_unit());
+                receiver.next_unit();
             })
         });
     });

@@ -15,7 +15,7 @@ use common::child::{inherited, role, run_again_portably, start};
 use common::stream::{CONSUMER, ITEM, Item, PRODUCER, Random, Receiver, SMALL, Sender, bytes, item, open};
 use common::watchdog;
 use proptest::prelude::*;
-use torchdata_core::consumer::Buffer;
+use torchdata_core::consumer::{Buffer, Unit};
 use torchdata_core::error::OpenError;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::producer::{Part, Push};
@@ -95,7 +95,7 @@ proptest! {
 #[test]
 fn units_of_every_length_wrap_at_every_place_of_the_ring() {
     let _watchdog = watchdog(60);
-    let mut payload = Vec::new();
+    let mut unit = Unit::default();
     for place in (24..4096 + 24).step_by(8) {
         for len in [0, 1, 8, 100, 999, 1024] {
             let (link, bells) = open(SMALL);
@@ -106,13 +106,13 @@ fn units_of_every_length_wrap_at_every_place_of_the_ring() {
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
                 assert_eq!(producer.push(ITEM, &[], &vec![0; step - 24]), Ok(Push::Done));
-                assert!(consumer.take(&mut payload).unwrap().is_some());
+                assert!(consumer.take(&mut unit).unwrap());
                 rest -= step;
             }
             let expected = item_of(len, &[]).inline;
             assert_eq!(producer.push(7, &[], &expected), Ok(Push::Done), "place {place}, length {len}");
-            let unit = consumer.take(&mut payload).unwrap().expect("the unit behind the pad");
-            assert_eq!((unit.kind, &payload), (7, &expected), "place {place}, length {len}");
+            assert!(consumer.take(&mut unit).unwrap(), "the unit behind the pad");
+            assert_eq!((unit.kind, &unit.payload), (7, &expected), "place {place}, length {len}");
             assert!(!consumer.readable().unwrap());
         }
     }

@@ -162,7 +162,7 @@ impl Sender {
 pub struct Receiver {
     pub end: Consumer,
     pub bell: BellRef,
-    pub payload: Vec<u8>,
+    pub unit: Unit,
 }
 
 /// An item as it arrived, its buffers still leased.
@@ -174,24 +174,28 @@ pub struct Arrived {
 impl Receiver {
     pub fn new(link: &Link, bells: &Arc<BellBoard>) -> Self {
         let end = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-        Self { end, bell: bells.bell(CONSUMER).unwrap(), payload: Vec::new() }
+        Self { end, bell: bells.bell(CONSUMER).unwrap(), unit: Unit::default() }
     }
 
     /// Takes what is there now; None where nothing is, or an end.
     pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
-        let Some(unit) = self.end.take(&mut self.payload)? else { return Ok(None) };
+        let mut unit = Unit::default();
+        if !self.end.take(&mut unit)? {
+            return Ok(None);
+        }
         if unit.kind == ITEM {
             self.end.item_taken();
         }
-        Ok(Some((unit.kind, Arrived { inline: self.payload.clone(), buffers: unit.buffers })))
+        Ok(Some((unit.kind, Arrived { inline: unit.payload, buffers: unit.buffers })))
     }
 
-    /// Waits for the next item without copying anything further; its inline bytes are in `payload`.
-    pub fn next_unit(&mut self) -> Unit {
+    /// Waits for the next item without copying anything further, and gives the buffers of the last one back.
+    pub fn next_unit(&mut self) -> &Unit {
+        self.unit.buffers.clear();
         loop {
-            if let Some(unit) = self.end.take(&mut self.payload).unwrap() {
+            if self.end.take(&mut self.unit).unwrap() {
                 self.end.item_taken();
-                return unit;
+                return &self.unit;
             }
             wait(&self.bell, || self.end.readable() != Ok(false));
         }

@@ -8,9 +8,10 @@
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Keeps a word of zeros, which is what wiped memory holds, from being a valid one.
 const NOT_ZERO: u64 = 0x5bd1;
-/// What the operands of the multiplications are mixed with, so that zeros in the data do not make them zero: digits of pi.
-const KEYS: [u64; 5] =
-    [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89, 0x4528_21e6_38d0_1377];
+/// What the operands of the multiplications are mixed with, so that zeros in the data do not make them zero (digits of pi), and
+/// by how much that grows from pair to pair, so that it matters where words stand.
+const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
+const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
 /// Bits of a sealed value; the rest is its check.
 pub const SEALED_BITS: u32 = 48;
@@ -54,108 +55,100 @@ pub(crate) fn placed(value: u64, place: u64) -> u64 {
 }
 
 /// The checksum of a unit: of its place, its header, its block table and its payload, in this order.
+///
+/// A sum of products, one of each pair of words, so that no multiplication waits for the last one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Checksum(u64);
+pub(crate) struct Checksum {
+    sum: u64,
+    keys: [u64; 2],
+}
 
 impl Checksum {
     /// Begins with the position of the unit, which makes what is left of the ring's last lap invalid.
     #[inline]
     pub fn at(position: u64) -> Self {
-        Self(position ^ KEYS[0])
+        Self { sum: 0, keys: KEYS }.words(position, 0)
     }
 
     /// Adds two words.
     #[inline]
     pub fn words(self, a: u64, b: u64) -> Self {
-        Self(fold(self.0 ^ a, b ^ KEYS[1]))
+        let [first, second] = self.keys;
+        Self {
+            sum: self.sum.wrapping_add(fold(a ^ first, b ^ second)),
+            keys: [first.wrapping_add(STEPS[0]), second.wrapping_add(STEPS[1])],
+        }
     }
 
-    /// Adds bytes, the number of which the words before must tell.
-    #[inline]
-    pub fn bytes(self, bytes: &[u8]) -> Self {
-        // SAFETY: the slice is readable, and nothing is written.
-        unsafe { self.pass::<false>(bytes.as_ptr(), std::ptr::null_mut(), bytes.len()) }
-    }
-
-    /// Copies `len` bytes and adds what was copied: each byte is read once, so that no later change of the source goes
-    /// unnoticed. In one pass, as reading the copy anew would wait for its stores.
+    /// Copies `len` bytes, the number of which the words before must tell, and adds what was copied: each byte is read once,
+    /// so that no later change of the source goes unnoticed. In one pass, as reading the copy anew would wait for its stores.
+    ///
+    /// Behind the last byte, what is missing to a multiple of 8 is written, too: zeros if the source is not `PADDED`.
     ///
     /// # Safety
-    /// `from` is readable and `to` writable for `len` bytes, and they do not overlap.
+    /// `to` is writable for `len` bytes, rounded up to a multiple of 8; `from` is readable for `len` bytes, and if it is
+    /// `PADDED` for as many as `to`. They do not overlap.
     #[inline]
-    pub unsafe fn copy(self, from: *const u8, to: *mut u8, len: usize) -> Self {
-        // SAFETY: as promised by the caller.
-        unsafe { self.pass::<true>(from, to, len) }
-    }
-
-    /// # Safety
-    /// As for `copy`; `to` is not used where nothing is to be copied.
-    #[inline]
-    unsafe fn pass<const COPY: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
+    pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;
-        // SAFETY: every piece lies within the first `len` bytes.
+        // SAFETY: every piece lies within the first `len` bytes, but for the last word, which is padded.
         unsafe {
-            if len >= 64 {
-                (self, at) = self.stripes::<COPY>(from, to, len);
-            }
             while len - at >= 16 {
-                let [a, b] = pass_on::<COPY, [u64; 2]>(from, to, at);
+                let [a, b] = pass_on::<[u64; 2]>(from, to, at);
                 self = self.words(a, b);
                 at += 16;
             }
             if len - at >= 8 {
-                self = self.words(pass_on::<COPY, u64>(from, to, at), 0);
+                self = self.words(pass_on::<u64>(from, to, at), 0);
                 at += 8;
             }
-            if at < len {
-                let mut last = [0; 8];
-                for (index, byte) in last[..len - at].iter_mut().enumerate() {
-                    *byte = pass_on::<COPY, u8>(from, to, at + index);
+            let rest = len - at;
+            if rest > 0 {
+                let word = if PADDED { pass_on::<u64>(from, to, at) } else { last_word(from, len) };
+                let word = word & (u64::MAX >> (64 - 8 * rest));
+                if !PADDED {
+                    to.add(at).cast::<u64>().write_unaligned(word);
                 }
-                self = self.words(u64::from_ne_bytes(last), 0);
+                self = self.words(word, 0);
             }
         }
         self
     }
 
-    /// Adds all whole pieces of 64 bytes, whose multiplications do not wait for each other, and says how many bytes that were.
-    ///
-    /// # Safety
-    /// As for `pass`.
-    unsafe fn stripes<const COPY: bool>(self, from: *const u8, to: *mut u8, len: usize) -> (Self, usize) {
-        let mut lanes = [self.0, self.0 ^ KEYS[2], self.0 ^ KEYS[3], self.0 ^ KEYS[4]];
-        let mut at = 0;
-        while len - at >= 64 {
-            for lane in &mut lanes {
-                // SAFETY: at least the rest of 64 bytes is left.
-                let [a, b] = unsafe { pass_on::<COPY, [u64; 2]>(from, to, at) };
-                *lane = fold(*lane ^ a, b ^ KEYS[1]);
-                at += 16;
-            }
-        }
-        (Self(lanes[0]).words(lanes[1], lanes[2]).words(lanes[3], 0), at)
-    }
-
     /// The checksum so far.
     #[inline]
     pub fn finish(self) -> u32 {
-        (self.0 ^ (self.0 >> 32)) as u32
+        (self.sum ^ (self.sum >> 32)) as u32
     }
 }
 
-/// Reads what stands `at` bytes behind `from`, and writes it as far behind `to` where it is to be copied.
+/// Reads what stands `at` bytes behind `from`, and writes it as far behind `to`.
 ///
 /// # Safety
-/// The place is readable behind `from` and, to copy, writable behind `to`.
+/// The place is readable behind `from` and writable behind `to`.
 #[inline(always)]
-unsafe fn pass_on<const COPY: bool, T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
+unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
     // SAFETY: as promised by the caller.
     unsafe {
         let piece = from.add(at).cast::<T>().read_unaligned();
-        if COPY {
-            to.add(at).cast::<T>().write_unaligned(piece);
-        }
+        to.add(at).cast::<T>().write_unaligned(piece);
         piece
+    }
+}
+
+/// The last `len % 8` bytes as the lowest of a word, whatever stands above them; there is at least one.
+///
+/// # Safety
+/// `from` is readable for `len` bytes.
+#[inline]
+unsafe fn last_word(from: *const u8, len: usize) -> u64 {
+    let rest = len % 8;
+    // SAFETY: no byte before the first or behind the last one is read.
+    unsafe {
+        if len >= 8 {
+            return from.add(len - 8).cast::<u64>().read_unaligned() >> (64 - 8 * rest);
+        }
+        (0..rest).rev().fold(0, |word, index| word << 8 | u64::from(from.add(index).read()))
     }
 }
 
@@ -197,24 +190,38 @@ mod tests {
 
     #[test]
     fn no_single_bit_of_a_unit_can_change_unnoticed() {
-        for len in [0, 1, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 200] {
-            let mut bytes: Vec<u8> = (0..len).map(|index| (index * 37) as u8).collect();
-            let sum = |position, word, bytes: &[u8]| Checksum::at(position).words(word, 3).bytes(bytes).finish();
+        for len in [0_usize, 1, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 200] {
+            let padded = len.next_multiple_of(8);
+            let mut bytes: Vec<u8> = (0..padded).map(|index| (index * 37 + 1) as u8).collect();
+            let mut copy = vec![0; padded];
+            let mut sum = |position, word, bytes: &[u8]| {
+                let start = Checksum::at(position).words(word, 3);
+                // SAFETY: both have as many bytes as `len`, padded.
+                unsafe { start.copy::<true>(bytes.as_ptr(), copy.as_mut_ptr(), len).finish() }
+            };
             let right = sum(4096, 0, &bytes);
             for bit in 0..64 {
                 assert_ne!(sum(4096 ^ 1 << bit, 0, &bytes), right, "position, bit {bit}");
                 assert_ne!(sum(4096, 1 << bit, &bytes), right, "word, bit {bit}");
             }
-            for bit in 0..8 * len {
+            for bit in 0..8 * padded {
                 bytes[bit / 8] ^= 1 << (bit % 8);
-                assert_ne!(sum(4096, 0, &bytes), right, "{len} bytes, bit {bit}");
+                let changed = sum(4096, 0, &bytes) != right;
+                assert_eq!(changed, bit < 8 * len, "{len} bytes, bit {bit}");
                 bytes[bit / 8] ^= 1 << (bit % 8);
             }
-            let mut copy = vec![0; len];
-            // SAFETY: both have `len` bytes.
-            let copied =
-                unsafe { Checksum::at(4096).words(0, 3).copy(bytes.as_ptr(), copy.as_mut_ptr(), len).finish() };
-            assert_eq!((copied, &copy), (right, &bytes), "copied as they were summed");
+            assert_eq!(sum(4096, 0, &bytes), right);
+            assert_eq!(copy[..len], bytes[..len], "copied as they were summed");
+
+            // Where the source ends with its last byte, zeros follow.
+            let exact = bytes[..len].to_vec();
+            let mut copy = vec![255; padded];
+            // SAFETY: the source has `len` bytes, the copy as many, padded.
+            let summed = unsafe {
+                Checksum::at(4096).words(0, 3).copy::<false>(exact.as_ptr(), copy.as_mut_ptr(), len).finish()
+            };
+            assert_eq!((summed, &copy[..len]), (right, &exact[..]));
+            assert!(copy[len..].iter().all(|&byte| byte == 0));
         }
     }
 }

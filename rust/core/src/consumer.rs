@@ -48,11 +48,13 @@ impl Buffer {
     }
 }
 
-/// A unit taken out of the ring; its inline payload lies in the scratch that the caller gave.
-#[derive(Debug)]
+/// A unit taken out of the ring. One is used again and again: its vectors keep their memory.
+#[derive(Debug, Default)]
 pub struct Unit {
     /// What the producer called it.
     pub kind: u16,
+    /// Its inline payload.
+    pub payload: Vec<u8>,
     /// Its large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
 }
@@ -355,10 +357,10 @@ impl Consumer {
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Takes the next unit of the stream that is read, its inline payload into `payload`; None where none waits.
+    /// Takes the next unit of the stream that is read in place of what `unit` was; false where none waits.
     ///
     /// Units of earlier streams are dropped undecoded and their blocks go back; those of later ones stay where they are.
-    pub fn take(&mut self, payload: &mut Vec<u8>) -> Result<Option<Unit>, Corrupted> {
+    pub fn take(&mut self, unit: &mut Unit) -> Result<bool, Corrupted> {
         loop {
             let available = self.cursor.available(&self.layout.header().tail.0)?;
             if available == 0 || self.early {
@@ -367,10 +369,10 @@ impl Consumer {
                     self.ring_producer();
                 }
                 self.cursor.check(&self.layout.header().head.0)?;
-                return Ok(None);
+                return Ok(false);
             }
             let head = self.cursor.head();
-            let Some(header) = self.copy_unit(head, available, payload)? else {
+            let Some(header) = self.copy_unit(head, available, &mut unit.payload)? else {
                 let capacity = self.layout.config.ring_capacity;
                 self.release(capacity - (head & (capacity - 1)));
                 continue;
@@ -389,13 +391,17 @@ impl Consumer {
                 }
             }
             if matches!(header.kind, KIND_FRAGMENT | KIND_FIRST_FRAGMENT) {
-                self.take_fragment(header, payload);
+                self.take_fragment(header, &unit.payload);
                 self.release(total);
                 continue;
             }
-            let unit = self.read_unit(header)?;
+            unit.kind = header.kind;
+            unit.buffers.clear();
+            if header.blocks > 0 || !self.streamed.is_empty() {
+                self.take_buffers(&mut unit.buffers)?;
+            }
             self.release(total);
-            return Ok(Some(unit));
+            return Ok(true);
         }
     }
 
@@ -419,7 +425,7 @@ impl Consumer {
         let (blocks, len) = (usize::from(header.blocks), header.payload as usize);
         self.table.clear();
         payload.clear();
-        payload.reserve(len);
+        payload.reserve(len.next_multiple_of(8));
         // SAFETY: table and payload lie inside the contiguous unit, as `from_words` has checked; `reserve` made room. The
         // copies are private, so what was checked and is decoded from them cannot change any more.
         unsafe {
@@ -429,7 +435,7 @@ impl Consumer {
                 sum = sum.words(offset, len);
                 self.table.push([offset, len]);
             }
-            sum = sum.copy(entries.add(blocks).cast::<u8>(), payload.as_mut_ptr(), len);
+            sum = sum.copy::<true>(entries.add(blocks).cast::<u8>(), payload.as_mut_ptr(), len);
             payload.set_len(len);
         }
         if sum.finish() != check {
@@ -470,8 +476,8 @@ impl Consumer {
         self.streamed.extend_from_slice(bytes);
     }
 
-    fn read_unit(&mut self, header: UnitHeader) -> Result<Unit, Corrupted> {
-        let mut buffers = Vec::with_capacity(self.table.len());
+    /// Makes the buffers of a unit from its block table and the fragments that came before it.
+    fn take_buffers(&mut self, buffers: &mut Vec<Buffer>) -> Result<(), Corrupted> {
         let mut streamed = false;
         for index in 0..self.table.len() {
             let (offset, len) = self.block_entry(index)?;
@@ -486,7 +492,7 @@ impl Consumer {
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to other fragments than those that came"));
         }
-        Ok(Unit { kind: header.kind, buffers })
+        Ok(())
     }
 
     /// The first `len` bytes that came in fragments.

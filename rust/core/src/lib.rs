@@ -7,6 +7,7 @@ pub mod check;
 pub mod cursor;
 pub mod error;
 pub mod example;
+pub mod exclusive;
 pub mod primitive;
 pub mod protocol;
 pub mod round_robin;

@@ -1,6 +1,6 @@
 //! The one switch between real atomics and loom's: algorithms that loom checks take theirs from here.
 
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 #[cfg(not(loom))]
-pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};

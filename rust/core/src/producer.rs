@@ -253,8 +253,8 @@ impl Producer {
                 check = check.words(offset, len);
                 entry = entry.add(1);
             }
-            std::ptr::copy_nonoverlapping(payload.as_ptr(), entry.cast::<u8>(), payload.len());
-            place.cast::<[u64; 3]>().write(unit.words(check.bytes(payload).finish()));
+            check = check.copy::<false>(payload.as_ptr(), entry.cast::<u8>(), payload.len());
+            place.cast::<[u64; 3]>().write(unit.words(check.finish()));
         }
         self.bytes += payload.len() as u64;
         for part in parts {

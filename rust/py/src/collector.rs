@@ -4,20 +4,21 @@
 //! reads ahead. Here is who may read and for which epoch; how reading goes stands in `reader.rs`.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use torchdata_core::consumer::Unit;
+use torchdata_core::exclusive::{Exclusive, Held};
 use torchdata_core::fork;
 use torchdata_core::liveness::Watch;
 use torchdata_core::protocol::{Collecting, Stream};
 
 use crate::errors;
-use crate::reader::{Peer, Reader, Signs, decode};
+use crate::reader::{Peer, Reader, Signs, Taken, decode};
 use crate::sender::{bell, kind};
 use crate::shared::{PyBellBoard, PyLink};
 use crate::waiting::{duration, wait_until};
@@ -28,26 +29,12 @@ use crate::waiting::{duration, wait_until};
 /// another epoch. Whoever reads then is told that its epoch is over, and takes nothing more.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
-    reader: Mutex<Reader>,
-    /// The thread that holds the reader (see `this_thread`); 0: nobody.
-    holder: AtomicUsize,
+    reader: Exclusive<Reader>,
     signs: Signs,
     /// Whether streams begin when somebody reads them (a worker's share), not with the epoch.
     on_demand: bool,
     /// The process that reads; a forked child must not take what is its parent's.
     generation: u64,
-}
-
-/// The reader, held by this thread.
-struct Held<'a> {
-    reader: MutexGuard<'a, Reader>,
-    holder: &'a AtomicUsize,
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.holder.store(0, Relaxed);
-    }
 }
 
 /// An error in a forked child, which must not take what is its parent's.
@@ -60,27 +47,10 @@ fn check_process(generation: u64) -> PyResult<()> {
     ))
 }
 
-/// A number that this thread has as long as it lives, and no other meanwhile: where something of its own lies.
-fn this_thread() -> usize {
-    thread_local!(static OWN: u8 = const { 0 });
-    OWN.with(|own| std::ptr::from_ref(own) as usize)
-}
-
 impl Collector {
-    /// The reader, unless somebody else holds it.
-    fn try_reader(&self) -> Option<Held<'_>> {
-        let reader = match self.reader.try_lock() {
-            Ok(reader) => reader,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
-        self.holder.store(this_thread(), Relaxed);
-        Some(Held { reader, holder: &self.holder })
-    }
-
     /// The reader for somebody who reads.
-    fn reader(&self) -> PyResult<Held<'_>> {
-        self.try_reader().ok_or_else(|| {
+    fn reader(&self) -> PyResult<Held<'_, Reader>> {
+        self.reader.try_hold().ok_or_else(|| {
             PyRuntimeError::new_err(
                 "another thread is reading from this loader: a loader has one reader at a time (or a signal handler reads \
                  while the loop that it interrupted does)",
@@ -89,14 +59,14 @@ impl Collector {
     }
 
     /// The reader for somebody who has told whoever reads to leave: waits until it has left.
-    fn reader_once_left(&self, py: Python<'_>) -> PyResult<Held<'_>> {
+    fn reader_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         check_process(self.generation)?; // who reads may be a thread of our parent, which never leaves here
         let mut pause = Duration::from_micros(20);
         loop {
-            if let Some(reader) = self.try_reader() {
+            if let Some(reader) = self.reader.try_hold() {
                 return Ok(reader);
             }
-            if self.holder.load(Relaxed) == this_thread() {
+            if self.reader.is_held_here() {
                 return Err(PyRuntimeError::new_err(
                     "an epoch cannot begin while this thread waits for an item of the last one (in a signal handler, say): \
                      leave the loop first",
@@ -167,21 +137,15 @@ impl Collector {
             timeout: timeout.map(duration),
             waiting: None,
             name: name.to_owned(),
-            payload: Vec::new(),
+            current: Taken::default(),
         };
-        Ok(Self {
-            reader: Mutex::new(reader),
-            holder: AtomicUsize::new(0),
-            signs,
-            on_demand,
-            generation: fork::generation(),
-        })
+        Ok(Self { reader: Exclusive::new(reader), signs, on_demand, generation: fork::generation() })
     }
 
     /// Watches processes: when one has ended while this side waits, `on_exit(index)` is called and must raise.
     fn watch(&self, processes: Vec<(usize, i32)>, on_exit: Py<PyAny>) -> PyResult<()> {
         let mut held = self.reader()?;
-        let reader = &mut held.reader;
+        let reader = &mut *held;
         reader.watches = processes
             .into_iter()
             .map(|(index, pid)| Watch::open(pid).map(|watch| (index, watch)))
@@ -195,7 +159,7 @@ impl Collector {
     /// than `most` bytes of this process's own memory.
     fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         let mut held = self.reader()?;
-        (held.reader.most_surplus, held.reader.on_surplus) = (most, Some(on_surplus));
+        (held.most_surplus, held.on_surplus) = (most, Some(on_surplus));
         Ok(())
     }
 
@@ -210,7 +174,7 @@ impl Collector {
         main: usize,
     ) -> PyResult<()> {
         let announcer = output.get().0.announcer(bell(board, main)?);
-        self.reader()?.reader.interrupt = Some((control.get().0.probe(), exception, announcer));
+        self.reader()?.interrupt = Some((control.get().0.probe(), exception, announcer));
         Ok(())
     }
 
@@ -220,7 +184,7 @@ impl Collector {
     fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.reader_once_left(py)?;
-        let reader = &mut held.reader;
+        let reader = &mut *held;
         self.signs.paused.store(false, Relaxed);
         reader.begin_epoch(window);
         if self.on_demand {
@@ -236,7 +200,7 @@ impl Collector {
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.signs.stopped.store(true, Relaxed);
         let mut held = self.reader_once_left(py)?;
-        held.reader.peers.iter_mut().for_each(|peer| peer.consumer.finish(epoch));
+        held.peers.iter_mut().for_each(|peer| peer.consumer.finish(epoch));
         Ok(())
     }
 
@@ -263,8 +227,8 @@ impl Collector {
     ///
     /// To be called while main waits for anything else than an item, again and again; then once with `done`.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
-        let Some(mut held) = self.try_reader() else { return Ok(()) }; // who reads does it himself
-        let reader = &mut held.reader;
+        let Some(mut held) = self.reader.try_hold() else { return Ok(()) }; // who reads does it himself
+        let reader = &mut *held;
         if done {
             reader.peers.iter_mut().for_each(|peer| peer.consumer.settle());
             return Ok(());
@@ -283,17 +247,17 @@ impl Collector {
 
     /// Items taken from each peer in this epoch.
     fn taken(&self) -> PyResult<Vec<u64>> {
-        Ok(self.reader()?.reader.peers.iter().map(|peer| peer.consumer.taken()).collect())
+        Ok(self.reader()?.peers.iter().map(|peer| peer.consumer.taken()).collect())
     }
 
     /// Bytes of shared memory that received items hold, by peer.
     fn leased(&self) -> PyResult<Vec<u64>> {
-        Ok(self.reader()?.reader.peers.iter().map(|peer| peer.consumer.leased()).collect())
+        Ok(self.reader()?.peers.iter().map(|peer| peer.consumer.leased()).collect())
     }
 
     /// Tells the sender that `count` messages were dealt with (see `Sender.wait_acknowledged`).
     fn acknowledge(&self, count: u64) -> PyResult<()> {
-        self.reader()?.reader.peers[0].consumer.acknowledge(count);
+        self.reader()?.peers[0].consumer.acknowledge(count);
         Ok(())
     }
 
@@ -311,15 +275,15 @@ impl Collector {
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let mut held = self.reader()?;
-        let reader = &mut *held.reader;
+        let reader = &mut *held;
         let limit = seconds.map(duration);
         let started = Instant::now();
         let expired = || limit.is_some_and(|limit| started.elapsed() >= limit);
         loop {
-            let Reader { peers, payload, .. } = &mut *reader;
-            while let Some(unit) = peers[peer].consumer.take(payload).map_err(errors::corrupted)? {
+            let mut unit = Unit::default();
+            while reader.peers[peer].consumer.take(&mut unit).map_err(errors::corrupted)? {
                 if unit.kind & !kind::PAYLOAD_IN_BUFFER == kind::MESSAGE {
-                    return decode(py, &unit, payload, true).map(Some);
+                    return decode(py, &unit, true).map(Some);
                 }
             }
             if expired() {
@@ -334,7 +298,7 @@ impl Collector {
     /// Looks at nothing while somebody reads: he holds a reference, so this is no garbage. The lock is taken and let go
     /// with the GIL held alone, which the collector of garbage holds, so that all its passes find the same.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        let Ok(reader) = self.reader.try_lock() else { return Ok(()) };
+        let Some(reader) = self.reader.try_hold() else { return Ok(()) };
         visit.call(&reader.on_exit)?;
         visit.call(&reader.on_error)?;
         visit.call(&reader.on_surplus)?;
@@ -344,7 +308,7 @@ impl Collector {
     fn __clear__(&self) {
         let cleared = self
             .reader
-            .try_lock()
+            .try_hold()
             .map(|mut reader| (reader.on_exit.take(), reader.on_surplus.take(), reader.interrupt.take()));
         drop(cleared); // outside the lock: whatever that runs may come back here
     }
@@ -353,8 +317,8 @@ impl Collector {
 impl Collector {
     fn set_paused(&self, paused: bool) {
         self.signs.paused.store(paused, Relaxed);
-        match self.try_reader() {
-            Some(mut held) if self.generation == fork::generation() => held.reader.heed(&self.signs),
+        match self.reader.try_hold() {
+            Some(mut held) if self.generation == fork::generation() => held.heed(&self.signs),
             Some(_) => {}                  // the peers are our parent's
             None => self.signs.own.ring(), // who reads will see it
         }
@@ -363,7 +327,7 @@ impl Collector {
     fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         check_process(self.generation)?;
         let mut held = self.reader()?;
-        let reader = &mut *held.reader;
+        let reader = &mut *held;
         if self.signs.epoch.load(Relaxed) != u64::from(epoch) {
             return Err(PyRuntimeError::new_err(
                 "this iterator belongs to an epoch that was left: the loader has begun another one since",
@@ -415,12 +379,12 @@ impl Drop for ItemStream {
             return;
         }
         // Where somebody else reads, that is a later pass, which has told the sender already.
-        if let Some(mut held) = collector.try_reader()
+        if let Some(mut held) = collector.reader.try_hold()
             && collector.generation == fork::generation()
-            && u64::from(held.reader.stream.pass()) == self.pass.load(Relaxed)
+            && u64::from(held.stream.pass()) == self.pass.load(Relaxed)
             && !collector.signs.is_over(self.epoch)
         {
-            held.reader.peers.iter_mut().for_each(|peer| peer.consumer.leave());
+            held.peers.iter_mut().for_each(|peer| peer.consumer.leave());
         }
     }
 }

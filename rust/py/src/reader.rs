@@ -44,9 +44,9 @@ impl Signs {
 }
 
 /// A unit that was taken out of its ring.
+#[derive(Default)]
 pub struct Taken {
     unit: Unit,
-    payload: Vec<u8>,
     /// Whether it was counted: its sender may have made another one for it.
     counted: bool,
 }
@@ -101,7 +101,8 @@ pub struct Reader {
     pub waiting: Option<Instant>,
     /// What the timeout's message calls the peers.
     pub name: String,
-    pub payload: Vec<u8>,
+    /// The unit taken last, or a place for the next.
+    pub current: Taken,
 }
 
 impl Reader {
@@ -151,15 +152,17 @@ impl Reader {
                     continue;
                 }
             };
-            let Some(unit) = self.take(peer)? else { continue }; // leftovers of an older epoch, or fragments
+            if !self.take(peer)? {
+                continue; // leftovers of an older epoch, or fragments
+            }
             self.waiting = None;
-            match unit.unit.kind & !kind::PAYLOAD_IN_BUFFER {
-                kind::ITEM => return self.deliver(py, peer, unit).map(Some),
+            match self.current.unit.kind & !kind::PAYLOAD_IN_BUFFER {
+                kind::ITEM => return self.deliver(py, peer).map(Some),
                 kind::END => self.collecting.end(peer),
                 kind::ERROR => {
-                    let description = decode(py, &unit.unit, &unit.payload, self.may_lease(peer));
+                    let description = decode(py, &self.current.unit, self.may_lease(peer));
                     // It stays: whoever asks again, after a signal handler has raised meanwhile perhaps, gets it again.
-                    self.hold(peer, unit);
+                    self.hold(peer);
                     self.on_error.call1(py, (peer, description?))?;
                     return Ok(None); // it was to raise
                 }
@@ -174,44 +177,40 @@ impl Reader {
         ))
     }
 
-    /// Puts a unit back.
-    fn hold(&mut self, peer: usize, taken: Taken) {
+    /// Puts the current unit back.
+    fn hold(&mut self, peer: usize) {
+        let taken = std::mem::take(&mut self.current);
         self.surplus += weight(&taken);
         self.peers[peer].held.push_front(taken);
     }
 
-    /// The next unit of a peer.
+    /// Makes the next unit of a peer the current one, if there is one.
     #[inline]
-    fn take(&mut self, peer: usize) -> PyResult<Option<Taken>> {
+    fn take(&mut self, peer: usize) -> PyResult<bool> {
         let Peer { consumer, held } = &mut self.peers[peer];
         if let Some(taken) = held.pop_front() {
             self.surplus = self.surplus.saturating_sub(weight(&taken));
-            return Ok(Some(taken));
+            self.current = taken;
+            return Ok(true);
         }
-        let mut payload = std::mem::take(&mut self.payload);
-        match consumer.take(&mut payload).map_err(errors::corrupted)? {
-            Some(unit) => Ok(Some(Taken { unit, payload, counted: false })),
-            None => {
-                self.payload = payload;
-                Ok(None)
-            }
-        }
+        self.current.counted = false;
+        consumer.take(&mut self.current.unit).map_err(errors::corrupted)
     }
 
-    /// Makes the item; one that cannot be made now (a signal handler has raised) is kept for the next time.
+    /// Makes an item of the current unit; one that cannot be made now (a signal handler has raised) is kept for the next time.
     #[inline]
-    fn deliver<'py>(&mut self, py: Python<'py>, peer: usize, taken: Taken) -> PyResult<Bound<'py, PyAny>> {
-        match decode(py, &taken.unit, &taken.payload, self.may_lease(peer)) {
+    fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
+        match decode(py, &self.current.unit, self.may_lease(peer)) {
             Ok(item) => {
                 self.collecting.advance();
-                if !taken.counted {
+                if !self.current.counted {
                     self.peers[peer].consumer.item_taken();
                 }
-                self.payload = taken.payload;
+                self.current.unit.buffers.clear(); // the item alone keeps what it leases
                 Ok(item)
             }
             Err(error) => {
-                self.hold(peer, taken);
+                self.hold(peer);
                 Err(error)
             }
         }
@@ -232,8 +231,10 @@ impl Reader {
     pub fn take_in(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
         let may_lease = self.may_lease(peer);
         let Peer { consumer, held } = &mut self.peers[peer];
-        let mut payload = Vec::new();
-        let Some(mut unit) = consumer.take(&mut payload).map_err(errors::corrupted)? else { return Ok(()) };
+        let mut unit = Unit::default();
+        if !consumer.take(&mut unit).map_err(errors::corrupted)? {
+            return Ok(());
+        }
         if !may_lease {
             // The sender's memory is for what is in flight: this may stay for long.
             let buffers = std::mem::take(&mut unit.buffers);
@@ -242,7 +243,7 @@ impl Reader {
         if unit.kind & !kind::PAYLOAD_IN_BUFFER == kind::ITEM {
             consumer.item_taken_in();
         }
-        let taken = Taken { unit, payload, counted: true };
+        let taken = Taken { unit, counted: true };
         self.surplus += weight(&taken);
         held.push_back(taken);
         if self.surplus > self.most_surplus && !self.said {
@@ -322,11 +323,12 @@ impl Reader {
 
 /// Bytes of this process's own memory, and of a sender's, that a unit takes up.
 fn weight(taken: &Taken) -> u64 {
-    taken.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + taken.payload.len() as u64
+    taken.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + taken.unit.payload.len() as u64
 }
 
 /// Builds the object of a unit.
-pub fn decode<'py>(py: Python<'py>, unit: &Unit, payload: &[u8], may_lease: bool) -> PyResult<Bound<'py, PyAny>> {
+#[inline]
+pub fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<'py, PyAny>> {
     match unit.buffers.split_last() {
         Some((long, buffers)) if unit.kind & kind::PAYLOAD_IN_BUFFER != 0 => {
             // Private, as short ones are: what is decoded cannot change under the decoder.
@@ -335,6 +337,6 @@ pub fn decode<'py>(py: Python<'py>, unit: &Unit, payload: &[u8], may_lease: bool
                 Buffer::Leased(lease) => codec::decode(py, &py.detach(|| lease.private_copy()), buffers, may_lease),
             }
         }
-        _ => codec::decode(py, payload, &unit.buffers, may_lease),
+        _ => codec::decode(py, &unit.payload, &unit.buffers, may_lease),
     }
 }

@@ -174,7 +174,8 @@ impl Sender {
     /// Returns False when a command waits: to be called again with the same iterator, once it was obeyed. True once all
     /// that is wanted of this pass was sent. What the iterator raises is raised.
     fn pump(&self, py: Python<'_>, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let mut outlet = self.outlet()?;
+        let mut guard = self.outlet()?;
+        let outlet = &mut *guard;
         if outlet.go_on(py)? == Sent::Interrupted {
             return Ok(false);
         }

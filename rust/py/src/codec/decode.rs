@@ -1,6 +1,7 @@
 //! Bytes and buffers to items. The bytes are private, but not trusted: every length is checked.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use numpy::npyffi::npy_intp;
 use pyo3::ffi;
@@ -42,9 +43,10 @@ struct Decoder<'py, 'a> {
 }
 
 /// A run of bytes, inline or out of band.
+#[derive(Clone, Copy)]
 enum Bulk<'a> {
     Inline(&'a [u8]),
-    Buffer(Buffer),
+    Buffer(&'a Buffer),
 }
 
 impl Bulk<'_> {
@@ -66,13 +68,13 @@ impl Bulk<'_> {
         }
     }
 
-    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.place();
         // SAFETY: the memory is valid for its length as long as `self`; the interpreter makes a new object of a copy.
         unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
     }
 
-    fn to_bytearray<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    fn to_bytearray<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.place();
         // SAFETY: as above.
         unsafe {
@@ -113,7 +115,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
             }
             1 => {
                 let index = self.length()?;
-                self.buffers.get(index).cloned().map(Bulk::Buffer).ok_or_else(malformed)
+                self.buffers.get(index).map(Bulk::Buffer).ok_or_else(malformed)
             }
             _ => Err(malformed()),
         }
@@ -143,8 +145,11 @@ impl<'py, 'a> Decoder<'py, 'a> {
             }
             Tag::Float => Ok(f64::from_bits(self.word()?).into_pyobject(py)?.into_any()),
             Tag::Str => {
-                let bulk = self.bulk()?;
-                Ok(PyString::from_bytes(py, &bulk.private()).map_err(|_| malformed())?.into_any())
+                let string = match self.bulk()? {
+                    Bulk::Inline(bytes) => PyString::from_bytes(py, bytes),
+                    bulk => PyString::from_bytes(py, &bulk.private()),
+                };
+                Ok(string.map_err(|_| malformed())?.into_any())
             }
             Tag::Bytes => self.bulk()?.to_bytes(py),
             Tag::Tuple => {
@@ -206,7 +211,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
     fn writable(&self, bulk: Bulk<'_>) -> PyResult<Bound<'py, PyAny>> {
         match bulk {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {
-                Ok(Bound::new(self.py, LeasedBuffer(lease))?.into_any())
+                Ok(Bound::new(self.py, LeasedBuffer(Arc::clone(lease)))?.into_any())
             }
             bulk => bulk.to_bytearray(self.py),
         }
@@ -227,7 +232,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         match self.bulk()? {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => {
                 let (data, len) = (lease.as_mut_ptr(), lease.len());
-                let base = Bound::new(py, LeasedBuffer(lease))?.into_any();
+                let base = Bound::new(py, LeasedBuffer(Arc::clone(lease)))?.into_any();
                 array::make(py, dtype, &order, &mut shape, len, Some((data, base)))
             }
             bulk => {

@@ -101,12 +101,18 @@ impl Encoder {
     pub fn clear(&mut self) {
         self.payload.clear();
         self.buffers.clear();
-        self.visited.clear();
-        self.kept.clear();
-        self.spans.clear();
         // Clearing takes as long as the tables are large: one large item must not make all others slow.
-        self.visited.shrink_to(MOST_REMEMBERED);
-        self.kept.shrink_to(MOST_REMEMBERED);
+        if !self.visited.is_empty() {
+            self.visited.clear();
+            self.visited.shrink_to(MOST_REMEMBERED);
+        }
+        if !self.kept.is_empty() {
+            self.kept.clear();
+            self.kept.shrink_to(MOST_REMEMBERED);
+        }
+        if !self.spans.is_empty() {
+            self.spans.clear();
+        }
         self.pickled_member = None;
     }
 

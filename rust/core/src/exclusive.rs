@@ -1,0 +1,101 @@
+//! A value for one thread at a time, which says who has it: a lock for those who would rather be refused than wait.
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use crate::primitive::{AtomicUsize, Ordering};
+
+/// A value that one thread at a time holds.
+///
+/// Cheaper than a mutex, which has to look for sleepers when it is let go. A child that was forked while another thread of its
+/// parent held the value is refused for ever.
+#[derive(Debug)]
+pub struct Exclusive<T> {
+    /// The thread that holds the value (see `this_thread`); 0: none.
+    holder: AtomicUsize,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: only whoever has changed `holder` from 0 reaches the value, which so passes from thread to thread.
+unsafe impl<T: Send> Sync for Exclusive<T> {}
+
+/// The value, held by this thread.
+#[derive(Debug)]
+pub struct Held<'a, T> {
+    owner: &'a Exclusive<T>,
+    /// Not to be let go by another thread.
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+/// A number that this thread has as long as it lives, and no other meanwhile: where something of its own lies.
+fn this_thread() -> usize {
+    thread_local!(static OWN: u8 = const { 0 });
+    OWN.with(|own| std::ptr::from_ref(own) as usize)
+}
+
+impl<T> Exclusive<T> {
+    /// A value that nobody holds.
+    pub fn new(value: T) -> Self {
+        Self { holder: AtomicUsize::new(0), value: UnsafeCell::new(value) }
+    }
+
+    /// The value, unless some thread holds it, be it this one.
+    #[inline]
+    pub fn try_hold(&self) -> Option<Held<'_, T>> {
+        // SYNC(exclusive): pairs with the drop of `Held`.
+        self.holder.compare_exchange(0, this_thread(), Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(Held { owner: self, _of_this_thread: PhantomData })
+    }
+
+    /// Whether this thread holds the value.
+    pub fn is_held_here(&self) -> bool {
+        self.holder.load(Ordering::Relaxed) == this_thread()
+    }
+}
+
+impl<T> Drop for Held<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SYNC(exclusive): pairs with `try_hold`.
+        self.owner.holder.store(0, Ordering::Release);
+    }
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread alone holds the value.
+        unsafe { &*self.owner.value.get() }
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this thread alone holds the value, by this one guard.
+        unsafe { &mut *self.owner.value.get() }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::Exclusive;
+
+    #[test]
+    fn one_at_a_time_holds_the_value_and_knows_it() {
+        let value = Exclusive::new(1);
+        let mut held = value.try_hold().expect("nobody has it");
+        *held += 1;
+        assert!(value.try_hold().is_none(), "not even this thread twice");
+        assert!(value.is_held_here());
+        std::thread::scope(|threads| {
+            threads.spawn(|| assert!(value.try_hold().is_none() && !value.is_held_here()));
+        });
+        drop(held);
+        assert!(!value.is_held_here());
+        assert_eq!(value.try_hold().as_deref(), Some(&2));
+    }
+}

@@ -1,0 +1,36 @@
+//! Every interleaving of threads that want one value: one of them has it at a time, and sees what the last one did to it.
+#![cfg(loom)]
+#![allow(missing_docs)]
+
+mod common;
+
+use common::watchdog;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+use torchdata_core::exclusive::Exclusive;
+
+#[test]
+fn whoever_holds_the_value_is_alone_with_it_and_sees_it_as_it_was_left() {
+    let _watchdog = watchdog(600);
+    loom::model(|| {
+        let count = Arc::new(Exclusive::new(UnsafeCell::new(0)));
+        let add = |count: &Exclusive<UnsafeCell<u32>>| {
+            let Some(held) = count.try_hold() else { return 0 };
+            // SAFETY: nobody else is there; loom would object otherwise.
+            held.with_mut(|count| unsafe { *count += 1 });
+            1
+        };
+        let others: Vec<_> = (0..2)
+            .map(|_| {
+                let count = Arc::clone(&count);
+                thread::spawn(move || add(&count) + add(&count))
+            })
+            .collect();
+        let added: u32 = others.into_iter().map(|other| other.join().unwrap()).sum();
+        assert!(added >= 2, "who is alone is not refused");
+        // SAFETY: as above.
+        let found = count.try_hold().expect("all have let go").with(|count| unsafe { *count });
+        assert_eq!(found, added);
+    });
+}
