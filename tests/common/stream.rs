@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use torchdata_core::bell::{BellBoard, BellRef};
 use torchdata_core::consumer::{Buffer, Consumer, Unit};
-use torchdata_core::error::Corrupted;
+use torchdata_core::error::{Corrupted, TakeError};
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::producer::{Part, Producer, Push};
 use torchdata_core::protocol::Permit;
@@ -180,8 +180,11 @@ impl Receiver {
     /// Takes what is there now; None where nothing is, or an end.
     pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
         let mut unit = Unit::default();
-        if !self.end.take(&mut unit)? {
-            return Ok(None);
+        match self.end.take(&mut unit) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(TakeError::Corrupted(error)) => return Err(error),
+            Err(error @ TakeError::NoMemory(_)) => panic!("{error}"),
         }
         if unit.kind == ITEM {
             self.end.item_taken();

@@ -260,6 +260,52 @@ def test_a_full_tmpdir_is_an_error_that_says_what_to_do(tmp_path):
     assert re.match(r"28 .*no room for \d+ bytes of shared memory .*small.*TMPDIR", done.stdout), done.stdout
 
 
+SHORT_OF_MEMORY = """
+    import resource
+    from pathlib import Path
+
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+    from torchdata.datapipes.iter import IterableWrapper
+
+    def text(n):
+        return chr(97 + n) * (200 << 20)
+
+    def limit(more):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
+
+    service = MultiProcessingReadingService(num_workers=1, memory_budget=%d << 20)
+    loader = DataLoader2(IterableWrapper(range(3)).map(text), reading_service=service)
+    items = iter(loader)
+    assert next(items) == text(0)
+    limit(150 << 20)
+    try:
+        next(items)
+    except MemoryError as error:
+        print(error)
+    limit(2 << 30)
+    assert list(loader) == [text(n) for n in range(3)]
+    loader.shutdown()
+    print("complete")
+"""
+
+
+@pytest.mark.parametrize("budget", [1024, 0])
+def test_an_item_for_which_main_has_no_memory_is_an_error_and_the_next_epoch_is_complete(budget):
+    # With a budget it lies in one block of shared memory; without one it comes in pieces.
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY % budget)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    error, end = run.stdout.splitlines()
+    assert re.search(r"no memory for \d+ bytes of an item that has arrived: use smaller items", error), error
+    assert end == "complete"
+
+
 def test_nothing_of_this_is_left():
     gc.collect()
     assert regions() == []

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::bell::BellRef;
 use crate::check::{open, seal};
 use crate::cursor::{ConsumerCursor, ProducerCursor};
-use crate::error::Corrupted;
+use crate::error::{Corrupted, NoMemory, TakeError};
 use crate::fork;
 use crate::header::{BLOCK_ALIGN, Layout, return_entry};
 use crate::link::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UNIT_HEADER, UnitHeader};
@@ -39,11 +39,11 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// The same bytes in memory of this process's own; a lease is given back with its last clone.
+    /// The same bytes in memory of this process's own, if it gets some; a lease is given back with its last clone.
     pub fn into_owned(self) -> Self {
-        match self {
+        match &self {
             Self::Owned(_) => self,
-            Self::Leased(lease) => Self::Owned(Arc::new(lease.private_copy())),
+            Self::Leased(lease) => lease.private_copy().map_or(self, |copy| Self::Owned(Arc::new(copy))),
         }
     }
 }
@@ -145,15 +145,16 @@ impl Lease {
 
     /// The bytes, in memory that nobody changes any more, whatever the producer does: what is decoded is looked at more than
     /// once.
-    pub fn private_copy(&self) -> Vec<u8> {
-        let mut copy = Vec::with_capacity(self.len);
+    pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
         // SAFETY: the lease's memory is valid for its length, the vector has room for it, and bytes of any value will do. What
         // a producer that breaks the rules writes meanwhile arrives as wrong bytes: the copy itself decides nothing by them.
         unsafe {
             std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
             copy.set_len(self.len);
         }
-        copy
+        Ok(copy)
     }
 
     /// Whether the buffer has no bytes.
@@ -360,7 +361,7 @@ impl Consumer {
     /// Takes the next unit of the stream that is read in place of what `unit` was; false where none waits.
     ///
     /// Units of earlier streams are dropped undecoded and their blocks go back; those of later ones stay where they are.
-    pub fn take(&mut self, unit: &mut Unit) -> Result<bool, Corrupted> {
+    pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
         loop {
             let available = self.cursor.available(&self.layout.header().tail.0)?;
             if available == 0 || self.early {
@@ -391,7 +392,7 @@ impl Consumer {
                 }
             }
             if matches!(header.kind, KIND_FRAGMENT | KIND_FIRST_FRAGMENT) {
-                self.take_fragment(header, &unit.payload);
+                self.take_fragment(header, &unit.payload)?;
                 self.release(total);
                 continue;
             }
@@ -469,11 +470,13 @@ impl Consumer {
         Ok(())
     }
 
-    fn take_fragment(&mut self, header: UnitHeader, bytes: &[u8]) {
+    fn take_fragment(&mut self, header: UnitHeader, bytes: &[u8]) -> Result<(), NoMemory> {
         if header.kind == KIND_FIRST_FRAGMENT {
             self.streamed.clear();
         }
+        self.streamed.try_reserve(bytes.len()).map_err(|_| NoMemory(self.streamed.len() + bytes.len()))?;
         self.streamed.extend_from_slice(bytes);
+        Ok(())
     }
 
     /// Makes the buffers of a unit from its block table and the fragments that came before it.
@@ -499,6 +502,9 @@ impl Consumer {
     fn streamed_buffer(&mut self, len: u64) -> Result<Vec<u8>, Corrupted> {
         let len = usize::try_from(len).ok().filter(|&len| len <= self.streamed.len());
         let len = len.ok_or(Corrupted("a unit refers to fragments that did not come"))?;
+        if len == self.streamed.len() {
+            return Ok(std::mem::take(&mut self.streamed));
+        }
         let rest = self.streamed.split_off(len);
         Ok(std::mem::replace(&mut self.streamed, rest))
     }

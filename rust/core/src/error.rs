@@ -55,6 +55,22 @@ pub enum OpenError {
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
 
+/// Why a unit could not be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TakeError {
+    /// What lies there is no unit.
+    #[error(transparent)]
+    Corrupted(#[from] Corrupted),
+    /// This process gets no memory for its bytes.
+    #[error(transparent)]
+    NoMemory(#[from] NoMemory),
+}
+
+/// The system refuses memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("there is no memory for {0} bytes of an item")]
+pub struct NoMemory(pub usize);
+
 #[cfg(not(loom))]
 pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
     move |source| OpenError::System { what, source }

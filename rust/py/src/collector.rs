@@ -281,7 +281,7 @@ impl Collector {
         let expired = || limit.is_some_and(|limit| started.elapsed() >= limit);
         loop {
             let mut unit = Unit::default();
-            while reader.peers[peer].consumer.take(&mut unit).map_err(errors::corrupted)? {
+            while reader.peers[peer].consumer.take(&mut unit).map_err(errors::take)? {
                 if unit.kind & !kind::PAYLOAD_IN_BUFFER == kind::MESSAGE {
                     return decode(py, &unit, true).map(Some);
                 }

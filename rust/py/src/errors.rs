@@ -1,12 +1,27 @@
 //! The one place where errors of the core become Python exceptions.
 
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use torchdata_core::error::{Corrupted, OpenError};
+use torchdata_core::error::{Corrupted, NoMemory, OpenError, TakeError};
 
 /// Memory that a peer wrote breaks the rules.
 pub fn corrupted(error: Corrupted) -> PyErr {
     PyRuntimeError::new_err(format!("{error}; shut the loader down and start a new one"))
+}
+
+/// No memory for what a peer has sent.
+pub fn memory(error: NoMemory) -> PyErr {
+    PyMemoryError::new_err(format!(
+        "{error} that has arrived: use smaller items, or raise the limit (ulimit -v, or the container's)"
+    ))
+}
+
+/// A unit could not be taken.
+pub fn take(error: TakeError) -> PyErr {
+    match error {
+        TakeError::Corrupted(error) => corrupted(error),
+        TakeError::NoMemory(error) => memory(error),
+    }
 }
 
 /// Shared memory or a watch could not be opened.

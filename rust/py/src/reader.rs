@@ -194,7 +194,7 @@ impl Reader {
             return Ok(true);
         }
         self.current.counted = false;
-        consumer.take(&mut self.current.unit).map_err(errors::corrupted)
+        consumer.take(&mut self.current.unit).map_err(errors::take)
     }
 
     /// Makes an item of the current unit; one that cannot be made now (a signal handler has raised) is kept for the next time.
@@ -232,7 +232,7 @@ impl Reader {
         let may_lease = self.may_lease(peer);
         let Peer { consumer, held } = &mut self.peers[peer];
         let mut unit = Unit::default();
-        if !consumer.take(&mut unit).map_err(errors::corrupted)? {
+        if !consumer.take(&mut unit).map_err(errors::take)? {
             return Ok(());
         }
         if !may_lease {
@@ -334,7 +334,10 @@ pub fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bo
             // Private, as short ones are: what is decoded cannot change under the decoder.
             match long {
                 Buffer::Owned(payload) => codec::decode(py, payload, buffers, may_lease),
-                Buffer::Leased(lease) => codec::decode(py, &py.detach(|| lease.private_copy()), buffers, may_lease),
+                Buffer::Leased(lease) => {
+                    let payload = py.detach(|| lease.private_copy()).map_err(errors::memory)?;
+                    codec::decode(py, &payload, buffers, may_lease)
+                }
             }
         }
         _ => codec::decode(py, &unit.payload, &unit.buffers, may_lease),

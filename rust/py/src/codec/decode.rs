@@ -14,6 +14,7 @@ use super::dtype::Dtype;
 use super::helpers::helpers;
 use super::source::LONG_COPY;
 use super::{Tag, malformed};
+use crate::errors;
 use crate::shared::LeasedBuffer;
 
 /// Builds the item from its inline part and its large buffers.
@@ -60,12 +61,12 @@ impl Bulk<'_> {
     }
 
     /// The bytes, to be looked at.
-    fn private(&self) -> Cow<'_, [u8]> {
-        match self {
+    fn private(&self) -> PyResult<Cow<'_, [u8]>> {
+        Ok(match self {
             Bulk::Inline(bytes) => Cow::Borrowed(bytes),
             Bulk::Buffer(Buffer::Owned(bytes)) => Cow::Borrowed(bytes),
-            Bulk::Buffer(Buffer::Leased(lease)) => Cow::Owned(lease.private_copy()),
-        }
+            Bulk::Buffer(Buffer::Leased(lease)) => Cow::Owned(lease.private_copy().map_err(errors::memory)?),
+        })
     }
 
     fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -147,7 +148,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
             Tag::Str => {
                 let string = match self.bulk()? {
                     Bulk::Inline(bytes) => PyString::from_bytes(py, bytes),
-                    bulk => PyString::from_bytes(py, &bulk.private()),
+                    bulk => PyString::from_bytes(py, &bulk.private()?),
                 };
                 Ok(string.map_err(|_| malformed())?.into_any())
             }

@@ -5,6 +5,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use pyo3::buffer::PyBuffer;
+use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
@@ -226,7 +227,7 @@ impl Encoder {
                 let len = ffi::PyBytes_Size(object);
                 if !self.is_again(item, len)? {
                     self.tag(Tag::Bytes);
-                    self.dense(item, ffi::PyBytes_AsString(object).cast(), len as usize);
+                    self.dense(item, ffi::PyBytes_AsString(object).cast(), len as usize)?;
                 }
                 return Ok(());
             }
@@ -323,8 +324,7 @@ impl Encoder {
             return Ok(());
         }
         self.tag(Tag::Str);
-        self.dense(item, data.cast(), len as usize);
-        Ok(())
+        Ok(self.dense(item, data.cast(), len as usize)?)
     }
 
     fn array(&mut self, item: &Bound<'_, PyAny>, place: Place<'_>) -> Result<(), Stop> {
@@ -346,8 +346,8 @@ impl Encoder {
             return Ok(());
         }
         match parts.strided {
-            None => self.dense(item, parts.data, parts.len),
-            Some(strided) => self.bulk(item.py(), Source::strided(parts.data, strided, Owner::of(item))),
+            None => self.dense(item, parts.data, parts.len)?,
+            Some(strided) => self.bulk(item.py(), Source::strided(parts.data, strided, Owner::of(item)))?,
         }
         Ok(())
     }
@@ -376,8 +376,7 @@ impl Encoder {
         for dim in shape {
             self.length(dim as usize);
         }
-        self.dense(item, data as *const u8, len);
-        Ok(())
+        Ok(self.dense(item, data as *const u8, len)?)
     }
 
     /// Returns where the tensors in `item` lie; the spans do not overlap.
@@ -387,43 +386,58 @@ impl Encoder {
             helpers(py)?.pickled_parts.bind(py).call1((item,))?.extract()?;
         self.tag(Tag::Pickle);
         let bytes = pickled.cast::<PyBytes>()?.as_bytes();
-        self.dense(&pickled, bytes.as_ptr(), bytes.len());
+        self.dense(&pickled, bytes.as_ptr(), bytes.len())?;
         self.length(buffers.len());
         for buffer in buffers {
             let (data, len) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes());
-            self.bulk(py, Source::dense(data, len, Owner::Buffer { _buffer: buffer }));
+            self.bulk(py, Source::dense(data, len, Owner::Buffer { _buffer: buffer }))?;
         }
         Ok(spans)
     }
 
     /// A run of bytes that is a part of `owner`: inline where they are few, else out of band.
-    fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) {
+    fn dense(&mut self, owner: &Bound<'_, PyAny>, data: *const u8, len: usize) -> PyResult<()> {
         if self.is_inline(len) {
-            self.payload.push(0);
-            self.length(len);
+            self.reserve(len)?;
+            self.inline_head(len);
             if len > 0 {
                 // SAFETY: callers pass memory of a live object with at least `len` bytes.
                 self.payload.extend_from_slice(unsafe { std::slice::from_raw_parts(data, len) });
             }
-            return;
+            return Ok(());
         }
         self.out_of_band(OutBuffer::Memory(Source::dense(data, len, Owner::of(owner))));
+        Ok(())
+    }
+
+    /// Announces `len` bytes that follow.
+    fn inline_head(&mut self, len: usize) {
+        let mut head = [0; 9];
+        head[1..].copy_from_slice(&(len as u64).to_le_bytes());
+        self.payload.extend_from_slice(&head);
+    }
+
+    /// Makes room for `len` bytes and what announces them.
+    fn reserve(&mut self, len: usize) -> PyResult<()> {
+        let room = self.payload.try_reserve(len + 9);
+        room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for {len} more bytes of an encoded item")))
     }
 
     /// The same for bytes that lie in any way.
-    fn bulk(&mut self, py: Python<'_>, source: Source) {
+    fn bulk(&mut self, py: Python<'_>, source: Source) -> PyResult<()> {
         let len = source.len();
         if !self.is_inline(len) {
-            return self.out_of_band(OutBuffer::Memory(source));
+            self.out_of_band(OutBuffer::Memory(source));
+            return Ok(());
         }
-        self.payload.push(0);
-        self.length(len);
-        self.payload.reserve(len);
+        self.reserve(len)?;
+        self.inline_head(len);
         // SAFETY: the vector has room for so many bytes more, and holds them after the copy.
         unsafe {
             source.copy(py, self.payload.as_mut_ptr().add(self.payload.len()));
             self.payload.set_len(self.payload.len() + len);
         }
+        Ok(())
     }
 
     fn is_inline(&self, len: usize) -> bool {
