@@ -17,19 +17,19 @@ __all__ = ["__version__", "empty"]
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
-    """A new NumPy array with arbitrary content, to be filled by the caller and handed on.
+    """A new NumPy array or torch tensor with arbitrary content, to be filled by the caller and handed on.
 
-    In a worker process the array lies in the shared memory that its items leave by: an item that holds it whole crosses
-    to the main process without a copy. Anywhere else, and where that memory has no room, it is a plain array.
+    In a worker process it lies in the shared memory that its items leave by: an item that holds it whole crosses to the
+    main process without a copy. Anywhere else, and where that memory has no room, it is a plain array or tensor.
 
-    That holds for an array that nothing but the item refers to, such as one that a function makes, fills and returns.
-    Where a variable, a view, a tensor or another container refers to it as well when the item is yielded, it is copied
-    like any other array: so what is written into it later is not seen by the receiver, and it may be filled and yielded
-    again.
+    That holds for one that nothing but the item refers to, such as one that a function makes, fills and returns. Where
+    a variable, a view, a tensor over the array or another container refers to it as well when the item is yielded, it
+    is copied like any other: so what is written into it later is not seen by the receiver, and it may be filled and
+    yielded again.
 
     Args:
         shape: number of elements along each dimension.
-        dtype: element type, anything that `numpy.dtype` takes.
+        dtype: element type, anything that `numpy.dtype` takes; for a tensor, a `torch.dtype`.
 
     Example:
         >>> import torchdata

@@ -13,11 +13,15 @@ current_sender: Sender | None = None
 
 def empty(shape: Any, dtype: Any) -> Any:
     """See `torchdata.empty`."""
+    if type(dtype).__module__ == "torch":
+        from torchdata._engine.tensors import empty_tensor
+
+        return empty_tensor(shape, dtype)
     import numpy as np
 
     if current_sender is not None:
         kind = np.dtype(dtype)
-        sizes = [int(shape)] if isinstance(shape, (int, np.integer)) else [int(size) for size in shape]
+        sizes = [int(shape)] if hasattr(shape, "__index__") else [int(size) for size in shape]
         if kind.isnative and min(sizes, default=0) >= 0:
             array = current_sender.allocate(sizes, kind.num)
             if array is not None:

@@ -7,15 +7,18 @@ torch only where there are tensors.
 
 from __future__ import annotations
 
+import functools
+import math
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torchdata._importing import import_whole
 
-__all__ = ["Departing", "Place", "Span", "arriving", "tensor_over", "tensor_parts"]
+__all__ = ["Departing", "Place", "Span", "arriving", "empty_tensor", "tensor_over", "tensor_parts"]
 
 #: A part of this process' memory: the address of its first byte, and that behind its last one.
 Span = tuple[int, int]
@@ -336,8 +339,8 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     """How a tensor is to be sent: (span, what).
 
     `span` is where it lies, by which tensors that overlap are found; None where pickling it tells. `what` is (dtype
-    name, shape, requires_grad, address, bytes) where its elements can be copied as they lie, else an object to pickle
-    instead.
+    name, shape, requires_grad, address, bytes, room) where its elements can be copied as they lie, else an object to
+    pickle instead; `room` is the array of `torchdata.empty` that it alone lies in, if there is one.
 
     Raises:
         ValueError: the tensor's memory is not there.
@@ -345,7 +348,9 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     if tensor.__dict__ or not _is_plain(tensor):
         return None, tensor
     if tensor.numel() == 0:
-        return (0, 0), (str(tensor.dtype)[6:], tuple(tensor.shape), tensor.requires_grad, 0, 0)
+        return (0, 0), (
+            str(tensor.dtype)[6:], tuple(tensor.shape), tensor.requires_grad, 0, 0, None
+        )  # fmt: skip
     if not tensor.is_contiguous():
         return _span_of(tensor), _without_gaps(tensor)
     start, size = tensor.data_ptr(), tensor.nbytes
@@ -355,7 +360,66 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
         tensor.requires_grad,
         start,
         size,
+        _room_of(tensor, start),
     )
+
+
+#: By address, the arrays of `torchdata.empty` that tensors lie in which it made.
+_rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def empty_tensor(shape: Any, dtype: Any) -> Any:
+    """See `torchdata.empty`; `dtype` is one of torch's."""
+    import torch
+
+    from torchdata import _engine
+
+    sender = _engine.current_sender
+    tensor = torch.empty(0, dtype=dtype, device="cpu")
+    sizes = [int(shape)] if hasattr(shape, "__index__") else [int(size) for size in shape]
+    if sender is not None and min(sizes, default=0) >= 0:
+        import numpy
+
+        array = sender.allocate([math.prod(sizes) * tensor.element_size()], numpy.dtype("u1").num)
+        if array is not None:
+            storage: Any = torch.from_numpy(array).untyped_storage()
+            tensor.set_(storage, 0, torch.Size(sizes))  # type: ignore[call-overload]  # strides may be left out
+            _rooms[tensor.data_ptr()] = array
+            return tensor
+    return torch.empty(sizes, dtype=dtype, device="cpu")
+
+
+def _room_of(tensor: Any, start: int) -> Any:
+    """The array that the tensor lies in, if nothing else can reach either: no view, no storage, no array over it."""
+    array = _rooms.get(start)
+    if array is None:
+        return None
+    holders = sys.getrefcount(array), weakref.getweakrefcount(array)
+    return array if (holders, _holders(tensor)) == _sole_holders() else None
+
+
+def _holders(tensor: Any) -> tuple[int, ...]:
+    """How many hold the tensor and its storage."""
+    storage = tensor.untyped_storage()
+    return (
+        tensor._use_count(),
+        weakref.getweakrefcount(tensor),
+        sys.modules["torch"]._C._storage_Use_Count(storage._cdata),
+        sys.getrefcount(storage),
+        weakref.getweakrefcount(storage),
+    )
+
+
+@functools.cache
+def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
+    """The same numbers of a tensor that nothing else can reach: they differ between releases of torch.
+
+    Of its array's references one is the storage's, one a variable, one the call that counts them; a weak one is that of
+    `_rooms`.
+    """
+    import torch
+
+    return (3, 1), _holders(torch.empty(1, device="cpu"))
 
 
 def tensor_over(dtype: str, shape: tuple[int, ...], requires_grad: bool, buffer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tells torch that this process is a worker, for code that asks `torch.utils.data.get_worker_info()`.
+"""Tells torch that this process is a worker, for who asks `torch.utils.data.get_worker_info()`, and where to collate.
 
 Role: called in a worker when it has its graph and at the start of each epoch. Torch need not be loaded: then it is told
 when it is imported.
@@ -31,9 +31,33 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
         worker._worker_info = worker.WorkerInfo(
             id=worker_id, num_workers=num_workers, seed=seed, dataset=datapipe
         )
+        collate_where_items_leave(module._utils.collate)
 
     loaded = sys.modules.get(_MODULE)
     if loaded is None:
         call_when_imported("worker info", {_MODULE: tell})
     else:
         tell(loaded)
+
+
+def collate_where_items_leave(collate: Any) -> None:
+    """Makes torch's `default_collate` stack tensors in the memory that a worker's items leave by.
+
+    In a worker torch's own function makes a new segment of shared memory for each batch, which is of no use here and
+    would be copied out of. It is replaced in torch's public table of collate functions, unless users have done so.
+
+    Args:
+        collate: torch's module `torch.utils.data._utils.collate`.
+    """
+    torch = sys.modules["torch"]
+    own, table = collate.collate_tensor_fn, collate.default_collate_fn_map
+    if table.get(torch.Tensor) is not own:
+        return
+    from torchdata.datapipes.utils.collate import is_stackable, stacked_tensors
+
+    def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        if is_stackable(torch, batch):
+            return stacked_tensors(torch, batch)
+        return own(batch, collate_fn_map=collate_fn_map)
+
+    table[torch.Tensor] = collate_tensors

@@ -13,7 +13,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
-__all__ = ["collate_columns", "default_collate"]
+__all__ = ["collate_columns", "default_collate", "is_stackable", "stacked_tensors"]
 
 #: Kinds of NumPy types that torch has tensors for.
 _TENSOR_KINDS = "biufc"
@@ -108,28 +108,35 @@ def _stacked_arrays(torch: Any, numpy: Any, batch: Any) -> Any:
         )
     if not dtype.isnative:
         dtype = dtype.newbyteorder("=")
-    stacked = numpy.stack(arrays, out=empty((len(arrays), *shape), dtype))
     if torch is None:
-        return stacked
-    return torch.from_numpy(stacked)
+        return numpy.stack(arrays, out=empty((len(arrays), *shape), dtype))
+    stacked = empty((len(arrays), *shape), torch.from_numpy(numpy.empty(0, dtype)).dtype)
+    numpy.stack(arrays, out=stacked.numpy())
+    return stacked
 
 
 def _stacked_tensors(torch: Any, batch: Any) -> Any:
-    from torchdata import empty
+    if not is_stackable(torch, batch):
+        return torch.utils.data.default_collate(batch)
+    return stacked_tensors(torch, batch)
 
-    plain = all(
+
+def is_stackable(torch: Any, batch: Any) -> bool:
+    """Whether the tensors of a batch are alike and nothing but elements in memory."""
+    first = batch[0]
+    return all(
         type(item) is torch.Tensor and item.device.type == "cpu" and item.layout is torch.strided
-        and not item.requires_grad and item.dtype == batch[0].dtype and item.shape == batch[0].shape
+        and not item.requires_grad and item.dtype == first.dtype and item.shape == first.shape
+        and not (item.is_quantized or item.is_nested)
         for item in batch
     )  # fmt: skip
-    try:
-        dtype = batch[0].new_empty(0).numpy().dtype if plain else None
-    except (TypeError, RuntimeError):  # a type that NumPy lacks, such as bfloat16
-        dtype = None
-    if dtype is None:
-        return torch.utils.data.default_collate(batch)
-    out = torch.from_numpy(empty((len(batch), *batch[0].shape), dtype))
-    return torch.stack(list(batch), out=out)
+
+
+def stacked_tensors(torch: Any, batch: Any) -> Any:
+    """The stackable tensors of a batch as one, made where a worker's items leave by."""
+    from torchdata import empty
+
+    return torch.stack(list(batch), out=empty((len(batch), *batch[0].shape), batch[0].dtype))
 
 
 def _columns(batch: Any) -> list[tuple[Any, ...]]:

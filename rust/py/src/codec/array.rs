@@ -158,6 +158,19 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
+/// The block of the arena under the array that `torchdata.empty` made a tensor over, where the tensor covers it whole.
+///
+/// Callers see to it that nobody refers to array or tensor but the item that the tensor is in.
+pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
+    let base = array.getattr("base").ok()?;
+    // SAFETY: reads the reference count of a live object: the array's reference, and ours.
+    if unsafe { ffi::Py_REFCNT(base.as_ptr()) } > 2 {
+        return None;
+    }
+    let block = &base.cast::<ArenaBuffer>().ok()?.get().block;
+    (block.as_mut_ptr().cast_const() == data && block.len() == len).then(|| Arc::clone(block))
+}
+
 /// A new array of `len` bytes: with memory of its own, or over that many bytes that an object owns.
 pub fn make<'py>(
     py: Python<'py>,

@@ -268,7 +268,7 @@ impl Encoder {
                 }
                 None => self.other(item, place.depth),
             },
-            Kind::Tensor => self.tensor(item),
+            Kind::Tensor => self.tensor(item, place),
             Kind::DataChunk => {
                 self.visit(item)?;
                 // SAFETY: the class derives from list, and its members are read as those of a list.
@@ -352,7 +352,7 @@ impl Encoder {
         Ok(())
     }
 
-    fn tensor(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
+    fn tensor(&mut self, item: &Bound<'_, PyAny>, place: Place<'_>) -> Result<(), Stop> {
         self.visit(item)?;
         let py = item.py();
         let (span, parts): (Option<Span>, Bound<'_, PyAny>) =
@@ -364,7 +364,8 @@ impl Encoder {
             let spans = self.pickle(&parts)?;
             return if span.is_some() { Ok(()) } else { spans.into_iter().try_for_each(|span| self.visit_span(span)) };
         }
-        let (dtype, shape, grad, data, len): (String, Vec<u64>, bool, usize, usize) = parts.extract()?;
+        type Parts<'py> = (String, Vec<u64>, bool, usize, usize, Option<Bound<'py, PyAny>>);
+        let (dtype, shape, grad, data, len, room): Parts<'_> = parts.extract()?;
         let (Ok(dtype_len), Ok(dimensions)) = (u8::try_from(dtype.len()), u8::try_from(shape.len())) else {
             self.pickle(item)?; // torch has no limit to the number of dimensions
             return Ok(());
@@ -376,7 +377,17 @@ impl Encoder {
         for dim in shape {
             self.length(dim as usize);
         }
-        Ok(self.dense(item, data as *const u8, len)?)
+        let data = data as *const u8;
+        if let Some(room) = room
+            && !self.is_inline(len)
+            && place.is_alone(item)
+            && let Some(block) = array::block_under(&room, data, len)
+            && block.is_of(place.arena)
+        {
+            self.out_of_band(OutBuffer::Block(block));
+            return Ok(());
+        }
+        Ok(self.dense(item, data, len)?)
     }
 
     /// Returns where the tensors in `item` lie; the spans do not overlap.
