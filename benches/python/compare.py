@@ -26,6 +26,9 @@ from comparison.workloads import WORKERS, WORKLOADS, Contender, Workload, ours
 
 HERE = Path(__file__).resolve().parent
 BENCH = HERE.parent.parent / ".bench"
+APART = ("upstream", "torch", "spdl")
+"""Contenders that live in an environment of their own."""
+
 GRACE_S = 5
 """How long a child may take to end after it has printed its figures."""
 
@@ -61,7 +64,7 @@ class Harness:
         environ = dict(os.environ)
         environ.pop("PYTHONDONTWRITEBYTECODE", None)  # nobody is to compile modules at every start
         python = sys.executable
-        if contender.program in ("upstream", "torch"):
+        if contender.program in APART:
             python = os.path.abspath(
                 str(self.upstream_python)
             )  # not resolved: a link leads out of the environment
@@ -90,13 +93,13 @@ class Harness:
             child.communicate()
 
     def can_run(self, workload: Workload, contender: Contender) -> bool:
-        if contender.program in ("upstream", "torch") and self.upstream_python is None:
+        if contender.program in APART and self.upstream_python is None:
             return False
         if workload.kind == "format":
             return self.files is not None
-        if workload.item == "tensor" and importlib.util.find_spec("torch") is None:
+        if workload.item in ("tensor", "collated") and importlib.util.find_spec("torch") is None:
             return False
-        return workload.item != "decoded" or self.jpegs is not None
+        return workload.item not in ("decoded", "collated") or self.jpegs is not None
 
     def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:
         """One measurement; None (and a line that says why) if the child fails."""

@@ -9,7 +9,12 @@ import time
 import numpy as np
 import pytest
 
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, reading_service
+from torchdata.dataloader2 import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    reading_service,
+)
 from torchdata.dataloader2.linter import DataPipeLintWarning
 from torchdata.dataloader2.utils import process_reset_fn
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
@@ -383,3 +388,15 @@ def _multiprocessing():
     from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
 
     return SHARDING_PRIORITIES.MULTIPROCESSING
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_seed_gives_one_process_the_order_of_a_shuffle_before_the_sharding(workers):
+    shuffled = IterableWrapper(range(100)).shuffle()
+    with DataLoader2(shuffled, reading_service=InProcessReadingService()) as alone:
+        alone.seed(123)
+        expected = [list(alone) for _ in range(3)]
+    assert sorted(expected[0]) == list(range(100)) != expected[0]
+    with loader(IterableWrapper(range(100)).shuffle().sharding_filter(), workers) as dl:
+        dl.seed(123)
+        assert [list(dl) for _ in range(3)] == expected

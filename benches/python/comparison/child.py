@@ -26,13 +26,19 @@ class Run:
         for name in self.options.get("imports", ()):  # what the user's program has loaded already
             importlib.import_module(name)
         self.make = items.MAKERS[order["item"]]
-        self.build = self._torch() if order["contender"] == "torch" else self._pipes()
+        builders = {"torch": self._torch, "spdl": self._spdl}
+        self.build = builders.get(order["contender"], self._pipes)()
 
     def _torch(self) -> Callable[[range], Any]:
         from comparison import torch_loader
 
         start_method, workers = self.order["start_method"], self.order["workers"]
         return lambda source: torch_loader.loader(source, self.make, start_method, workers, self.options)
+
+    def _spdl(self) -> Callable[[range], Any]:
+        from comparison import spdl_pool
+
+        return lambda source: spdl_pool.Pool(source, self.make, self.order["workers"])
 
     def _pipes(self) -> Callable[[range], Any]:
         import torchdata.dataloader2  # noqa: F401 - imports are no part of any measurement

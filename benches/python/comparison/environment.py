@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-UPSTREAM = ("torchdata==0.9.0", "numpy", "requests", "pillow")
+UPSTREAM = ("torchdata==0.9.0", "numpy", "requests", "pillow", "spdl")
 JPEGS, WIDTH, HEIGHT = 64, 500, 375
 
 
@@ -18,7 +18,7 @@ def upstream_python(bench: Path, wheels: Path | None) -> Path:
     """
     home = bench / "upstream"
     python, finished = home / "bin" / "python", home / "finished"
-    if finished.exists():
+    if finished.exists() and finished.read_text() == " ".join(UPSTREAM):
         return python
     print(f"installing upstream torchdata 0.9.0 and torch into {home} …", file=sys.stderr, flush=True)
     shutil.rmtree(home, ignore_errors=True)
@@ -28,7 +28,7 @@ def upstream_python(bench: Path, wheels: Path | None) -> Path:
     torch = str(local[-1]) if local else "torch"
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, torch, *UPSTREAM], check=True)
-    finished.touch()
+    finished.write_text(" ".join(UPSTREAM))
     return python
 
 

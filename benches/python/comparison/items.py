@@ -28,6 +28,8 @@ SHARED_BYTES, REFERENCES = 1 << 20, 300
 """A string, and how often an item holds it."""
 
 OBJECTS = 1000
+TOGETHER, SIDE = 32, 224
+"""Images of a training batch, and how many pixels high and wide they are."""
 IMAGE_BYTES = 12 * 1024
 BATCH_SHAPE = (64, 3, 224, 224)
 BATCH_BYTES = 4 * 64 * 3 * 224 * 224
@@ -161,6 +163,23 @@ def decoded(n: int) -> Any:
         return numpy.asarray(image.convert("RGB"))
 
 
+def collated(n: int) -> Any:
+    """A training batch by torch's own means: 32 JPEG files decoded, resized, and stacked by its `default_collate`."""
+    import numpy
+    import torch
+    from PIL import Image
+    from torch.utils.data import default_collate
+
+    files, samples = jpeg_files(), []
+    for number in range(n * TOGETHER, (n + 1) * TOGETHER):
+        with Image.open(files[number % len(files)]) as image:
+            pixels = numpy.asarray(image.convert("RGB").resize((SIDE, SIDE)))
+        samples.append(
+            {"image": torch.from_numpy(pixels.transpose(2, 0, 1) / numpy.float32(255)), "label": number}
+        )
+    return default_collate(samples)
+
+
 MAKERS = {
     "tiny": tiny,
     "array": array,
@@ -168,6 +187,7 @@ MAKERS = {
     "mixed": mixed,
     "batch": batch,
     "decoded": decoded,
+    "collated": collated,
     "flipped": flipped,
     "transposed": transposed,
     "cropped": cropped,

@@ -45,6 +45,7 @@ CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
     "mixed": _touch_mixed,
     "batch": _touch_batch,
     "decoded": _touch_array,
+    "collated": _touch_mixed,
     "flipped": _touch_array,
     "transposed": _touch_array,
     "cropped": _touch_array,

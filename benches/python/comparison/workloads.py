@@ -210,6 +210,18 @@ WORKLOADS = (
         (Goal("97 % of two bare processes", "two bare processes", at_least=0.97),),
         unit="images/s",
     ),
+    Workload(
+        "training-batches",
+        "training batches: JPEGs decoded, resized and collated by torch's function",
+        "collated",
+        (Contender(OURS, "ours", {"imports": ["torch"]}), torch, Contender("spdl's threads", "spdl")),
+        (
+            Goal("no slower than torch", torch.name, at_least=1.0),
+            Goal("no slower than spdl's threads", "spdl's threads", at_least=1.0),
+        ),
+        unit="images/s",
+        scale=32,
+    ),
     starting("fork", 0.5, "at most half of torch's time under fork"),
     starting("spawn", 0.25, "at most a quarter of torch's time under spawn"),
     starting_with_torch("fork"),

@@ -1,8 +1,9 @@
 //! Seeds for everything random in a pipeline, from one number.
 //!
 //! Two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; through `rand_chacha`). The *shared*
-//! stream is the same on all ranks and workers that were seeded alike; the *worker* stream becomes independent of
-//! all others by `spawn`. Every generator is a key and a position, so that its state is small and exact.
+//! stream is the same on all ranks and workers that were seeded alike; the *worker* stream is that stream once more, until it
+//! becomes independent of all others by `spawn`: so what is read in one process has the order that workers give what stands
+//! before the sharding. Every generator is a key and a position, so that its state is small and exact.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -11,9 +12,8 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 const STATE_VERSION: u8 = 1;
 /// Bytes of an exported state: version, then key and position of both streams.
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
-/// Told apart in the key, so that the shared and the worker stream of one seed have nothing in common.
+/// Part of every key that a seed makes.
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
-const WORKER: u64 = 0x776f_726b_6572; // "worker"
 
 /// A stored state that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -47,7 +47,8 @@ fn stream(words: [u64; 4]) -> ChaCha12Rng {
 impl SeedGenerator {
     /// A generator that is a function of `seed` alone.
     pub fn new(seed: u64) -> Self {
-        Self { shared: stream([seed, SHARED, 0, 0]), worker: stream([seed, WORKER, 0, 0]) }
+        let shared = stream([seed, SHARED, 0, 0]);
+        Self { worker: shared.clone(), shared }
     }
 
     /// Starts over from `seed`.
@@ -60,7 +61,7 @@ impl SeedGenerator {
         self.shared.next_u64()
     }
 
-    /// A seed of this rank's or worker's own.
+    /// A seed of this rank's or worker's own; of a generator that was not spawned, the shared ones in their order.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }
@@ -121,11 +122,11 @@ mod tests {
     fn known_seeds_do_not_change() {
         let mut seeds = SeedGenerator::new(42);
         assert_eq!(seeds.generate_shared_seed(), 6870544660090538354);
-        assert_eq!(seeds.generate_seed(), 1467754867700482947);
+        assert_eq!(seeds.generate_seed(), 6870544660090538354, "not spawned: the shared seeds");
         let mut child = seeds.spawn(3);
         assert_eq!(child.generate_shared_seed(), 1456767826909357026);
-        assert_eq!(child.generate_seed(), 3496285425195717005);
-        assert_eq!(child.spawn(1).generate_seed(), 9028986999949397773);
+        assert_eq!(child.generate_seed(), 2428305741014958126);
+        assert_eq!(child.spawn(1).generate_seed(), 3730109500009162398);
     }
 
     #[test]

@@ -26,7 +26,9 @@ class SeedGenerator:
     """Draws seeds, all of which follow from one number.
 
     It holds two streams. *Shared* seeds are equal wherever the generator was seeded alike: on every rank and in every
-    worker. The other stream becomes independent of all others by `spawn`. ChaCha12 generates both.
+    worker. The other stream gives the same seeds in the same order, until it becomes independent of all others by
+    `spawn`: so a shuffle that is read in one process has the order of a shuffle before a `sharding_filter` in workers.
+    ChaCha12 generates both.
 
     Args:
         seed: an integer from 0 to 2**64 - 1; None draws one from torch's global generator where torch is loaded, else
