@@ -129,6 +129,10 @@ format: setup ## Format Rust and Python, and mend what ruff can mend
 stubs: setup ## Write the typed functional forms anew, after a pipe was added or changed
 	$(BIN)/python tools/typed_forms.py
 
+.PHONY: tree
+tree: setup ## Write docs/tree.md anew, after a file was added, moved or described otherwise
+	$(BIN)/python tools/tree.py
+
 .PHONY: docs
 docs: setup ## Write the API reference into docs/api/
 	$(BIN)/python tools/api_reference.py docs/api

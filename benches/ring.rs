@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 use common::child::{inherited, inherited_fd, is_child, role, start, start_with};
 use common::stream::{ITEM, Item, Receiver, Sender, open};
 use criterion::{BenchmarkGroup, Criterion, Throughput, measurement::WallTime};
-use torchdata_core::bell::BellBoard;
-use torchdata_core::consumer::Unit;
+use torchdata_core::link::consumer::Unit;
 use torchdata_core::link::{Link, LinkConfig};
+use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
 /// Unit sizes, from a label to a small batch of pictures, and how many items the producer may be ahead.
@@ -181,7 +181,9 @@ fn conversation(links: [&Link; 2], bells: &Arc<BellBoard>, me: usize) -> (Sender
 fn answer(mut sender: Sender, mut receiver: Receiver) -> ! {
     loop {
         receiver.next_unit();
-        while sender.end.push(ITEM, &[], &receiver.unit.payload).unwrap() != torchdata_core::producer::Push::Done {}
+        while sender.end.push(ITEM, &[], &receiver.unit.payload).unwrap() != torchdata_core::link::producer::Push::Done
+        {
+        }
     }
 }
 

@@ -15,11 +15,11 @@ use common::raw::Raw;
 use common::stream::{ITEM, Random, Receiver, SMALL, Sender, bytes, open};
 use common::watchdog;
 use proptest::prelude::*;
-use torchdata_core::bell::BellBoard;
-use torchdata_core::check::seal;
 use torchdata_core::error::OpenError;
+use torchdata_core::link::check::seal;
+use torchdata_core::link::producer::{Part, Push};
 use torchdata_core::link::{Link, LinkConfig};
-use torchdata_core::producer::{Part, Push};
+use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
 const SHORT: Duration = Duration::from_millis(20);

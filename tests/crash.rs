@@ -17,8 +17,8 @@ use common::child::{Process, inherited, role, run_again_portably, start};
 use common::stream::{Arrived, ITEM, Item, Random, Receiver, SMALL, Sender, open};
 use common::watchdog;
 use torchdata_core::link::LinkConfig;
-use torchdata_core::liveness::{Watch, exit_with};
-use torchdata_core::producer::{Part, Push};
+use torchdata_core::link::producer::{Part, Push};
+use torchdata_core::process::liveness::{Watch, exit_with};
 use torchdata_core::protocol::Stream;
 
 /// The tests count links and watches of this process, so they run one after another.

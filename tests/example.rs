@@ -1,8 +1,8 @@
 //! Examples out of protocol buffers: against an encoder, and against bytes that nobody encoded.
 
 use proptest::prelude::*;
-use torchdata_core::example::{Example, Feature, Kind};
-use torchdata_core::wire::{Fields, Value, WireError};
+use torchdata_core::formats::example::{Example, Feature, Kind};
+use torchdata_core::formats::wire::{Fields, Value, WireError};
 
 fn varint(mut value: u64) -> Vec<u8> {
     let mut out = Vec::new();

@@ -15,10 +15,10 @@ use common::child::{inherited, role, run_again_portably, start};
 use common::stream::{CONSUMER, ITEM, Item, PRODUCER, Random, Receiver, SMALL, Sender, bytes, item, open};
 use common::watchdog;
 use proptest::prelude::*;
-use torchdata_core::consumer::{Buffer, Unit};
 use torchdata_core::error::OpenError;
+use torchdata_core::link::consumer::{Buffer, Unit};
+use torchdata_core::link::producer::{Part, Push};
 use torchdata_core::link::{Link, LinkConfig};
-use torchdata_core::producer::{Part, Push};
 use torchdata_core::protocol::{Permit, Stream};
 
 fn item_of(inline: usize, buffers: &[usize]) -> Item {

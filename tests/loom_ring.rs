@@ -8,9 +8,9 @@ use common::watchdog;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
-use torchdata_core::check::seal;
-use torchdata_core::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::error::Corrupted;
+use torchdata_core::link::check::seal;
+use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::primitive::AtomicU64;
 
 /// A ring whose slots loom watches: two sides in one slot at a time are an error of the model.

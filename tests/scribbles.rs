@@ -18,7 +18,7 @@ use common::stream::{Arrived, END, ITEM, Item, Random, Receiver, SMALL, Sender, 
 use common::watchdog;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::LinkConfig;
-use torchdata_core::producer::{Part, Push};
+use torchdata_core::link::producer::{Part, Push};
 use torchdata_core::protocol::{Permit, Stream};
 
 const CONFIG: LinkConfig = LinkConfig { arena_capacity: 96 << 10, ..SMALL };

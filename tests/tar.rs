@@ -1,7 +1,7 @@
 //! Headers of tar archives: ordinary ones, and all that is left to a complete reader.
 
 use proptest::prelude::*;
-use torchdata_core::tar::{BLOCK, file_header};
+use torchdata_core::formats::tar::{BLOCK, file_header};
 
 fn header(name: &[u8], size: &str, kind: u8) -> Vec<u8> {
     let mut block = vec![0; BLOCK];

@@ -1,7 +1,7 @@
 //! Records of TFRecord files, whole, in pieces, cut short and damaged.
 
 use proptest::prelude::*;
-use torchdata_core::tfrecord::{LONGEST, RecordError, Records, masked_crc};
+use torchdata_core::formats::tfrecord::{LONGEST, RecordError, Records, masked_crc};
 
 fn framed(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();

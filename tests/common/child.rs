@@ -5,9 +5,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use torchdata_core::bell::BellBoard;
 use torchdata_core::link::Link;
-use torchdata_core::region::portable;
+use torchdata_core::process::board::BellBoard;
+use torchdata_core::process::portable;
 
 /// Says to the test `child_process` what it is to be.
 const ROLE: &str = "TORCHDATA_TEST_ROLE";

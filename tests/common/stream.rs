@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use torchdata_core::bell::{BellBoard, BellRef};
-use torchdata_core::consumer::{Buffer, Consumer, Unit};
 use torchdata_core::error::{Corrupted, TakeError};
+use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
+use torchdata_core::link::producer::{Part, Producer, Push};
 use torchdata_core::link::{Link, LinkConfig};
-use torchdata_core::producer::{Part, Producer, Push};
+use torchdata_core::process::board::{BellBoard, BellRef};
 use torchdata_core::protocol::Permit;
 
 /// Kinds of units that the tests send.

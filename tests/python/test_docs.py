@@ -1,4 +1,4 @@
-"""What the documents say is held against what is there: versions, the annotated tree, README's examples."""
+"""What the documents say is held against what is there: versions, the tree, README's examples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ import torchdata
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-#: Folders of which every tracked file stands in the tree of docs/architecture.md.
-ANNOTATED = ("rust/", "python/torchdata/", "tests/", "benches/")
 
 
 def workspace_version() -> str:
@@ -42,53 +39,19 @@ def test_the_changelog_lists_releases_newest_first_and_begins_with_the_current_v
     assert not versions or versions[0] <= tuple(map(int, workspace_version().split(".")))
 
 
-def annotated_tree() -> tuple[set[str], set[str]]:
-    """Files and folders of the tree in docs/architecture.md, and the folders whose files it leaves out (`name/ …`)."""
-    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    block = re.search(r"^```text\n(?=Cargo\.toml)(.*?)^```$", text, re.M | re.S)
-    assert block is not None, "docs/architecture.md has no tree that begins with Cargo.toml"
-    paths, summarised, parents = set(), set(), [""]
-    for line in block[1].splitlines():
-        match = re.match(r"(?P<indent> *)(?P<name>[^ ]+)(?P<more> …)?(?:  +[^ ].*)?$", line)
-        assert match is not None, f"not a line of a tree: {line!r}"
-        depth, rest = divmod(len(match["indent"]), 2)
-        assert rest == 0, f"odd indent: {line!r}"
-        assert depth < len(parents), f"nothing above to belong to: {line!r}"
-        path = parents[depth] + match["name"]
-        assert path not in paths, f"listed twice: {path}"
-        paths.add(path)
-        if match["more"]:
-            summarised.add(path)
-        parents[depth + 1 :] = [path] if path.endswith("/") else []
-    return paths, summarised
-
-
-def tracked_files() -> set[str]:
-    try:
-        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("git is not installed")
-    if listed.returncode != 0:
+def test_the_tree_is_written_from_the_files_as_they_are() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/tree.py", "--check"], capture_output=True, text=True, timeout=60
+    )
+    if "not a git repository" in done.stderr:
         pytest.skip("this is no git checkout")
-    return {path for path in listed.stdout.splitlines() if (ROOT / path).exists()}
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_whatever_the_annotated_tree_lists_exists() -> None:
-    paths, _ = annotated_tree()
-    missing = [
-        path
-        for path in sorted(paths)
-        if not ((ROOT / path).is_dir() if path[-1] == "/" else (ROOT / path).is_file())
-    ]
-    assert not missing, f"docs/architecture.md lists what is not there: {missing}"
-
-
-def test_the_annotated_tree_lists_every_tracked_file() -> None:
-    paths, summarised = annotated_tree()
-    relevant = [path for path in sorted(tracked_files()) if path.startswith(ANNOTATED)]
-    assert relevant
-    unlisted = [path for path in relevant if path not in paths and not path.startswith(tuple(summarised))]
-    assert not unlisted, f"docs/architecture.md lacks a line for each of: {unlisted}"
+def test_every_file_of_the_sources_says_what_it_is() -> None:
+    lines = (ROOT / "docs/tree.md").read_text(encoding="utf-8").splitlines()
+    silent = [line.strip() for line in lines if line.endswith((".py", ".rs"))]
+    assert not silent, f"begin these with a sentence that says what they are: {silent}"
 
 
 def examples() -> list[tuple[str, str]]:

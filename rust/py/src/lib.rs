@@ -4,26 +4,18 @@
 
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
-use torchdata_core::fork;
-use torchdata_core::liveness::{Watch, exit_with};
+use torchdata_core::process::fork;
+use torchdata_core::process::liveness::{Watch, exit_with};
 
 mod codec;
-mod collector;
 mod errors;
-mod guard;
-mod gzip;
-mod iterators;
+mod formats;
 mod numpy_api;
 mod panics;
-mod prefetch;
+mod pipes;
 mod ranks;
-mod reader;
-mod records;
 mod seed;
-mod sender;
-mod shared;
-mod token;
-mod waiting;
+mod transport;
 
 /// Ends this process when the process `pid` ends.
 #[pyfunction]
@@ -43,25 +35,25 @@ fn settle(py: Python<'_>) {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     settle(module.py());
-    module.add_class::<token::IterationToken>()?;
-    module.add("IteratorGuard", guard::guard_type(module.py())?)?;
-    module.add_function(wrap_pyfunction!(guard::guard_iterator, module)?)?;
-    module.add_class::<iterators::FilterIterator>()?;
-    module.add_class::<shared::PyLink>()?;
-    module.add_class::<shared::PyBellBoard>()?;
-    module.add_class::<shared::LeasedBuffer>()?;
-    module.add_class::<shared::ArenaBuffer>()?;
-    module.add_class::<sender::Sender>()?;
-    module.add_class::<collector::Collector>()?;
-    module.add_class::<collector::ItemStream>()?;
-    module.add_class::<prefetch::PyPrefetchQueue>()?;
+    module.add_class::<pipes::token::IterationToken>()?;
+    module.add("IteratorGuard", pipes::guard::guard_type(module.py())?)?;
+    module.add_function(wrap_pyfunction!(pipes::guard::guard_iterator, module)?)?;
+    module.add_class::<pipes::iterators::FilterIterator>()?;
+    module.add_class::<transport::links::PyLink>()?;
+    module.add_class::<transport::links::PyBellBoard>()?;
+    module.add_class::<transport::links::LeasedBuffer>()?;
+    module.add_class::<transport::links::ArenaBuffer>()?;
+    module.add_class::<transport::sender::Sender>()?;
+    module.add_class::<transport::collector::Collector>()?;
+    module.add_class::<transport::collector::ItemStream>()?;
+    module.add_class::<pipes::prefetch::PyPrefetchQueue>()?;
     module.add_class::<ranks::PyMeeting>()?;
     module.add_class::<seed::PySeedGenerator>()?;
-    module.add_class::<gzip::GzipReader>()?;
-    module.add_class::<records::TFRecordReader>()?;
-    module.add_function(wrap_pyfunction!(records::tar_file_header, module)?)?;
+    module.add_class::<formats::gzip::GzipReader>()?;
+    module.add_class::<formats::tfrecord::TFRecordReader>()?;
+    module.add_function(wrap_pyfunction!(formats::tar::tar_file_header, module)?)?;
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
-    module.add_function(wrap_pyfunction!(shared::drop_inherited, module)?)?;
+    module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     Ok(())
 }

@@ -7,13 +7,13 @@ use numpy::npyffi::{PyArrayObject, npy_intp};
 use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use torchdata_core::arena::Block;
+use torchdata_core::link::arena::Block;
 use torchdata_core::strided::{Strided, memory_order};
 
 use super::dtype::{Dtype, LARGEST};
 use super::malformed;
 use crate::numpy_api::numpy;
-use crate::shared::ArenaBuffer;
+use crate::transport::links::ArenaBuffer;
 
 /// Most dimensions that an array may have.
 pub const MOST_DIMENSIONS: usize = 64;

@@ -7,7 +7,7 @@ use numpy::npyffi::npy_intp;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
-use torchdata_core::consumer::Buffer;
+use torchdata_core::link::consumer::Buffer;
 
 use super::array::{self, MOST_DIMENSIONS, Order};
 use super::dtype::Dtype;
@@ -15,7 +15,7 @@ use super::helpers::helpers;
 use super::source::LONG_COPY;
 use super::{Tag, malformed};
 use crate::errors;
-use crate::shared::LeasedBuffer;
+use crate::transport::links::LeasedBuffer;
 
 /// Builds the item from its inline part and its large buffers.
 ///

@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use rustc_hash::{FxHashMap, FxHashSet};
-use torchdata_core::arena::Arena;
+use torchdata_core::link::arena::Arena;
 
 use super::array;
 use super::helpers::{Kind, helpers, kind_of};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use torchdata_core::arena::Block;
+use torchdata_core::link::arena::Block;
 use torchdata_core::strided::Strided;
 
 /// Bytes from which a copy is made without the GIL.

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::coldness::Coldness;
-use crate::cursor::ConsumerCursor;
+use super::coldness::Coldness;
+use super::cursor::ConsumerCursor;
+use super::header::{BLOCK_ALIGN, Layout, LinkConfig, returned_offset};
 use crate::error::Corrupted;
-use crate::fork;
-use crate::header::{BLOCK_ALIGN, Layout, LinkConfig, returned_offset};
+use crate::process::fork;
 
 /// Who still holds an allocated block.
 #[derive(Debug, Clone, Copy)]
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn pages_that_nobody_uses_go_back_and_those_of_live_blocks_stay() {
-        use crate::coldness::PERIOD;
+        use super::super::coldness::PERIOD;
         const LEN: usize = 16 << 20;
         let config = LinkConfig { arena_capacity: 8 * LEN as u64, ..LinkConfig::default() };
         let layout = Arc::new(Layout::create(config).unwrap());

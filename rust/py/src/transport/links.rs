@@ -4,16 +4,22 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyBufferError, PyOSError};
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyOSError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use torchdata_core::arena::Block;
-use torchdata_core::bell::BellBoard;
-use torchdata_core::consumer::Lease;
+use torchdata_core::link::arena::Block;
+use torchdata_core::link::consumer::Lease;
 use torchdata_core::link::{Link, LinkConfig};
-use torchdata_core::region::{self, Region};
+use torchdata_core::process::board::{BellBoard, BellRef};
+use torchdata_core::process::region::{self, Region};
 
 use crate::errors;
+
+/// Finds the bell of process `index`.
+pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
+    let bells = &board.get().0;
+    bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))
+}
 
 /// Takes a duplicate of a descriptor that Python owns.
 fn duplicate(fd: i32) -> PyResult<OwnedFd> {

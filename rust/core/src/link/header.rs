@@ -13,11 +13,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::bell::Wanted;
-use crate::check::{placed, seal};
-use crate::cursor;
+use super::check::{placed, seal};
+use super::cursor;
 use crate::error::OpenError;
-use crate::region::Region;
+use crate::process::bell::Wanted;
+use crate::process::region::Region;
 
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");

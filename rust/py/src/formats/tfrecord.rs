@@ -1,4 +1,4 @@
-//! Formats of records that are read in Rust: TFRecord files of examples, headers of tar archives.
+//! TFRecord files of examples, read in Rust.
 //!
 //! A [`TFRecordReader`] belongs to the pipe that reads one stream, and to the thread that iterates it. It asks the
 //! Python stream for a piece at a time and owns the piece; the arrays that it makes own their memory.
@@ -8,18 +8,10 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
 use rustc_hash::FxHashSet;
-use torchdata_core::example::{Example, Feature, Kind};
-use torchdata_core::tar;
-use torchdata_core::tfrecord::Records;
+use torchdata_core::formats::example::{Example, Feature, Kind};
+use torchdata_core::formats::tfrecord::Records;
 
 use crate::codec::array_of;
-
-/// Name and size from the header of an ordinary file in a tar archive; None where `tarfile` must look into it.
-#[pyfunction]
-#[pyo3(signature = (block, /))]
-pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
-    tar::file_header(block)
-}
 
 /// Bytes that are asked of the stream at a time: what is read, compared and copied stays in the cache.
 const PIECE: usize = 128 << 10;

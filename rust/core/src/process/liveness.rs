@@ -1,11 +1,10 @@
 //! Who is still alive: a watch on a process, and a child's tie to its parent.
 
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::error::{OpenError, system};
-use crate::inherited::Descriptor;
-use crate::region::portable;
+use super::inherited::Descriptor;
+use super::system::system;
+use crate::error::{self, OpenError};
 
 /// A watch on another process that cannot mistake a recycled process number for it.
 #[derive(Debug)]
@@ -22,9 +21,9 @@ impl Watch {
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
             // To the system these mean groups of processes.
-            return Err(system("cannot watch a process")(std::io::ErrorKind::InvalidInput.into()));
+            return Err(error::system("cannot watch a process")(std::io::ErrorKind::InvalidInput.into()));
         }
-        let fd = if portable() { None } else { Some(Descriptor::note(open_pidfd(pid)?)) };
+        let fd = system().watch(pid).map_err(error::system("cannot watch a process"))?.map(Descriptor::note);
         Ok(Self { pid, fd, parent: parent_id() == pid })
     }
 
@@ -64,18 +63,6 @@ impl Watch {
 
 fn parent_id() -> i32 {
     std::os::unix::process::parent_id() as i32
-}
-
-#[cfg(target_os = "linux")]
-fn open_pidfd(pid: i32) -> Result<OwnedFd, OpenError> {
-    use rustix::process::{Pid, PidfdFlags, pidfd_open};
-    let pid = Pid::from_raw(pid).expect("`open` checked that the number is positive");
-    pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| system("cannot watch a process")(errno.into()))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn open_pidfd(_pid: i32) -> Result<OwnedFd, OpenError> {
-    Err(system("cannot watch a process")(std::io::ErrorKind::Unsupported.into()))
 }
 
 fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
@@ -125,5 +112,5 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
             unsafe { libc::_exit(1) }
         })
         .map(drop)
-        .map_err(system("cannot start the thread that watches the parent"))
+        .map_err(error::system("cannot start the thread that watches the parent"))
 }

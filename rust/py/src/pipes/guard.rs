@@ -17,7 +17,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
 use crate::panics::caught;
-use crate::token::IterationToken;
+use crate::pipes::token::IterationToken;
 
 /// No iterator has this number: a guard that the garbage collector has cleared is never valid.
 const CLEARED: u64 = u64::MAX;

@@ -5,7 +5,7 @@
 //! As protocol buffers want it, fields that are not known are skipped, messages that appear twice are merged, and lists
 //! of numbers may be packed or not.
 
-use crate::wire::{Fields, Value, WireError};
+use crate::formats::wire::{Fields, Value, WireError};
 
 /// What the values of a feature are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl<'a> Feature<'a> {
     pub fn integers(&self, out: &mut Vec<i64>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {
-            crate::wire::varints(part, out)?;
+            crate::formats::wire::varints(part, out)?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bell::BellRef;
+use crate::process::board::BellRef;
 
 /// Longest that a waiting item is held back, and the gap from which a producer counts as slow.
 const PATIENCE: Duration = Duration::from_micros(50);

@@ -11,17 +11,18 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use torchdata_core::consumer::Unit;
 use torchdata_core::exclusive::{Exclusive, Held};
-use torchdata_core::fork;
-use torchdata_core::liveness::Watch;
+use torchdata_core::link::consumer::Unit;
+use torchdata_core::process::fork;
+use torchdata_core::process::liveness::Watch;
 use torchdata_core::protocol::{Collecting, Stream};
 
+use super::kinds as kind;
+use super::links::bell;
+use super::links::{PyBellBoard, PyLink};
+use super::reader::{Peer, Reader, Signs, Taken, decode};
+use super::waiting::{duration, wait_until};
 use crate::errors;
-use crate::reader::{Peer, Reader, Signs, Taken, decode};
-use crate::sender::{bell, kind};
-use crate::shared::{PyBellBoard, PyLink};
-use crate::waiting::{duration, wait_until};
 
 /// The consumer's ends of links, read as one.
 ///

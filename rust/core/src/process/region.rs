@@ -13,29 +13,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU8, Ordering, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use crate::error::{OpenError, system};
-use crate::inherited::Mapping;
-
-/// Whether the portable fallbacks are to be used, as `TORCHDATA_PORTABLE=1` in the environment asks.
-///
-/// Off Linux they always are.
-pub fn portable() -> bool {
-    /// 0 until somebody has asked. Without a lock, which a fork might copy while it is held: all who ask find the same.
-    static PORTABLE: AtomicU8 = AtomicU8::new(0);
-    match PORTABLE.load(Relaxed) {
-        0 => {
-            let asked = std::env::var_os("TORCHDATA_PORTABLE").is_some_and(|value| value == "1");
-            let portable = asked || !cfg!(target_os = "linux");
-            PORTABLE.store(if portable { 2 } else { 1 }, Relaxed);
-            portable
-        }
-        known => known == 2,
-    }
-}
+use super::inherited::Mapping;
+use super::system::system;
+use crate::error::{self, OpenError};
 
 /// A mapped piece of shared memory.
 #[derive(Debug)]
@@ -50,8 +34,7 @@ pub struct Region {
 impl Region {
     /// Makes a region of `len` bytes, all zero, of which the first `reserved` may be touched without asking.
     pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
-        let file = if portable() { temporary_file(len) } else { memory_file(len) }
-            .map_err(system("cannot create shared memory"))?;
+        let file = system().memory_file(len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
         region.reserve(0, reserved).map_err(|source| OpenError::NoRoom {
             bytes: reserved,
@@ -63,22 +46,16 @@ impl Region {
 
     /// Makes sure that `offset..offset + len`, which holds nothing of value yet, can be touched. Fails where there is no room.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
-        if portable() && len > 0 { reserve_file(self.fd(), offset as u64, len as u64) } else { Ok(()) }
+        let system = system();
+        if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
     /// Gives the pages of `offset..offset + len` back to the system: they are zero, and cost nothing until they are
     /// touched (or, on the fallback, reserved) again. Fails where the file system of the fallback has no holes.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "a part outside the region");
-        #[cfg(target_os = "linux")]
-        // SAFETY: inside the mapping, which is shared memory; that nobody needs what lies there is for callers to know, and
-        // it reads as zeros afterwards.
-        return match unsafe { libc::madvise(self.as_mut_ptr().add(offset).cast(), len, libc::MADV_REMOVE) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        };
-        #[cfg(not(target_os = "linux"))]
-        Err(io::ErrorKind::Unsupported.into())
+        // SAFETY: inside the mapping, which is shared memory; that nobody needs what lies there is for callers to know.
+        unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
     }
 
     /// Maps the region behind a descriptor received from its creator.
@@ -87,7 +64,8 @@ impl Region {
     }
 
     fn map(file: File) -> Result<Self, OpenError> {
-        let map = MmapOptions::new().no_reserve_swap().map_raw(&file).map_err(system("cannot map shared memory"))?;
+        let map =
+            MmapOptions::new().no_reserve_swap().map_raw(&file).map_err(error::system("cannot map shared memory"))?;
         let mapping = Mapping::note(map.as_ptr(), map.len());
         Ok(Self { mapping, map, fd: AtomicI32::new(file.into_raw_fd()) })
     }
@@ -111,7 +89,7 @@ impl Region {
     /// Closes the descriptor, once everybody who should map the region has it; not while `fd` is in use. The portable
     /// fallback keeps it, as it reserves room by it.
     pub fn close(&self) {
-        if !portable() {
+        if !system().keeps_files() {
             self.take_fd();
         }
     }
@@ -146,12 +124,7 @@ impl Region {
 
     /// Asks the kernel for huge pages in `offset..offset + len` where it offers them; never fails.
     pub fn advise_huge(&self, offset: usize, len: usize) {
-        #[cfg(target_os = "linux")]
-        if !portable() && len > 0 {
-            let _ = self.map.advise_range(memmap2::Advice::HugePage, offset, len);
-        }
-        #[cfg(not(target_os = "linux"))]
-        let _ = (offset, len);
+        system().advise_huge(&self.map, offset, len);
     }
 }
 
@@ -161,67 +134,9 @@ impl Drop for Region {
     }
 }
 
-fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
-    #[cfg(target_os = "linux")]
-    {
-        use rustix::fs::{FallocateFlags, fallocate};
-        match fallocate(fd, FallocateFlags::empty(), offset, len) {
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
-            Err(rustix::io::Errno::INTR) => return reserve_file(fd, offset, len),
-            done => return Ok(done?),
-        }
-    }
-    // A file system that does not reserve has room for what was written.
-    use std::os::unix::fs::FileExt;
-    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-    let file = File::from(fd.try_clone_to_owned()?);
-    let mut written = 0;
-    while written < len {
-        let piece = (len - written).min(ZEROS.len() as u64);
-        file.write_all_at(&ZEROS[..piece as usize], offset + written)?;
-        written += piece;
-    }
-    Ok(())
-}
-
 /// In a child that was just forked and has no other thread: drops the regions of its parent but those that are its own and
 /// those that something points into, and the parent's watches (see `inherited`).
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
-    crate::inherited::drop_all_but(&own);
-}
-
-#[cfg(target_os = "linux")]
-fn memory_file(len: usize) -> io::Result<File> {
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-    let fd = memfd_create("torchdata", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&fd, len as u64)?;
-    // A region that cannot shrink cannot raise SIGBUS in a process that has checked its bounds.
-    fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(File::from(fd))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn memory_file(len: usize) -> io::Result<File> {
-    temporary_file(len)
-}
-
-fn temporary_file(len: usize) -> io::Result<File> {
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let folder = std::env::temp_dir();
-    for _ in 0..1024 {
-        let serial = NEXT.fetch_add(1, Relaxed);
-        let path = folder.join(format!(".torchdata-{}-{serial}", std::process::id()));
-        match File::options().read(true).write(true).create_new(true).open(&path) {
-            Ok(file) => {
-                std::fs::remove_file(&path)?;
-                file.set_len(len as u64)?;
-                return Ok(file);
-            }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::AlreadyExists, "no free temporary file name"))
+    super::inherited::drop_all_but(&own);
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use torchdata_core::bell::BellRef;
+use torchdata_core::process::board::BellRef;
 
 /// Looks before the first sleep. Short: with more runnable threads than cores, whoever spins keeps from running
 /// the one it waits for.
@@ -16,7 +16,7 @@ const YIELDS: u32 = 10;
 /// A sleep that ends sooner was one too many: whoever waits gives way for as long as before.
 const NEAR: Duration = Duration::from_micros(50);
 /// First sleep; it doubles up to `LONGEST_SLICE`. Short, because a producer that was fast and turns slow may leave a
-/// few items without a ring (see `torchdata_core::wake`).
+/// few items without a ring (see `torchdata_core::link::wake`).
 const FIRST_SLICE: Duration = Duration::from_millis(1);
 /// No wait goes on for longer than this without a look at signals, peers and time-outs.
 const LONGEST_SLICE: Duration = Duration::from_millis(100);

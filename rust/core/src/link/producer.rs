@@ -6,15 +6,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::arena::{Arena, Block};
-use crate::bell::BellRef;
-use crate::check::{open, seal};
-use crate::cursor::ProducerCursor;
+use super::arena::{Arena, Block};
+use super::check::{open, seal};
+use super::cursor::ProducerCursor;
+use super::header::Layout;
+use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UnitHeader};
+use super::wake::WakePolicy;
 use crate::error::Corrupted;
-use crate::header::Layout;
-use crate::link::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UnitHeader};
+use crate::process::board::BellRef;
 use crate::protocol::{Permit, Reader, Sending, Stream};
-use crate::wake::WakePolicy;
 
 /// Items that are worth waking a sleeping consumer for.
 const WAKE_BATCH: u32 = 64;

@@ -170,8 +170,8 @@ pub fn drop_all_but(keep: &[&Mapping]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::header::LinkConfig;
     use crate::link::Link;
+    use crate::link::LinkConfig;
 
     /// Whether this process maps any of the link.
     fn maps(inode: u64) -> bool {
@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn a_forked_child_drops_all_but_its_own_and_what_is_in_use() {
         let links: Vec<Link> = (0..3).map(|_| Link::create(LinkConfig::default()).unwrap()).collect();
-        let watch = crate::liveness::Watch::open(std::process::id() as i32).unwrap();
+        let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
         let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.fd()).unwrap().st_ino).collect();
         links[1].region().mapping().pin();
         // SAFETY: the child looks at /proc, changes its mappings and exits; it needs no lock that another thread has.

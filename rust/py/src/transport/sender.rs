@@ -8,40 +8,21 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
-use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use torchdata_core::arena::Arena;
-use torchdata_core::bell::BellRef;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::Probe;
-use torchdata_core::producer::{Part, Producer, Push};
+use torchdata_core::link::arena::Arena;
+use torchdata_core::link::producer::{Part, Producer, Push};
+use torchdata_core::process::board::BellRef;
 use torchdata_core::protocol::{Deal, Dealing, Permit, Reader, Stream};
 
+use super::kinds as kind;
+use super::links::{ArenaBuffer, PyBellBoard, PyLink, bell};
+use super::waiting::{duration, wait_until};
 use crate::codec::{self, Dtype, Encoder, OUT_OF_BAND, OutBuffer, Owner, Source};
 use crate::errors;
-use crate::shared::{ArenaBuffer, PyBellBoard, PyLink};
-use crate::waiting::{duration, wait_until};
-
-/// What a unit is; the same numbers on both sides.
-pub mod kind {
-    /// An item of the pipe.
-    pub const ITEM: u16 = 0;
-    /// The pipe has ended for this epoch.
-    pub const END: u16 = 1;
-    /// The pipe failed; carries what describes the exception.
-    pub const ERROR: u16 = 2;
-    /// A message of the control protocol: a command.
-    pub const MESSAGE: u16 = 3;
-    /// Set where the inline payload was too long and travels as the last buffer.
-    pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
-}
-
-/// Finds the bell of process `index`.
-pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
-    let bells = &board.get().0;
-    bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))
-}
 
 /// When a wait of so many seconds ends; None: never.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {

@@ -7,13 +7,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::bell::BellRef;
-use crate::check::{open, seal};
-use crate::cursor::{ConsumerCursor, ProducerCursor};
+use super::check::{open, seal};
+use super::cursor::{ConsumerCursor, ProducerCursor};
+use super::header::{BLOCK_ALIGN, Layout, return_entry};
+use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UNIT_HEADER, UnitHeader};
 use crate::error::{Corrupted, NoMemory, TakeError};
-use crate::fork;
-use crate::header::{BLOCK_ALIGN, Layout, return_entry};
-use crate::link::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UNIT_HEADER, UnitHeader};
+use crate::process::board::BellRef;
+use crate::process::fork;
 use crate::protocol::{Grant, Judgement, Receiving, Stream};
 
 /// A buffer of a unit, in the consumer's hands. Clones are the same memory.

@@ -1,6 +1,6 @@
 //! What the thread that receives needs: the peers, whose turn it is, what was taken in, who has died.
 //!
-//! Owned by a [`Collector`](crate::collector::Collector), which hands it to one thread at a time. What is decided stands in
+//! Owned by a [`Collector`](super::collector::Collector), which hands it to one thread at a time. What is decided stands in
 //! `torchdata_core::protocol::Collecting`; here it is carried out.
 
 use std::cell::RefCell;
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::prelude::*;
-use torchdata_core::bell::BellRef;
-use torchdata_core::consumer::{Buffer, Consumer, Unit};
+use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
 use torchdata_core::link::{Announcer, Probe};
-use torchdata_core::liveness::Watch;
+use torchdata_core::process::board::BellRef;
+use torchdata_core::process::liveness::Watch;
 use torchdata_core::protocol::{Collecting, Next, Stream};
 
+use super::kinds as kind;
+use super::waiting::wait_until;
 use crate::codec;
 use crate::errors;
-use crate::sender::kind;
-use crate::waiting::wait_until;
 
 /// How often peers are looked after while waiting.
 const LOOK_AFTER: Duration = Duration::from_millis(50);

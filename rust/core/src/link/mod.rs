@@ -1,0 +1,28 @@
+//! A link: one ring of units, its arena and the ring of returned blocks, between one producer and one consumer.
+
+pub mod check;
+pub mod cursor;
+
+#[cfg(not(loom))]
+pub mod arena;
+#[cfg(not(loom))]
+mod coldness;
+#[cfg(not(loom))]
+pub mod consumer;
+#[cfg(not(loom))]
+mod ends;
+#[cfg(not(loom))]
+mod header;
+#[cfg(not(loom))]
+pub mod producer;
+#[cfg(not(loom))]
+mod unit;
+#[cfg(not(loom))]
+pub mod wake;
+
+#[cfg(not(loom))]
+pub use ends::{Announcer, Link, Probe};
+#[cfg(not(loom))]
+pub use header::LinkConfig;
+#[cfg(not(loom))]
+pub use unit::LAST_USER_KIND;

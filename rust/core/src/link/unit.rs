@@ -1,0 +1,115 @@
+//! What crosses a link: its form in the ring.
+//!
+//! A *unit* is an item, an end, an error, a message, or a fragment of something too large for the arena. In the ring it is
+//! a [`UnitHeader`], a table of its blocks and an inline payload, contiguous and padded to 8 bytes; where a unit does not
+//! fit before the ring's end, a pad of one word skips the rest. Each carries a checksum of all that, and of its position.
+
+use super::check::Checksum;
+use crate::error::Corrupted;
+
+/// Kind of a unit that carries a piece of a buffer that fits no block.
+pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
+/// Kind of the first of such units: fragments before it belong to a unit that was given up.
+pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
+/// Highest kind that users may give.
+pub const LAST_USER_KIND: u16 = u16::MAX - 2;
+
+/// Start of every unit in the ring; words as the machine has them, both sides being one machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct UnitHeader {
+    /// Bytes from this header to the next one.
+    pub total: u32,
+    /// Bytes of the inline payload.
+    pub payload: u32,
+    pub kind: u16,
+    /// Entries of the block table, 16 bytes each: offset and length.
+    pub blocks: u16,
+    pub epoch: u64,
+}
+
+/// Three words: total and checksum; payload, kind and blocks; epoch.
+pub(crate) const UNIT_HEADER: u64 = 24;
+/// Length of the block table's entries.
+pub(crate) const BLOCK_ENTRY: u64 = 16;
+/// Set in the total, which is a multiple of 8, of a pad.
+const PAD: u32 = 1;
+
+/// What the first word at a unit's place says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum First {
+    /// The ring's end is to be skipped; checked.
+    Pad,
+    /// A unit of `total` bytes; not checked beyond that there are so many.
+    Unit { total: u32, check: u32 },
+}
+
+impl First {
+    /// The word that skips `total` bytes from `position` to the ring's end.
+    pub fn pad(position: u64, total: u64) -> u64 {
+        let total = total as u32 | PAD;
+        word(total, pad_check(position, total))
+    }
+
+    /// Reads the first word of what begins at `position`, `available` bytes before the end of what was published and
+    /// `until_wrap` before the ring's.
+    #[inline]
+    pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
+        let (total, check) = (first as u32, (first >> 32) as u32);
+        let len = u64::from(total & !PAD);
+        if total & PAD != 0 && len == until_wrap && len <= available && check == pad_check(position, total) {
+            return Ok(Self::Pad);
+        }
+        if !len.is_multiple_of(8) || len < UNIT_HEADER || len > available || len > until_wrap || total & PAD != 0 {
+            return Err(Corrupted("a unit does not fit what was published"));
+        }
+        Ok(Self::Unit { total, check })
+    }
+}
+
+fn pad_check(position: u64, total: u32) -> u32 {
+    Checksum::at(position).words(u64::from(total), 0).finish()
+}
+
+fn word(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+impl UnitHeader {
+    /// Length of a unit, or None where it is beyond what `u32` and `u16` can say.
+    pub fn new(kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
+        let total = (UNIT_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
+        Some(Self {
+            total: u32::try_from(total).ok()?,
+            payload: u32::try_from(payload).ok()?,
+            kind,
+            blocks: u16::try_from(blocks).ok()?,
+            epoch,
+        })
+    }
+
+    /// The header's three words, with the checksum `check`.
+    #[inline]
+    pub fn words(self, check: u32) -> [u64; 3] {
+        [word(self.total, check), word(self.payload, u32::from(self.kind) | u32::from(self.blocks) << 16), self.epoch]
+    }
+
+    /// The header of a unit of `total` bytes, out of its other two words.
+    #[inline]
+    pub fn from_words(total: u32, [sizes, epoch]: [u64; 2]) -> Result<Self, Corrupted> {
+        let header =
+            Self { total, payload: sizes as u32, kind: (sizes >> 32) as u16, blocks: (sizes >> 48) as u16, epoch };
+        let content = UNIT_HEADER + BLOCK_ENTRY * u64::from(header.blocks) + u64::from(header.payload);
+        if content.next_multiple_of(8) != u64::from(total) {
+            return Err(Corrupted("a unit is not as long as it says"));
+        }
+        Ok(header)
+    }
+
+    /// The checksum of a unit at `position`, to be continued with its block table and its payload. Its length follows
+    /// from the rest.
+    #[inline]
+    pub fn checksum(self, position: u64) -> Checksum {
+        let [_, sizes, epoch] = self.words(0);
+        Checksum::at(position).words(sizes, epoch)
+    }
+}

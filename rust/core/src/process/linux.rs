@@ -1,0 +1,75 @@
+//! What only Linux has: memory files, futexes, process descriptors.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use memmap2::MmapRaw;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::futex;
+
+use super::system::System;
+
+/// Linux at its best.
+pub(super) struct Linux;
+
+impl System for Linux {
+    /// A memfd, which no mount's size limits (unlike `/dev/shm`).
+    fn memory_file(&self, len: usize) -> io::Result<File> {
+        let fd = memfd_create("torchdata", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, len as u64)?;
+        // A region that cannot shrink cannot raise SIGBUS in a process that has checked its bounds.
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(File::from(fd))
+    }
+
+    /// It counts towards the machine's memory and the process's memory cgroup, which reserve nothing.
+    fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn keeps_files(&self) -> bool {
+        false
+    }
+
+    fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize) {
+        if len > 0 {
+            let _ = map.advise_range(memmap2::Advice::HugePage, offset, len);
+        }
+    }
+
+    unsafe fn punch(&self, start: *mut u8, len: usize) -> io::Result<()> {
+        // SAFETY: as promised by the caller.
+        unsafe { punch(start, len) }
+    }
+
+    fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
+        let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
+        // Not process-private: the ringer is another process. Any error means "look again".
+        let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
+    }
+
+    fn unpark(&self, word: &AtomicU32) {
+        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    fn watch(&self, pid: i32) -> io::Result<Option<OwnedFd>> {
+        let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Some(pidfd_open(pid, PidfdFlags::empty())?))
+    }
+}
+
+/// Gives pages of a shared mapping back.
+///
+/// # Safety
+/// The part is a shared mapping of a file, and nobody needs what lies there.
+pub(super) unsafe fn punch(start: *mut u8, len: usize) -> io::Result<()> {
+    // SAFETY: as promised by the caller; the part reads as zeros afterwards.
+    match unsafe { libc::madvise(start.cast(), len, libc::MADV_REMOVE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,106 @@
+//! What every Unix has: unlinked temporary files, naps, process numbers.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use memmap2::MmapRaw;
+
+use super::system::System;
+
+/// The fallback.
+pub(super) struct Portable;
+
+impl System for Portable {
+    fn memory_file(&self, len: usize) -> io::Result<File> {
+        temporary_file(len)
+    }
+
+    /// Without it a page that finds no room when it is touched would be a SIGBUS.
+    fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+        if len > 0 { reserve_file(file, offset, len) } else { Ok(()) }
+    }
+
+    fn keeps_files(&self) -> bool {
+        true
+    }
+
+    fn advise_huge(&self, _map: &MmapRaw, _offset: usize, _len: usize) {}
+
+    #[cfg(target_os = "linux")]
+    unsafe fn punch(&self, start: *mut u8, len: usize) -> io::Result<()> {
+        // SAFETY: as promised by the caller.
+        unsafe { super::linux::punch(start, len) }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    unsafe fn punch(&self, _start: *mut u8, _len: usize) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
+        nap(word, seen, timeout);
+    }
+
+    /// Who naps looks by itself.
+    fn unpark(&self, _word: &AtomicU32) {}
+
+    fn watch(&self, _pid: i32) -> io::Result<Option<OwnedFd>> {
+        Ok(None)
+    }
+}
+
+/// The portable sleep: naps that grow from 20 µs to 1 ms, looking in between.
+fn nap(word: &AtomicU32, seen: u32, timeout: Duration) {
+    let deadline = Instant::now() + timeout;
+    let mut nap = Duration::from_micros(20);
+    while word.load(Ordering::Relaxed) == seen && Instant::now() < deadline {
+        std::thread::sleep(nap);
+        nap = (nap * 2).min(Duration::from_millis(1));
+    }
+}
+
+fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{FallocateFlags, fallocate};
+        match fallocate(fd, FallocateFlags::empty(), offset, len) {
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+            Err(rustix::io::Errno::INTR) => return reserve_file(fd, offset, len),
+            done => return Ok(done?),
+        }
+    }
+    // A file system that does not reserve has room for what was written.
+    use std::os::unix::fs::FileExt;
+    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    let file = File::from(fd.try_clone_to_owned()?);
+    let mut written = 0;
+    while written < len {
+        let piece = (len - written).min(ZEROS.len() as u64);
+        file.write_all_at(&ZEROS[..piece as usize], offset + written)?;
+        written += piece;
+    }
+    Ok(())
+}
+
+fn temporary_file(len: usize) -> io::Result<File> {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let folder = std::env::temp_dir();
+    for _ in 0..1024 {
+        let serial = NEXT.fetch_add(1, Relaxed);
+        let path = folder.join(format!(".torchdata-{}-{serial}", std::process::id()));
+        match File::options().read(true).write(true).create_new(true).open(&path) {
+            Ok(file) => {
+                std::fs::remove_file(&path)?;
+                file.set_len(len as u64)?;
+                return Ok(file);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, "no free temporary file name"))
+}

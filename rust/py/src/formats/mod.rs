@@ -1,0 +1,5 @@
+//! Files into records, for the pipes that read them.
+
+pub mod gzip;
+pub mod tar;
+pub mod tfrecord;
