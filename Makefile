@@ -110,9 +110,12 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
+# Signals are handled in Python, alike on both backings: their tests, which take long, run once.
+PORTABLE_TESTS = $(filter-out %_interrupts.py %_sigchld.py,$(wildcard tests/python/test_multiprocessing*.py))
+
 .PHONY: test-portable
 test-portable: setup ## The worker tests once more, on the engine's portable fallback
-	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest tests/python/test_multiprocessing*.py $(ARGS)
+	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest $(PORTABLE_TESTS) $(ARGS)
 
 # cargo calls a run without tests a success.
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
