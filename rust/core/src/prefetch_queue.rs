@@ -261,11 +261,6 @@ impl<T, E> PrefetchQueue<T, E> {
         self.filled.notify_all();
     }
 
-    /// Whether `close` was called.
-    pub fn is_closed(&self) -> bool {
-        self.lock().closed
-    }
-
     /// Lets the producer make no further item, and waits up to `timeout` until it makes none.
     ///
     /// Returns whether the producer is parked (or has finished). It stays paused either way.

@@ -17,27 +17,19 @@ pub struct RoundRobin {
     current: usize,
     /// Whether nobody is taken from out of turn.
     in_order: bool,
-    /// The epoch that `ended` and `current` belong to.
-    epoch: u64,
 }
 
 impl RoundRobin {
-    /// All `peers` live, in epoch 0.
+    /// All `peers` live.
     pub fn new(peers: usize, in_order: bool) -> Self {
-        Self { ended: vec![false; peers], live: peers, current: 0, in_order, epoch: 0 }
+        Self { ended: vec![false; peers], live: peers, current: 0, in_order }
     }
 
     /// Starts an epoch with everybody live.
-    pub fn start(&mut self, epoch: u64) {
+    pub fn start(&mut self) {
         self.ended.fill(false);
         self.live = self.ended.len();
         self.current = 0;
-        self.epoch = epoch;
-    }
-
-    /// The epoch in force.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
     }
 
     /// The peer whose turn it is; None when all have ended.
@@ -166,8 +158,8 @@ mod tests {
     fn an_epoch_begins_with_everybody_live_and_peer_0() {
         let mut turn = RoundRobin::new(2, true);
         turn.end(0);
-        turn.start(5);
-        assert_eq!((turn.next(), turn.live(), turn.epoch()), (Some(0), 2, 5));
+        turn.start();
+        assert_eq!((turn.next(), turn.live()), (Some(0), 2));
     }
 
     #[test]

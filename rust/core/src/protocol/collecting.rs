@@ -38,7 +38,7 @@ impl Collecting {
 
     /// Begins an epoch.
     pub fn begin(&mut self) {
-        self.turn.start(0);
+        self.turn.start();
     }
 
     /// The peer whose turn it is; None when all have ended.

@@ -33,7 +33,7 @@ impl Dealing {
 
     /// Begins a pass: reader 0 has the turn.
     pub fn begin(&mut self) {
-        self.turn.start(0);
+        self.turn.start();
     }
 
     /// Who has the turn; None once all have got their end.
