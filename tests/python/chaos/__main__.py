@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections import defaultdict
@@ -23,6 +24,10 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--lines", type=int, default=100, help="lines of output to show of a run that failed")
     options = parser.parse_args()
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as a shell has it in the background, and children would
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     methods = options.start_methods.split(",")
     started, seed, last = time.monotonic(), options.seed, options.seed + options.runs
     failed, latencies, struck = [], defaultdict(list), 0
