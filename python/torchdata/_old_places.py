@@ -3,7 +3,8 @@
 Role: code that imported from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
 InMemoryCacheHolderIterDataPipe`) goes on working. A finder at the end of `sys.meta_path`, asked only where no file was
 found, makes a module of the table on its first import; its names are looked up where they live now when they are used.
-Private names of those modules are not kept. Runs in any process that imports the package.
+Of private names those are kept that public code imports or patches; who patches one in its old place patches it where
+it lives, if the table says so. Runs in any process that imports the package.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["OLD_PLACES", "install"]
+__all__ = ["OLD_PLACES", "homes_of", "install"]
 
 _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
 
 #: By old module: the module where its names live now, and the names. `XIterDataPipe`, `XMapDataPipe` and `XDataPipe`
-#: are called `X` there; others keep their names, unless an equals sign tells the new one.
+#: are called `X` there; others keep their names, unless an equals sign tells the new one. Where a colon stands in that,
+#: the module before it is where the name lives, and is looked up by the code that uses it: setting it in the old module
+#: sets it there.
 OLD_PLACES: dict[str, tuple[str, str]] = {
+    "torchdata._constants": (
+        "torchdata._engine.ending",
+        "default_timeout_in_s=torchdata._ranks:DEFAULT_TIMEOUT "
+        "default_dl2_worker_join_timeout_in_s=torchdata._engine.ending:ASKED",
+    ),
     "torchdata.version": ("torchdata", "__version__"),
     # Functions that users put in place of process_init_fn import it, and need none of its names here.
     "torchdata.dataloader2.communication": ("torchdata._engine", ""),
@@ -56,7 +64,8 @@ OLD_PLACES: dict[str, tuple[str, str]] = {
     f"{_ITER}.util.bz2fileloader": (_ITER, "Bz2FileLoaderIterDataPipe"),
     f"{_ITER}.util.cacheholder": (
         _ITER,
-        "EndOnDiskCacheHolderIterDataPipe InMemoryCacheHolderIterDataPipe OnDiskCacheHolderIterDataPipe",
+        "EndOnDiskCacheHolderIterDataPipe InMemoryCacheHolderIterDataPipe OnDiskCacheHolderIterDataPipe "
+        f"_hash_check={_ITER}.disk_caching:_hash_check",
     ),
     f"{_ITER}.util.combining": (
         _ITER,
@@ -93,7 +102,7 @@ OLD_PLACES: dict[str, tuple[str, str]] = {
     f"{_ITER}.util.shardexpander": (_ITER, "ShardExpanderIterDataPipe"),
     f"{_ITER}.util.sharding": (_ITER, "ShardingRoundRobinDispatcherIterDataPipe SHARDING_PRIORITIES"),
     f"{_ITER}.util.tararchiveloader": (_ITER, "TarArchiveLoaderIterDataPipe"),
-    f"{_ITER}.util.tfrecordloader": (_ITER, "TFRecordLoaderIterDataPipe"),
+    f"{_ITER}.util.tfrecordloader": (_ITER, "TFRecordExample TFRecordExampleSpec TFRecordLoaderIterDataPipe"),
     f"{_ITER}.util.webdataset": (_ITER, "WebDatasetIterDataPipe"),
     f"{_ITER}.util.xzfileloader": (_ITER, "XzFileLoaderIterDataPipe"),
     f"{_ITER}.util.zip_longest": (_ITER, "ZipperLongestIterDataPipe"),
@@ -105,7 +114,7 @@ OLD_PLACES: dict[str, tuple[str, str]] = {
     f"{_MAP}.util.converter": (_ITER, "MapToIterConverterIterDataPipe"),
     f"{_MAP}.util.unzipper": (_MAP, "UnZipperMapDataPipe"),
     f"{_UTILS}._visualization": (_UTILS, "to_graph"),
-    f"{_UTILS}.common": (_UTILS, "StreamWrapper"),
+    f"{_UTILS}.common": (f"{_UTILS}._streams", "StreamWrapper validate_pathname_binary_tuple"),
     f"{_UTILS}.janitor": (f"{_UTILS}._streams", "janitor"),
     f"{_UTILS}.pin_memory": (_UTILS, "pin_memory_fn"),
 }
@@ -114,16 +123,58 @@ _SUFFIXES = ("IterDataPipe", "MapDataPipe", "DataPipe")
 
 
 def names_of(old: str) -> dict[str, str]:
-    """The public names of an old module, each with its name of today."""
-    names = {}
+    """The names of an old module, each with its name of today."""
+    return {name: now for name, (_, now) in homes_of(old).items()}
+
+
+def homes_of(old: str) -> dict[str, tuple[str, str]]:
+    """The names of an old module, each with the module where it lives and its name there."""
+    homes = {}
     for entry in OLD_PLACES[old][1].split():
         name, _, now = entry.partition("=")
         suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
-        names[name] = now or name.removesuffix(suffix)
-    return names
+        home, _, name_there = now.rpartition(":")
+        homes[name] = home or OLD_PLACES[old][0], name_there or name.removesuffix(suffix)
+    return homes
 
 
-class _NamedLikeItsFunction(ModuleType):
+def _patched_here(old: str) -> frozenset[str]:
+    """The names of an old module that are set where they live."""
+    return frozenset(entry.partition("=")[0] for entry in OLD_PLACES[old][1].split() if ":" in entry)
+
+
+class _Place(ModuleType):
+    """An old module. Deleting a name that was set where it lives brings back what was there before.
+
+    So patches end as they do on a module that has the names itself: `unittest.mock` and pytest delete what they have
+    set where they did not find it in the module's dictionary.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        vars(self)["_replaced"] = {}  # by name, what was there before each time that it was set
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _patched_here(self.__name__):
+            super().__setattr__(name, value)
+            return
+        module, now = self._home_of(name)
+        self._replaced.setdefault(name, []).append(getattr(module, now))
+        setattr(module, now, value)
+
+    def __delattr__(self, name: str) -> None:
+        if not self._replaced.get(name):
+            super().__delattr__(name)
+            return
+        module, now = self._home_of(name)
+        setattr(module, now, self._replaced[name].pop())
+
+    def _home_of(self, name: str) -> tuple[ModuleType, str]:
+        home, now = homes_of(self.__name__)[name]
+        return importlib.import_module(home), now
+
+
+class _NamedLikeItsFunction(_Place):
     """A module that takes the place of a function of its name in the package, and so is to be called as that one."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -142,22 +193,24 @@ class _Places:
         package = any(name.startswith(f"{fullname}.") for name in OLD_PLACES)
         return ModuleSpec(fullname, loader, is_package=package, origin=OLD_PLACES[fullname][0])
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         named_alike = spec.name.rpartition(".")[2] in names_of(spec.name)
-        return _NamedLikeItsFunction(spec.name) if named_alike else None
+        return _NamedLikeItsFunction(spec.name) if named_alike else _Place(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        home, names = OLD_PLACES[module.__name__][0], names_of(module.__name__)
+        home, homes = OLD_PLACES[module.__name__][0], homes_of(module.__name__)
 
         def __getattr__(name: str) -> Any:
-            if name not in names:
+            if name not in homes:
                 raise AttributeError(
                     f"module {module.__name__!r} has no attribute {name!r}; what it held is in {home}"
                 )
-            return getattr(importlib.import_module(home), names[name])
+            where, now = homes[name]
+            return getattr(importlib.import_module(where), now)
 
+        public = [name for name in homes if name.endswith("__") or not name.startswith("_")]
         module.__doc__ = f"Where torchdata 0.9 kept what is in `{home}` now."
-        vars(module).update(__getattr__=__getattr__, __all__=list(names), __dir__=lambda: sorted(names))
+        vars(module).update(__getattr__=__getattr__, __all__=public, __dir__=lambda: sorted(homes))
 
 
 def install() -> None:

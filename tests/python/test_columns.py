@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict, namedtuple
+from collections import defaultdict, deque, namedtuple
 from typing import Any
 
 import pytest
@@ -116,7 +116,11 @@ def test_stop_and_step_beside_a_list_of_columns_are_warned_of_where_the_pipe_is_
         (over([[1, 2]]).rows2columnar(), IndexError, "Rows2Columnar"),
         (over([{"a": 1}]).rows2columnar(["b"]), KeyError, "Rows2Columnar: a row has no column 'b'"),
         (over(5).rows2columnar(), TypeError, "not iterable"),
-        (over({"a": 1}, 5).add_index(), NotImplementedError, "IndexAdder: an index is added to dicts only"),
+        (
+            over({"a": 1}, 5).add_index(),
+            NotImplementedError,
+            "IndexAdder: We only support .* in dict type, but got 5",
+        ),
         (over(5).lines_to_paragraphs(), TypeError, "ParagraphAggregator expects pairs"),
         (over(("a", "b", "c")).lines_to_paragraphs(), TypeError, "ParagraphAggregator expects pairs"),
         (over(5).shard_expand(), TypeError, "ShardExpander expects names"),
@@ -267,3 +271,14 @@ def test_batches_reach_the_function_as_plain_lists_of_items_or_columns() -> None
         (list, [2]),
         (list, [[1, 3]] * 3),
     ]
+
+
+@pytest.mark.parametrize(
+    "names", [("b", "a"), {"b": 0, "a": 0}.keys(), deque(["b", "a"]), frozenset("ab"), {"a": 1, "b": 2}]
+)
+def test_any_collection_names_columns(names: Any) -> None:
+    [columns] = IterableWrapper([[{"a": 1, "b": 2, "c": 3}]]).rows2columnar(names)
+    assert columns == {"a": [1], "b": [2]}
+    if not isinstance(names, frozenset):
+        [columns] = IterableWrapper([[(1, 2)]]).rows2columnar(names)
+        assert list(columns) == list(names)

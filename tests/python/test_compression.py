@@ -406,3 +406,10 @@ def test_a_large_file_in_proportion_is_no_bomb(small_bombs):
     data = os.urandom(3 << 20)
     [(_, stream)] = Decompressor([("fine.gz", io.BytesIO(gzip.compress(data)))])
     assert stream.read() == data
+
+
+def test_methods_of_an_archive_take_their_arguments_by_name_through_the_wrapper(folder):
+    [(_, archive)] = opened(folder, "all.zip").decompress()
+    assert archive.read(name="a.txt") == archive.read("a.txt") == CONTENT["a.txt"]
+    assert archive.namelist() == list(CONTENT)
+    assert list(archive.open("d.txt")) == TEXT.splitlines(keepends=True)

@@ -418,7 +418,6 @@ def test_a_pipe_that_cannot_be_copied_is_named_with_its_attribute():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (([1, 2],), r"IterDataPipe or a MapDataPipe, but got \[1, 2\]"),
         ((numbers(), 5), "takes adapters.* got 5"),
         ((numbers(), [Shuffle]), "takes adapters.* got <class"),
         ((numbers(), None, Recorder), "an instance of a ReadingServiceInterface or None, but got <class"),
@@ -557,3 +556,28 @@ def test_a_state_of_the_layout_of_torchdata_0_9_is_taken():
     assert list(DataLoader2.from_state(old, InProcessReadingService())) == list(shuffled_loader(5))
     del old["randomness_state"]
     assert sorted(DataLoader2.from_state(old, None)) == list(range(20))
+
+
+@pytest.mark.parametrize("service", [None, InProcessReadingService()])
+@pytest.mark.parametrize("use", [list, len, DataLoader2.state_dict])
+def test_a_loader_of_what_is_no_pipe_fails_when_it_is_used(service, use):
+    loader = DataLoader2({"a": 1}, reading_service=service)
+    with pytest.raises(
+        TypeError, match=r"an IterDataPipe or a MapDataPipe, but got \{'a': 1\} of type dict; put"
+    ):
+        use(loader)
+    loader.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_workers": 2}, r"write reading_service=MultiProcessingReadingService\(num_workers=2\) instead"),
+        ({"batch_size": 5}, r"write datapipe.batch\(5\).collate\(\) as the datapipe instead"),
+        ({"shuffle": True}, r"write datapipe.shuffle\(\) as"),
+        ({"nonsense": 1}, "unexpected keyword argument 'nonsense'$"),
+    ],
+)
+def test_arguments_of_torchs_loader_are_refused_with_what_takes_their_place(arguments, words):
+    with pytest.raises(TypeError, match=words):
+        DataLoader2(numbers(), **arguments)

@@ -151,17 +151,19 @@ def test_removing_a_pipe_connects_its_readers_to_its_source():
     end = middle.batch(3)
     assert remove_dp(traverse_dps(end), middle) == traverse_dps(end)
     assert list(end) == [[0, 1, 2], [3, 4, 5]]
-    assert remove_dp(traverse_dps(end), end) == traverse_dps(start)
 
 
 def test_what_cannot_be_changed_is_refused_by_name():
     start = source()
     end = Reader([start, source()])
     graph = traverse_dps(end)
-    with pytest.raises(RuntimeError, match="cannot remove IterableWrapper"):
+    with pytest.raises(RuntimeError, match="Cannot remove the source DataPipe IterableWrapper"):
         remove_dp(graph, start)
-    with pytest.raises(RuntimeError, match=r"cannot remove Reader.* 2 pipes"):
+    with pytest.raises(RuntimeError, match=r"Cannot remove Reader.* 2 pipes"):
         remove_dp(graph, end)
+    last = start.map(str)
+    with pytest.raises(RuntimeError, match="receiving DataPipe Mapper.* go on with IterableWrapper"):
+        remove_dp(traverse_dps(last), last)
     with pytest.raises(ValueError, match="no pipe of this graph"):
         remove_dp(graph, source().map(str))
     with pytest.raises(ValueError, match="no pipe of this graph"):
@@ -371,3 +373,55 @@ def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
     start = source()
     for order in ([start, start.map(str)], [start.map(str), start]):
         assert find_replicable_branches(traverse_dps(NotReplicable(order))) == [start]
+
+
+def circle():
+    """A single branch, one of forks, and one whose source refers to the map behind it; the last pipe reads all."""
+    single = source()
+    left, right = source().fork(2)
+    forked = left.zip(right)
+    start = source()
+    behind = start.map(str)
+    start.behind = behind
+    return single, forked, start, behind, single.zip(forked, behind)
+
+
+def test_a_replacement_in_a_circle_is_read_by_those_that_read_the_old_pipe():
+    _, _, start, behind, end = circle()
+    new = dispatched(start)
+    replace_dp(traverse_dps(end), start, new)
+    assert behind.datapipe is new
+    assert new.source_datapipe is start
+    assert start.behind is behind, "what the old pipe alone refers to stays"
+
+
+@pytest.mark.parametrize("cut", ["start", "behind", "both"])
+def test_a_circle_that_dispatches_is_cut_where_it_is_nearest_to_the_end(cut):
+    _, _, start, behind, end = circle()
+    graph, nearest = traverse_dps(end), behind
+    if cut in ("start", "both"):
+        graph = replace_dp(graph, start, dispatched(start))
+    if cut in ("behind", "both"):
+        nearest = dispatched(behind)
+        graph = replace_dp(graph, behind, nearest)
+    assert find_lca_round_robin_sharding_dp(graph) is nearest
+
+
+@pytest.mark.parametrize(
+    ("lonely", "branches"),
+    [
+        ("single", ["forked", "behind"]),
+        ("forked", ["single", "fork", "fork", "behind"]),
+        ("start", ["single", "forked"]),
+        ("behind", ["single", "forked", "start"]),
+        ("end", ["single", "forked", "behind"]),
+        (None, ["end"]),
+    ],
+)
+def test_branches_of_circles_may_be_replicated_up_to_what_must_exist_once(lonely, branches):
+    pipes = dict(zip(("single", "forked", "start", "behind", "end"), circle(), strict=True))
+    if lonely is not None:
+        pipes[lonely].is_replicable = lambda: False
+    names = {id(pipe): name for name, pipe in pipes.items()}
+    found = find_replicable_branches(traverse_dps(pipes["end"]))
+    assert sorted(names.get(id(pipe), "fork") for pipe in found) == sorted(branches)

@@ -39,7 +39,7 @@ def test_a_full_buffer_drops_what_waits_longest_with_one_warning_and_closes_its_
     streams = streams_of("abcdef")
     reference = IterableWrapper(list(streams.items()), deepcopy=False)
     pipe = IterableWrapper("fed").zip_with_iter(reference, itself, itemgetter(0), buffer_size=2)
-    with pytest.warns(UserWarning, match="the buffer of 2 items is full") as warned:
+    with pytest.warns(UserWarning, match="Buffer reaches the upper limit of 2 items") as warned:
         assert [item for item, _ in pipe] == ["f", "e", "d"]
     assert len(warned) == 1
     assert closed(streams) == "abc"
@@ -74,7 +74,7 @@ def test_a_key_that_is_nowhere_is_a_buffer_error_that_names_it() -> None:
 def test_a_key_that_was_dropped_is_a_buffer_error_that_says_so() -> None:
     pipe = IterableWrapper("da").zip_with_iter(IterableWrapper("abcd"), itself, buffer_size=1)
     with (
-        pytest.warns(UserWarning, match="buffer of 1"),
+        pytest.warns(UserWarning, match="upper limit of 1 items"),
         pytest.raises(BufferError, match=r"for 'a'; 2 items were dropped .* enlarge buffer_size"),
     ):
         list(pipe)

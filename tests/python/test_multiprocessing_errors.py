@@ -144,7 +144,7 @@ def test_an_exception_in_the_dispatching_process_names_it(method, at):
     with loader(datapipe, multiprocessing_context=method) as dl:
         for _ in range(2):
             received = []
-            with pytest.raises(KeyError, match="Caught KeyError in the dispatching process") as caught:
+            with pytest.raises(KeyError, match="Caught KeyError in dispatching process") as caught:
                 for x in dl:
                     received.append(x)
             assert received == list(range(at))

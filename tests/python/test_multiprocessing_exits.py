@@ -97,7 +97,7 @@ def test_in_the_dispatching_process_too(name):
     with loader(datapipe) as dl:
         for _ in range(2):
             received = []
-            with pytest.raises(RuntimeError, match=f"Caught {name} in the dispatching process") as caught:
+            with pytest.raises(RuntimeError, match=f"Caught {name} in dispatching process") as caught:
                 for x in dl:
                     received.append(x)
             assert received == list(range(5))

@@ -192,7 +192,7 @@ def test_a_header_takes_no_more_items_than_it_yields() -> None:
 
 
 def test_the_length_of_a_header_over_an_unsized_pipe_is_its_limit_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="taken to be its limit"):
+    with pytest.warns(UserWarning, match="inferred to be equal to its limit, because its source"):
         assert len(IterableWrapper(range(9)).filter(is_even).header(3)) == 3
 
 

@@ -25,7 +25,7 @@ from torchdata.datapipes.state import is_restorable, load_state, save_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
-    pytest.mark.filterwarnings("ignore:The length of Header"),
+    pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
 ]
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]

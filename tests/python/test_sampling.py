@@ -136,5 +136,15 @@ def test_the_length_of_the_longest_is_unknown_where_one_is() -> None:
         IterableWrapper("ab").zip_longest(unsized),
         SampleMultiplexer({unsized: 1}),
     ):
-        with pytest.raises(TypeError, match="doesn't have valid length, because Filter has none"):
+        with pytest.raises(
+            TypeError, match="Filter has no length. So this .* instance doesn't have valid length$"
+        ):
             len(pipe)
+
+
+def test_the_form_takes_its_pipe_with_the_weight_that_the_dict_gives_it() -> None:
+    left, right = IterableWrapper("aaaa"), IterableWrapper("bbbb")
+    by_dict = left.sample_multiplex({right: 1, left: 3}, seed=5)
+    assert list(by_dict) == list(SampleMultiplexer({right: 1, left: 3}, seed=5))
+    by_weight = left.sample_multiplex({right: 1}, 5, 3)
+    assert list(by_weight) == list(SampleMultiplexer({left: 3, right: 1}, seed=5))

@@ -224,7 +224,7 @@ def test_without_rewinding_a_stream_stands_at_its_end():
             r"sha256 hash of '.*a\.bin' is .*was expected; delete the file",
         ),
         (sha256(b"other"), "md5", r"md5 hash of '.*a\.bin'.*md5' has 32 digits"),
-        (None, "md5", r"no hash for '.*a\.bin'"),
+        (None, "md5", r"Unspecified hash for file '.*a\.bin'; add it"),
     ],
 )
 def test_a_wrong_hash_is_an_error_that_names_pipe_and_path_and_closes_the_file(

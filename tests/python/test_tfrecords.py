@@ -425,3 +425,10 @@ def test_len_is_what_the_user_declared() -> None:
     assert len(TFRecordLoader([], length=3)) == 3
     with pytest.raises(TypeError, match="valid length"):
         len(TFRecordLoader([]))
+
+
+def test_none_in_a_spec_leaves_a_feature_as_it_is_read() -> None:
+    fits = framed(record({"f": ("float", [1.5, 2]), "b": ("bytes", [b"a", b"b"]), "one": ("bytes", [b"z"])}))
+    [everything] = loaded(fits)
+    [chosen] = loaded(fits, {"f": None, "b": None, "one": ((), None)})
+    assert plain(chosen) == {"f": plain(everything["f"]), "b": [b"a", b"b"], "one": b"z"}

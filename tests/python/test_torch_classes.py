@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from torchdata.dataloader2.graph import find_dps, replace_dp, traverse_dps
+from torchdata.datapipes._streams import with_own_streams
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, Shuffler
 from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.utils import StreamWrapper, janitor
+from torchdata.datapipes.utils._streams import parked
 
 torch = pytest.importorskip("torch", reason="this is about living with torch")
 data = torch.utils.data
@@ -198,3 +201,68 @@ def test_pipes_and_datasets_of_torch_are_added_in_either_order() -> None:
         assert list(both) == [7, 8]
     with pytest.raises(TypeError, match="Concater"):
         stream + [8]
+
+
+WRAPPERS_OF_STREAMS = """
+import io, sys
+if sys.argv[1] == "torch":
+    import torch.utils.data
+from torchdata.datapipes.utils import StreamWrapper
+class Mine(StreamWrapper): pass
+stream = StreamWrapper(io.BytesIO(b"abc"), name="before")
+assert ("torch" in sys.modules) == (sys.argv[1] == "torch") and not isinstance(3, StreamWrapper)
+from torch.utils.data.datapipes.utils.common import StreamWrapper as Theirs, validate_pathname_binary_tuple
+for ours in (stream, Mine(io.BytesIO())):
+    assert isinstance(ours, Theirs)
+    validate_pathname_binary_tuple(("path", ours))
+theirs = Theirs(io.BytesIO(b"def"))
+assert isinstance(theirs, StreamWrapper) and not isinstance(theirs, Mine) and issubclass(Theirs, StreamWrapper)
+child = StreamWrapper(io.BytesIO(), theirs)
+theirs.autoclose()
+assert not theirs.closed
+child.close()
+assert theirs.closed
+print(repr(stream)[:20], stream.read(), len(dir(stream)) > 40)
+"""
+
+
+@pytest.mark.parametrize("first", ["torch", "ours"])
+def test_wrappers_of_streams_of_torch_and_ours_are_each_others(first: str) -> None:
+    done = run_code(WRAPPERS_OF_STREAMS, first)
+    assert (done.stdout, done.stderr) == ("StreamWrapper<before b'abc' True\n", "")
+
+
+def test_streams_in_torchs_wrappers_are_closed_and_parked_as_ours(tmp_path: Any) -> None:
+    theirs = data.datapipes.utils.common.StreamWrapper
+    path = tmp_path / "file"
+    path.write_bytes(b"abcdef")
+    opened = theirs(path.open("rb"))
+    opened.read(2)
+    parked_stream = parked(opened)
+    assert (type(parked_stream), parked_stream.read()) == (StreamWrapper, b"cdef")
+    assert with_own_streams(("a", opened)) == ("a", opened), "torch's cannot be copied"
+    janitor({"a": [opened]})
+    assert opened.closed
+    assert opened.file_obj.closed
+
+
+def test_torchs_snapshots_restore_our_pipes_by_the_number_of_items_that_were_yielded() -> None:
+    from torch.utils.data.datapipes.utils.snapshot import _simple_graph_snapshot_restoration as restore
+
+    def pipeline() -> Any:
+        return IterableWrapper(range(20)).shuffle().map(plus_one).batch(2)
+
+    pipe = pipeline()
+    assert pipe._number_of_samples_yielded == 0
+    restore(pipe, 0, torch.Generator().manual_seed(1))
+    iterator = iter(pipe)
+    for _ in range(4):
+        next(iterator)
+    assert pipe._number_of_samples_yielded == 4
+    fresh = pipeline()
+    restore(fresh, pipe._number_of_samples_yielded, torch.Generator().manual_seed(1))
+    with pytest.raises(RuntimeError, match="has not been restored"):
+        restore(fresh, 1)
+    assert list(fresh) == list(iterator)
+    assert fresh._number_of_samples_yielded == 10
+    assert len(list(fresh)) == 10, "the next iteration begins anew"

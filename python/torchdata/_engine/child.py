@@ -88,6 +88,11 @@ class ChildSetup:
     #: Main's thresholds for collecting cyclic garbage.
     gc_thresholds: tuple[int, int, int]
 
+    @property
+    def where(self) -> str:
+        """The child in messages of exceptions that were raised in it, which old code matches."""
+        return self.name.removeprefix("the ")
+
     def links(self) -> list[Handle[Link]]:
         """All links of the child."""
         return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
@@ -147,7 +152,7 @@ class _Child:
         try:
             self._initialise()
         except BaseException as error:
-            self.failure = describe(error, self.setup.name)
+            self.failure = describe(error, self.setup.where)
         settle(self.setup.gc_thresholds)
         while True:
             command = self._next_command()
@@ -246,9 +251,9 @@ class _Child:
             self.pending = self._superseding()
             if self.pending is not None:
                 return False
-            failure = describe(RuntimeError(_NO_COMMAND), self.setup.name)
+            failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
         except BaseException as error:
-            failure = describe(error, self.setup.name)
+            failure = describe(error, self.setup.where)
         while not self.sender.send_error(failure):
             if not self._goes_on():
                 return False
@@ -297,7 +302,7 @@ class _Child:
             if replaced is not None:
                 self.datapipe = replaced
         except BaseException as error:
-            self.failure = describe(error, self.setup.name)
+            self.failure = describe(error, self.setup.where)
         self.commands.acknowledge(number)
 
 

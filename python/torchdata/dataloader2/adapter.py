@@ -14,6 +14,7 @@ from torchdata.dataloader2._interface import ReadingServiceInterface
 from torchdata.dataloader2.graph import DataPipe, list_dps, remove_dp, traverse_dps
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
 from torchdata.dataloader2.graph.utils import has_method
+from torchdata.datapipes._traversal import sources_of
 
 __all__ = [
     "Adapter",
@@ -212,7 +213,10 @@ class PrefetchPolicy(Adapter):
             if self.count > 0:
                 pipe.buffer_size = self.count
             elif type(pipe) is Prefetcher:
-                datapipe = next(iter(remove_dp(traverse_dps(datapipe), pipe).values()))[0]
+                if pipe is datapipe:
+                    (datapipe,) = sources_of(pipe)
+                else:
+                    remove_dp(traverse_dps(datapipe), pipe)
             else:
                 pipe.buffer_size = 1  # the pipe has another task besides, which the graph still needs
         return datapipe

@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Never, TypeAlias, TypeVar
 
 from torchdata._engine.interrupts import InterruptsHeld
 from torchdata.dataloader2._interface import CheckpointableReadingServiceInterface, ReadingServiceInterface
@@ -40,6 +40,7 @@ from torchdata.dataloader2._loader_state import (
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph._serialization import Snapshot, clone
+from torchdata.dataloader2.graph._serialization import serialize_datapipe as serialize_datapipe
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import InProcessReadingService, pause_pipes, resume_pipes
@@ -65,9 +66,11 @@ class DataLoader2(Generic[T_co]):
 
     Args:
         datapipe: the last pipe of the graph. A `MapDataPipe` is read from index 0 on. None only where
-            `load_state_dict` follows.
+            `load_state_dict` follows. Anything else is an error when the loader is used.
         datapipe_adapter_fn: an adapter or several; applied to the copy of the graph, in their order.
         reading_service: how the graph is run; None reads it in this process, with the pipes' own seeds.
+        of_torchs_loader: nothing. Arguments of torch's `DataLoader` are refused by a message that says what takes their
+            place.
 
     Raises:
         TypeError: an argument is of another kind, or the pipe or the service cannot be copied; the message
@@ -87,13 +90,10 @@ class DataLoader2(Generic[T_co]):
         datapipe: DataPipe | None,
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
+        **of_torchs_loader: Never,
     ) -> None:
         self._terminated = self._ended = True  # a loader whose construction fails has nothing to shut down
-        if datapipe is not None and not is_pipe(datapipe):
-            raise TypeError(
-                f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {datapipe!r} of type "
-                f"{type(datapipe).__name__}; put data into an IterableWrapper first"
-            )
+        _refuse(of_torchs_loader)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
         _require_service(reading_service)
@@ -158,16 +158,26 @@ class DataLoader2(Generic[T_co]):
 
         Raises:
             RuntimeError: the loader was shut down, or has no pipe.
-            TypeError: a reading service's state was loaded, and the service cannot take it.
+            TypeError: what the loader was given is no pipe; or a reading service's state was loaded, and the service
+                cannot take it.
         """
         if self._terminated:
             raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down")
         if self.datapipe is None:
             raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
+        self._require_pipe()
         if self._reset_iter:
             self._begin_epoch()
         self.valid_iterator_id = 0 if self.valid_iterator_id is None else self.valid_iterator_id + 1
         return DataLoader2Iterator(self, self.valid_iterator_id)
+
+    def _require_pipe(self) -> None:
+        """Raises TypeError where the loader was given something else. What a service made of a pipe is its own."""
+        if not self._adapted and not is_pipe(self.datapipe):
+            raise TypeError(
+                f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {self.datapipe!r} of type "
+                f"{type(self.datapipe).__name__}; put data into an IterableWrapper first"
+            )
 
     def _begin_epoch(self) -> None:
         if self._is_paused:
@@ -260,6 +270,7 @@ class DataLoader2(Generic[T_co]):
             raise TypeError(
                 f"this DataLoader2 has no length: it depends on how {type(service).__name__} shares out the items"
             )
+        self._require_pipe()
         length: int = len(self.datapipe)
         return length
 
@@ -346,16 +357,17 @@ class DataLoader2(Generic[T_co]):
 
         Raises:
             RuntimeError: the loader has no pipe.
-            TypeError: the pipe does not pickle; the message names the attribute at fault.
+            TypeError: the pipe does not pickle, and the message names the attribute at fault; or it is none.
         """
         if self.valid_iterator_id is None and self._state_dict is not None:
             return self._state_dict  # nothing has happened since it was loaded
         if self.datapipe is None:
             raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")
+        self._require_pipe()
         service = self.reading_service
         checkpoints = isinstance(service, CheckpointableReadingServiceInterface)
         state = {
-            SERIALIZED_DATAPIPE_KEY_NAME: self._snapshot.serialize(),
+            SERIALIZED_DATAPIPE_KEY_NAME: serialize_datapipe(self._snapshot),
             READING_SERVICE_STATE_KEY_NAME: service.checkpoint() if checkpoints else None,
             RANDOMNESS_STATE_KEY_NAME: pack_randomness(
                 self._seed, self._reset_seed, self._seed_generator, self._initial_seed_generator
@@ -474,6 +486,27 @@ def _unpacked(state: Mapping[str, Any]) -> tuple[DataPipe, Randomness | None]:
     if not is_pipe(datapipe):
         raise ValueError(f"the state holds {datapipe!r} where a datapipe should be")
     return datapipe, unpack_randomness(state)
+
+
+#: What takes the place of arguments of torch's loader; a pair of braces stands for the value.
+_INSTEAD = {
+    "batch_size": "datapipe.batch({!r}).collate() as the datapipe",
+    "collate_fn": "datapipe.collate(collate_fn={!r}) as the datapipe",
+    "drop_last": "datapipe.batch(batch_size, drop_last={!r}) as the datapipe",
+    "multiprocessing_context": "reading_service=MultiProcessingReadingService(multiprocessing_context={!r})",
+    "num_workers": "reading_service=MultiProcessingReadingService(num_workers={!r})",
+    "pin_memory": "datapipe.pin_memory() as the datapipe",
+    "prefetch_factor": "reading_service=MultiProcessingReadingService(worker_prefetch_cnt={!r})",
+    "shuffle": "datapipe.shuffle() as the datapipe",
+    "timeout": "reading_service=MultiProcessingReadingService(timeout={!r})",
+    "worker_init_fn": "reading_service=MultiProcessingReadingService(worker_init_fn={!r})",
+}
+
+
+def _refuse(arguments: Mapping[str, Any]) -> None:
+    for name, value in arguments.items():
+        instead = f"; write {_INSTEAD[name].format(value)} instead" if name in _INSTEAD else ""
+        raise TypeError(f"DataLoader2 got an unexpected keyword argument {name!r}{instead}")
 
 
 def _require_service(service: Any) -> None:

@@ -198,7 +198,9 @@ def length_of(pipe: Any, source: Any) -> int:
     try:
         return len(source)
     except (TypeError, NotImplementedError) as error:
-        raise TypeError(
-            f"{type(pipe).__name__} instance doesn't have valid length, because {type(source).__name__} has "
-            f"none"
-        ) from error
+        raise no_length(pipe, f"{type(source).__name__} has no length") from error
+
+
+def no_length(pipe: Any, because: str) -> TypeError:
+    """The error of a pipe whose length is not known. Old code matches the end of its message: the reason is first."""
+    return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")

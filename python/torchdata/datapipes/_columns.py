@@ -10,6 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 
+def chosen(*columns: Any) -> Any:
+    """What pipes do by default with the columns of an item: one column, or the item, as it is, several as a tuple."""
+    return columns[0] if len(columns) == 1 else columns
+
+
 def on_columns(function: Callable[..., Any], input_col: Any) -> Callable[[Any], Any]:
     """A function of an item that calls `function` with its columns `input_col` (None: with the item)."""
     if input_col is None:

@@ -4,13 +4,14 @@ Role: type checkers and editors alone read this; when the package runs, the form
 users register are found by `__getattr__`, and untyped.
 """
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from torchdata._ranks import RankGroup
 from torchdata.datapipes._registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter.compression import CompressionType
+from torchdata.datapipes.iter.tfrecords import TFRecordExampleSpec
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -313,7 +314,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     def load_from_tfrecord(
         self,
-        spec: Mapping[str, tuple[Any, Any]] | None = None,
+        spec: TFRecordExampleSpec | None = None,
         length: int = -1,
         verify_checksums: bool = True,
     ) -> IterDataPipe[Any]:
@@ -553,9 +554,19 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     def rows2columnar(
         self,
-        column_names: Sequence[Hashable] | None = None,
+        column_names: Collection[Hashable] | None = None,
     ) -> IterDataPipe[Any]:
         """Turns batches of rows into dicts of columns."""
+
+    def sample_multiplex(
+        self,
+        pipes_to_weights_dict: dict[Any, float],
+        seed: int | None = None,
+        weight: float = 1.0,
+    ) -> IterDataPipe[Any]:
+        """Yields an item of this pipe or of another one at a time, chosen at random by their weights,
+        until all have ended.
+        """
 
     def save_by_fsspec(
         self,

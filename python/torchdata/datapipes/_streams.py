@@ -7,7 +7,6 @@ plain items and where no stream was ever wrapped. Runs in the process that itera
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable
 from operator import is_not
@@ -36,7 +35,7 @@ def with_own_streams(item: Any) -> Any:
     For items of a loaded state: who reads a stream moves and closes it, and the state may be loaded again.
     All that is no stream is shared, so an item of arrays costs no copy of them.
     """
-    return _exchanged(item, copy.deepcopy)
+    return _exchanged(item, _copied)
 
 
 def with_parked_streams(item: Any) -> Any:
@@ -46,6 +45,10 @@ def with_parked_streams(item: Any) -> Any:
     else holds the stream. Streams that cannot be opened again stay as they are.
     """
     return _exchanged(item, _parked)
+
+
+def _copied(stream: Any) -> Any:
+    return sys.modules["torchdata.datapipes.utils._streams"].copied(stream)
 
 
 def _parked(stream: Any) -> Any:

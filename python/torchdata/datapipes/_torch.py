@@ -23,6 +23,7 @@ __all__ = [
     "Counterpart",
     "derives_from_twin",
     "meet_torch",
+    "pair_streams_with_torch",
     "pair_with_torch",
     "replay_later",
     "twin_of",
@@ -127,6 +128,21 @@ def pair_with_torch(package: str, classes: dict[str, Any]) -> None:
             theirs, ours = found.get(name), classes.get(name)
             if hasattr(theirs, "register") and isinstance(ours, type):
                 _pair(theirs, ours)
+
+    _when_imported(pair)
+
+
+def pair_streams_with_torch(ours: Any) -> None:
+    """Makes torch's wrapper of streams and ours take each other for their own.
+
+    Torch's is no ABC, so it becomes a base of ours in earnest; ours has all its methods, and so the last word.
+    """
+
+    def pair(_torchs: Any) -> None:
+        theirs = getattr(sys.modules.get(f"{_MODULE}.datapipes.utils.common"), "StreamWrapper", None)
+        if isinstance(theirs, type):
+            _derive(ours, theirs)
+            _twins[theirs], _twins[ours] = ours, theirs
 
     _when_imported(pair)
 

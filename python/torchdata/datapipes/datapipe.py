@@ -56,6 +56,10 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     Resets the pipe, unless state was loaded into it, in which case the iteration goes on from there.
     A pipe that is replayed starts anew and drops what it had yielded.
     """
+    forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
+    if forwarded is not None:  # torch's helper for snapshots has read the beginning
+        datapipe.__dict__.pop("_snapshot_state", None)
+        return forwarded
     token = token_of(datapipe)
     iterator_id, resumed, replay = token.begin()
     if not resumed:
@@ -76,6 +80,13 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
         return begin_iteration(self, function)
 
     return __iter__
+
+
+class _Yielded:
+    """How many items the pipe's iteration has yielded. An attribute of that name of a user's pipe comes before it."""
+
+    def __get__(self, datapipe: Any, cls: type) -> int:
+        return 0 if datapipe is None else token_of(datapipe).yielded
 
 
 class _PicklingHooks:
@@ -172,6 +183,10 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pi
 
     #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
+
+    #: What torch's helper for snapshots reads, and (on a pipe that it has restored) sets.
+    _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
+    _snapshot_state: Any = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -179,6 +179,18 @@ ROWS: list[Row] = [
         length="valid length|has no len",
     ),
     Row(
+        "flatmap_of_columns",
+        lambda s: s().map(paired).map(added, input_col=[0, 1], output_col=-1).flatmap(input_col=(0, 2)),
+        lambda xs: [y for x in xs for y in (x, x + x * x)],
+        length="valid length|has no len",
+    ),
+    Row(
+        "flatmap_of_a_column",
+        lambda s: s().map(countdown).batch(1).flatmap(input_col=0),
+        lambda xs: [y for x in xs for y in range(x % 4)],
+        length="valid length|has no len",
+    ),
+    Row(
         "flatmap_of_generators",
         lambda s: FlatMapper(s(), countdown_lazily),
         lambda xs: [y for x in xs for y in range(x % 4)],
@@ -439,7 +451,7 @@ BAD_ARGUMENTS: list[BadArgument] = [
     ("sharding_group_filter", lambda: ints().sharding_filter(7), ValueError, "sharding_group_filter"),
     (
         "dispatch_group",
-        lambda: ints().sharding_round_robin_dispatch(),
+        lambda: ints().sharding_round_robin_dispatch(SHARDING_PRIORITIES.DISTRIBUTED),
         NotImplementedError,
         "MULTIPROCESSING",
     ),

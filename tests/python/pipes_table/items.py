@@ -250,6 +250,12 @@ ROWS: list[Row] = [
         random=True,
     ),
     Row(
+        "shuffled_flatmap_of_columns",
+        lambda s: s().map(triple).shuffled_flatmap(input_col=[0, 2], buffer_size=3),
+        lambda xs: mixed([[x, x + 2] for x in xs], 3),
+        random=True,
+    ),
+    Row(
         "shuffled_flatmap_off",
         lambda s: ShuffledFlatMapper(s(), few, buffer_size=3).set_shuffle(False),
         lambda xs: [y for x in xs for y in few(x)],

@@ -10,11 +10,21 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from torchdata.datapipes._checks import length_of
 from torchdata.datapipes._traversal import is_pipe, sources_of, walk
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
-__all__ = ["Snapshot", "clone", "deserialize_datapipe", "serialize_datapipe"]
+__all__ = [
+    "Snapshot",
+    "attach_wrapper",
+    "clone",
+    "deserialize_datapipe",
+    "extract_wrapper",
+    "serialize_datapipe",
+]
 
 T = TypeVar("T")
 
@@ -66,12 +76,13 @@ def clone(obj: T) -> T:
 
 
 def serialize_datapipe(datapipe: Any) -> bytes:
-    """The pipe and all its sources as bytes.
+    """The pipe (or the one that a `Snapshot` was made of) and all its sources as bytes.
 
     Raises:
         TypeError: it does not pickle; the message names the pipe and the attribute that is at fault.
     """
-    return Snapshot(datapipe).serialize()
+    snapshot = datapipe if isinstance(datapipe, Snapshot) else Snapshot(extract_wrapper(datapipe))
+    return snapshot.serialize()
 
 
 def deserialize_datapipe(serialized_state: bytes) -> Any:
@@ -79,6 +90,54 @@ def deserialize_datapipe(serialized_state: bytes) -> Any:
     trust.
     """
     return pickle.loads(serialized_state)
+
+
+class _DataPipeSerializationWrapper:
+    """A pipe that pickles also where plain pickle cannot take what lies in it. Old code puts pipes into these.
+
+    Args:
+        datapipe: the pipe.
+    """
+
+    def __init__(self, datapipe: Any) -> None:
+        self._datapipe = datapipe
+
+    def __getstate__(self) -> bytes:
+        return serialize_datapipe(self._datapipe)
+
+    def __setstate__(self, state: bytes) -> None:
+        self._datapipe = deserialize_datapipe(state)
+
+    def __len__(self) -> int:
+        return length_of(self, self._datapipe)
+
+
+class _IterDataPipeSerializationWrapper(_DataPipeSerializationWrapper, IterDataPipe[Any]):
+    """Such a pipe that is read by iterating."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._datapipe)
+
+
+class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPipe[Any]):
+    """Such a pipe that is read by index."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._datapipe[index]
+
+
+def attach_wrapper(datapipe: Any) -> Any:
+    """The pipe in a wrapper that pickles what plain pickle cannot; a wrapper, and what is no pipe, as it is."""
+    if isinstance(datapipe, _DataPipeSerializationWrapper) or not is_pipe(datapipe):
+        return datapipe
+    if isinstance(datapipe, IterDataPipe):
+        return _IterDataPipeSerializationWrapper(datapipe)
+    return _MapDataPipeSerializationWrapper(datapipe)
+
+
+def extract_wrapper(datapipe: Any) -> Any:
+    """The pipe in such a wrapper; anything else as it is."""
+    return datapipe._datapipe if isinstance(datapipe, _DataPipeSerializationWrapper) else datapipe
 
 
 def _deep_copy(obj: Any) -> Any:

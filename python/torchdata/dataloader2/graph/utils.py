@@ -165,7 +165,8 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
     """Puts `new_datapipe` in the place of `old_datapipe`, in every pipe of the graph that reads from it.
 
     The new pipe, and what it reads from, may itself read from the old one: these keep doing so, so that a
-    pipe can be inserted into the middle of a graph. The pipes are changed in place.
+    pipe can be inserted into the middle of a graph. So do pipes that only the old one refers to, in a circle.
+    The pipes are changed in place.
 
     Args:
         graph: what `traverse_dps` returned.
@@ -191,13 +192,25 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
     end = end_of(graph)
     if not is_pipe(new_datapipe):
         raise TypeError(f"a pipe is replaced by a pipe, but got {_described(new_datapipe)}")
-    pipes = all_dps(graph)
-    _require_member(pipes, old_datapipe)
-    kept = {id(old_datapipe), *map(id, walk(new_datapipe))}
-    for pipe in pipes:
-        if id(pipe) not in kept:
+    _require_member(all_dps(graph), old_datapipe)
+    # In a circle, what reads the old pipe is also found behind it, and is to read the new one all the same.
+    kept = _reached(new_datapipe, old_datapipe)
+    for pipe_id, pipe in _reached(end, old_datapipe).items():
+        if pipe_id not in kept:
             _rewire(pipe, lambda source: new_datapipe if source is old_datapipe else source)
     return traverse_dps(new_datapipe if end is old_datapipe else end)
+
+
+def _reached(end: DataPipe, without: DataPipe) -> dict[int, DataPipe]:
+    """By id, the pipes that `end` reads from, and itself, on ways that do not come past the pipe `without`."""
+    found: dict[int, DataPipe] = {}
+    waiting = [end]
+    while waiting:
+        pipe = waiting.pop()
+        if pipe is not without and id(pipe) not in found:
+            found[id(pipe)] = pipe
+            waiting.extend(sources_of(pipe))
+    return found
 
 
 def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
@@ -211,22 +224,26 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
         The graph as it is now.
 
     Raises:
-        RuntimeError: the pipe is a source of the graph, or reads from several pipes.
+        RuntimeError: the pipe is a source of the graph or its last pipe, or reads from several pipes.
         ValueError: the graph lacks the pipe.
     """
-    end_of(graph)
+    end = end_of(graph)
     _require_member(all_dps(graph), datapipe)
     sources = sources_of(datapipe)
     if not sources:
         raise RuntimeError(
-            f"cannot remove {datapipe!r}: it reads from no other pipe, so nothing would be left for its "
-            "readers"
+            f"Cannot remove the source DataPipe {datapipe!r}: it reads from no other pipe, so nothing would be left "
+            "for its readers"
         )
     if len(sources) > 1:
         raise RuntimeError(
-            f"cannot remove {datapipe!r}: it reads from {len(sources)} pipes, and only one could take its "
-            "place; "
-            "use replace_dp"
+            f"Cannot remove {datapipe!r}: it reads from {len(sources)} pipes, and only one could take its place; use "
+            "replace_dp"
+        )
+    if datapipe is end:
+        raise RuntimeError(
+            f"Cannot remove the receiving DataPipe {datapipe!r}, the last one of the graph; go on with {sources[0]!r}, "
+            "which it reads, instead"
         )
     return replace_dp(graph, datapipe, sources[0])
 
@@ -301,7 +318,8 @@ def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
     """The ends of the branches that may be copied into worker processes.
 
     A pipe whose `is_replicable()` is False must exist once, and so must everything that reads from it. What
-    is left are branches; of branches that read from one another, the foremost one is returned.
+    is left are branches; of branches that read from one another, the foremost one is returned. Where pipes refer
+    to each other in a circle, one does not count as a reader of another that stands nearer to the end.
 
     Args:
         graph: what `traverse_dps` returned.
@@ -312,7 +330,8 @@ def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
     """
     end = end_of(graph)
     pipes = walk(end)
-    upstream = {id(pipe): walk(pipe) for pipe in pipes}
+    reads = _reads_outside_circles(end)
+    upstream = {id(pipe): _upstream(pipe, reads) for pipe in pipes}
     single = {id(pipe) for pipe in pipes if not all(map(_is_replicable, upstream[id(pipe)]))}
     if id(end) not in single:
         return [end]
@@ -321,12 +340,50 @@ def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
             source
             for pipe in pipes
             if id(pipe) in single
-            for source in sources_of(pipe)
+            for source in reads[id(pipe)]
             if id(source) not in single
         )
     )
     ids = set(map(id, candidates))
     return [pipe for pipe in candidates if not any(id(p) in ids for p in upstream[id(pipe)] if p is not pipe)]
+
+
+#: Its name in 0.9.
+_find_replicable_branches = find_replicable_branches
+
+
+def _reads_outside_circles(end: DataPipe) -> dict[int, list[DataPipe]]:
+    """By id, what each pipe reads from, without those that read from it in turn and stand nearer to the end."""
+    distance = {id(end): 0}
+    waiting = deque([end])
+    reads: dict[int, list[DataPipe]] = {}
+    while waiting:
+        pipe = waiting.popleft()
+        reads[id(pipe)] = sources_of(pipe)
+        for source in reads[id(pipe)]:
+            if id(source) not in distance:
+                distance[id(source)] = distance[id(pipe)] + 1
+                waiting.append(source)
+    return {
+        pipe_id: [
+            source
+            for source in sources
+            if distance[id(source)] >= distance[pipe_id] or pipe_id not in map(id, walk(source))
+        ]
+        for pipe_id, sources in reads.items()
+    }
+
+
+def _upstream(pipe: DataPipe, reads: dict[int, list[DataPipe]]) -> list[DataPipe]:
+    """The pipe and all that it reads from, directly or not."""
+    found = {id(pipe): pipe}
+    waiting = [pipe]
+    while waiting:
+        for source in reads[id(waiting.pop())]:
+            if id(source) not in found:
+                found[id(source)] = source
+                waiting.append(source)
+    return list(found.values())
 
 
 def _unique(pipes: Iterable[DataPipe]) -> list[DataPipe]:

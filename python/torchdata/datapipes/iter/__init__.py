@@ -52,6 +52,8 @@ from torchdata.datapipes.iter.shards import ShardExpander
 from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
 from torchdata.datapipes.iter.synchronizing import FullSync
 from torchdata.datapipes.iter.text import CSVDictParser, CSVParser, LineReader
+from torchdata.datapipes.iter.tfrecords import TFRecordExample as TFRecordExample
+from torchdata.datapipes.iter.tfrecords import TFRecordExampleSpec as TFRecordExampleSpec
 from torchdata.datapipes.iter.tfrecords import TFRecordLoader
 from torchdata.datapipes.iter.webdataset import WebDataset
 from torchdata.datapipes.iter.wrapping import IterableWrapper, LengthSetter

@@ -430,10 +430,10 @@ class Section:
     def _overdue(self, record: Record, limit: float) -> str:
         path = next((p for p in record.paths if _file_locks.standing_of(p)[0] != "free"), record.paths[0])
         return (
-            f"{self._name}: {path!r} expected to be written by different process, but file is not ready in {limit:g} "
-            f"seconds. It is being written by {_file_locks.holder_of(path)}; if that is merely slow, raise the "
-            "limit (end_caching(timeout=...) or the adapter CacheTimeout), and if it hangs, end it: another "
-            "process then goes on at once"
+            f"{self._name}: OnDiskCache Exception: {path!r} expected to be written by different process, but file "
+            f"is not ready in {limit:g} seconds. It is being written by {_file_locks.holder_of(path)}; if that is "
+            "merely slow, raise the limit (end_caching(timeout=...) or the adapter CacheTimeout), and if it hangs, end "
+            "it: another process then goes on at once"
         )
 
     def suspend(self) -> None:

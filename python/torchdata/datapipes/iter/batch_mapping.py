@@ -17,6 +17,7 @@ from torchdata.datapipes._checks import (
     check_output_col,
     check_source,
     length_of,
+    no_length,
 )
 from torchdata.datapipes._columns import on_columns, replacing_columns
 from torchdata.datapipes._registry import functional_datapipe
@@ -86,9 +87,7 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
         return result  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
-        raise TypeError(
-            "BatchMapper instance doesn't have valid length: it depends on the function's results"
-        )
+        raise no_length(self, "BatchMapper's length relies on the output of its function")
 
 
 def _is_coroutine_function(function: Any) -> bool:

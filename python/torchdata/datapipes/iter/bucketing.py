@@ -171,10 +171,12 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 raise TypeError(
                     f"{name}: {argument} must be a number, but got {value!r} of type {type(value).__name__}"
                 )
-        if not 0 <= min_len <= longest:
+        if min_len < 0:
+            raise ValueError(f"{name}: ``min_len`` should be larger than 0, or 0 itself, but got {min_len}")
+        if not min_len <= longest:
             raise ValueError(
-                f"{name}: min_len must be at least 0 and at most max_len (max_token_count where that is None), but "
-                f"got min_len={min_len} with max_len={longest}"
+                f"{name}: min_len must be at most max_len (max_token_count where that is None), but got "
+                f"min_len={min_len} with max_len={longest}"
             )
         if longest > max_token_count:
             raise ValueError(

@@ -16,8 +16,9 @@ from torchdata.datapipes._checks import (
     check_output_col,
     check_source,
     length_of,
+    no_length,
 )
-from torchdata.datapipes._columns import on_columns, replacing_columns
+from torchdata.datapipes._columns import chosen, on_columns, replacing_columns
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._unfolding import Unfolding
@@ -123,19 +124,15 @@ def _check_conversion(conversion: Any) -> None:
         check_callable("Collator", f"the conversion of column {column!r}", function)
 
 
-def _itself(item: Any) -> Any:
-    return item
-
-
 @functional_datapipe("flatmap")
 class FlatMapper(Unfolding, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of its results one after another.
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves. Where
-            it returns something that can only be read once (a generator), restoring calls it again for that
-            item.
+        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves, or yields
+            their columns `input_col` one after another (of one column, the members). Where it returns something that
+            can only be read once (a generator), restoring calls it again for that item.
         input_col: which parts of an item `fn` gets, as for `map`.
 
     Raises:
@@ -152,7 +149,7 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
         self, datapipe: Iterable[Any], fn: Callable[..., Any] | None = None, input_col: Any = None
     ) -> None:
         datapipe = check_source("FlatMapper", datapipe)
-        function = _itself if fn is None else fn
+        function = chosen if fn is None else fn
         check_callable("FlatMapper", "fn", function)
         check_input_col("FlatMapper", function, input_col)
         self.datapipe = datapipe
@@ -164,4 +161,4 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
         return self._unfold(iter(self.datapipe), on_columns(self.fn, self.input_col))
 
     def __len__(self) -> int:
-        raise TypeError("FlatMapper instance doesn't have valid length: it depends on the function's results")
+        raise no_length(self, "FlatMapper's length relies on the output of its function")

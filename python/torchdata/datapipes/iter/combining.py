@@ -251,10 +251,14 @@ class SampleMultiplexer(IterDataPipe[Any]):
         >>> often, seldom = IterableWrapper("aaaa"), IterableWrapper("b")
         >>> list(SampleMultiplexer({often: 0.9, seldom: 0.1}, seed=2))
         ['b', 'a', 'a', 'a', 'a']
+        >>> list(often.sample_multiplex({seldom: 0.1}, weight=0.9, seed=2))
+        ['b', 'a', 'a', 'a', 'a']
     """
 
     def __init__(self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None) -> None:
         name = "SampleMultiplexer"
+        if isinstance(pipes_to_weights_dict, dict) and not pipes_to_weights_dict:
+            raise ValueError(f"{name}: Empty dictionary: pipes_to_weights_dict must name the pipes to read")
         weights = check_weights(name, "pipes_to_weights_dict", pipes_to_weights_dict, positive=True)
         check_sources(name, pipes_to_weights_dict)
         self.pipes_and_weights = list(zip(pipes_to_weights_dict, weights, strict=True))
@@ -342,3 +346,29 @@ class SampleMultiplexer(IterDataPipe[Any]):
         self._left = list(state_dict["left"])
         self._rng.setstate(state_dict["rng"])
         self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]
+
+
+def _sample_multiplex(
+    source_datapipe: IterDataPipe[Any],
+    pipes_to_weights_dict: dict[Any, float],
+    seed: int | None = None,
+    weight: float = 1.0,
+) -> SampleMultiplexer:
+    """Yields an item of this pipe or of another one at a time, chosen at random by their weights, until all have ended.
+
+    Args:
+        source_datapipe: the first pipe to read.
+        pipes_to_weights_dict: the other pipes to read, each with its positive weight.
+        seed: as for `SampleMultiplexer`.
+        weight: the weight of the first pipe, if the dict does not name it.
+
+    Raises:
+        ValueError, TypeError: as by `SampleMultiplexer`.
+    """
+    weights = pipes_to_weights_dict
+    if isinstance(weights, dict) and weights and source_datapipe not in weights:
+        weights = {source_datapipe: weight, **weights}
+    return SampleMultiplexer(weights, seed)
+
+
+IterDataPipe.register_function("sample_multiplex", _sample_multiplex)

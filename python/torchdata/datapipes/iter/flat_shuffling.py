@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, TypeVar
 
-from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source
-from torchdata.datapipes._columns import on_columns
+from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source, no_length
+from torchdata.datapipes._columns import chosen, on_columns
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import with_own_streams, with_parked_streams
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -24,10 +24,6 @@ from torchdata.datapipes.iter._shuffling import Shuffling
 __all__ = ["ShuffledFlatMapper"]
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-def _itself(item: Any) -> Any:
-    return item
 
 
 @functional_datapipe("shuffled_flatmap")
@@ -40,8 +36,9 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves. Where it returns
-            something that makes its members as they are asked for (a generator), restoring calls it again.
+        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves, or mixes their
+            columns `input_col` (of one column, its members). Where it returns something that makes its members as they
+            are asked for (a generator), restoring calls it again.
         input_col: which parts of an item `fn` gets, as for `map`.
         buffer_size: from how many results members are drawn.
 
@@ -67,7 +64,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     ) -> None:
         name = "ShuffledFlatMapper"
         self.datapipe = check_source(name, datapipe)
-        function = _itself if fn is None else fn
+        function = chosen if fn is None else fn
         check_callable(name, "fn", function)
         check_input_col(name, function, input_col)
         self.fn: Callable[..., Any] = function
@@ -157,10 +154,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return index
 
     def __len__(self) -> int:
-        if self.fn is not _itself:
-            raise TypeError(
-                "ShuffledFlatMapper instance doesn't have valid length: it depends on the function's results"
-            )
+        if self.fn is not chosen:
+            raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
         # Over a copy of the source, so that asking for the length neither ends an iteration nor uses up a seed.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 

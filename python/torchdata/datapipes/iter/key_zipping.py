@@ -130,9 +130,9 @@ class IterKeyZipper(IterDataPipe[Any]):
     def _drop_oldest(self) -> None:
         if not self._dropped:
             warnings.warn(
-                f"IterKeyZipper: the buffer of {self.buffer_size} items is full, so items of ref_datapipe that wait "
-                "longest for their match are dropped from now on; enlarge buffer_size, or bring the two pipes into "
-                "similar orders.",
+                f"IterKeyZipper: Buffer reaches the upper limit of {self.buffer_size} items, so items of ref_datapipe "
+                "that wait longest for their match are dropped from now on; enlarge buffer_size, or bring the two "
+                "pipes into similar orders.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -217,7 +217,7 @@ class MapKeyZipper(Stateless, IterDataPipe[Any]):
             match = self.map_datapipe[key]
         except (KeyError, IndexError) as error:
             raise KeyError(
-                f"MapKeyZipper: key_fn maps {item!r} to {key!r}, which is not a valid key in map_datapipe "
+                f"MapKeyZipper: key_fn maps {item!r} to {key!r}, which is not a valid key in the given MapDataPipe "
                 f"{self.map_datapipe!r}"
             ) from error
         result = (item, match) if self.merge_fn is None else self.merge_fn(item, match)

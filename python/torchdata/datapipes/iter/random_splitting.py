@@ -128,8 +128,9 @@ class _SplitMain(IterDataPipe[Any]):
         ):
             return int(self.norm_weights[instance])
         raise TypeError(
-            f"random_split: the length of {self.keys[instance]!r} isn't known before it is read; supply integer "
-            f"`weights` that sum up to total_length={self.total_length}, or set a length by `.set_length(length)`"
+            f"random_split: Lengths of the split cannot be known in advance (asked for: {self.keys[instance]!r}); "
+            f"supply integer `weights` that sum up to total_length={self.total_length}, or set one by "
+            "`.set_length(length)`"
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,7 +40,9 @@ class Cycler(IterDataPipe[T_co]):
     def __init__(self, source_datapipe: Iterable[T_co], count: int | None = None) -> None:
         source_datapipe = check_source("Cycler", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
-        self.count = None if count is None else check_int("Cycler", "count", count, least=0)
+        self.count = None if count is None else check_int("Cycler", "count", count)
+        if self.count is not None and self.count < 0:
+            raise ValueError(f"Cycler: Expected non-negative count, got {count}")
         self.reset()
 
     def reset(self) -> None:
@@ -104,7 +106,10 @@ class Repeater(IterDataPipe[T_co]):
         self.source_datapipe = source_datapipe
         self.times = check_int("Repeater", "times", times)
         if self.times <= 1:
-            raise ValueError(f"Repeater: The number of repetition must be > 1, got {times}")
+            raise ValueError(
+                "Repeater: The number of repetition must be > 1"
+                f"{' (Expected non-negative count)' if self.times < 0 else ''}, got {times}"
+            )
         self.reset()
 
     def reset(self) -> None:

@@ -7,7 +7,7 @@ it has numbered.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
@@ -26,11 +26,11 @@ class Rows2Columnar(Stateless, IterDataPipe[dict[Any, list[Any]]]):
     Args:
         source_datapipe: the pipe to read. Its items are batches; each row of a batch is a dict, or a list (tuple, …)
             of the columns in order.
-        column_names: of rows that are dicts, the keys to take (by default all that each row has); of other rows, the
-            names of the columns.
+        column_names: a collection of names. Of rows that are dicts, the keys to take (by default all that each row
+            has); of other rows, the names of the columns, in their order.
 
     Raises:
-        TypeError: `column_names` is one string, or no sequence.
+        TypeError: `column_names` is one string, or no collection.
         KeyError: while iterating, a row lacks one of `column_names`.
         IndexError: while iterating, a row has more columns than `column_names`.
 
@@ -45,14 +45,13 @@ class Rows2Columnar(Stateless, IterDataPipe[dict[Any, list[Any]]]):
     """
 
     def __init__(
-        self, source_datapipe: Iterable[Any], column_names: Sequence[Hashable] | None = None
+        self, source_datapipe: Iterable[Any], column_names: Collection[Hashable] | None = None
     ) -> None:
         self.source_datapipe = check_source("Rows2Columnar", source_datapipe, "source_datapipe")
-        names: Any = [] if column_names is None else column_names
-        if isinstance(names, (str, bytes)) or not isinstance(names, Sequence):
-            raise TypeError(f"Rows2Columnar: column_names must be a list of names, but got {names!r}")
-        check_hashable("Rows2Columnar", "column_names", names)
-        self.column_names: Sequence[Hashable] = names
+        if isinstance(column_names, (str, bytes)) or not isinstance(column_names, Collection | None):
+            raise TypeError(f"Rows2Columnar: column_names must be a list of names, but got {column_names!r}")
+        self.column_names: list[Hashable] = [] if column_names is None else list(column_names)
+        check_hashable("Rows2Columnar", "column_names", self.column_names)
 
     def __iter__(self) -> Iterator[dict[Any, list[Any]]]:
         return map(self._columns, self.source_datapipe)
@@ -113,7 +112,8 @@ class IndexAdder(Counting, IterDataPipe[dict[Any, Any]]):
     def _numbered(self, item: Any, number: int) -> dict[Any, Any]:
         if not isinstance(item, dict):
             raise NotImplementedError(
-                f"IndexAdder: an index is added to dicts only, but got {item!r} of type {type(item).__name__}"
+                f"IndexAdder: We only support adding index to row or batch in dict type, but got {item!r} of type "
+                f"{type(item).__name__}"
             )
         item[self.index_name] = number
         return item

@@ -176,7 +176,7 @@ class HashChecker(Stateless, IterDataPipe[tuple[str, Any]]):
     def _check(self, path: str, data: Any) -> None:
         if path not in self.hash_dict:
             raise RuntimeError(
-                f"HashChecker: hash_dict has no hash for {path!r}; add it, or leave the file out"
+                f"HashChecker: Unspecified hash for file {path!r}; add it to hash_dict, or leave the file out"
             )
         expected, found = self.hash_dict[path], self._hash(path, data)
         if found != str(expected).lower():

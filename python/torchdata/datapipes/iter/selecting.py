@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from torchdata._native import FilterIterator
-from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source
+from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source, no_length
 from torchdata.datapipes._columns import on_columns
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import PLAIN_TYPES, close_dropped
@@ -105,13 +105,10 @@ class Header(Counting, IterDataPipe[T_co]):
             length = len(self.source_datapipe)  # type: ignore[arg-type]
         except TypeError as error:
             if self.limit is None:
-                raise TypeError(
-                    "Header instance doesn't have valid length: it has no limit and its source no length"
-                ) from error
+                raise no_length(self, "There is no limit, and the source has no length") from error
             warnings.warn(
-                "The length of Header is taken to be its limit, because its source does not know its own; "
-                "it is "
-                "smaller where the source ends earlier.",
+                "The length of this HeaderIterDataPipe is inferred to be equal to its limit, because its source does "
+                "not know its own; it is smaller where the source ends earlier.",
                 UserWarning,
                 stacklevel=2,
             )

@@ -183,22 +183,22 @@ class ShardingRoundRobinDispatcher(Stateless, IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the end of the part that runs once.
-        sharding_group_filter: must be `SHARDING_PRIORITIES.MULTIPROCESSING`.
+        sharding_group_filter: `SHARDING_PRIORITIES.MULTIPROCESSING`, which None means, too.
 
     Raises:
         NotImplementedError: `sharding_group_filter` is anything else.
 
     Example:
-        >>> from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+        >>> from torchdata.datapipes.iter import IterableWrapper
         >>> pipe = IterableWrapper(range(4)).shuffle()
-        >>> pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(str)
+        >>> pipe = pipe.sharding_round_robin_dispatch().map(str)
         >>> sorted(pipe)
         ['0', '1', '2', '3']
     """
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         source_datapipe = check_source("ShardingRoundRobinDispatcher", source_datapipe, "source_datapipe")
-        if sharding_group_filter != SHARDING_PRIORITIES.MULTIPROCESSING:
+        if sharding_group_filter not in (None, SHARDING_PRIORITIES.MULTIPROCESSING):
             raise NotImplementedError(
                 "`sharding_round_robin_dispatch` only supports `SHARDING_PRIORITIES.MULTIPROCESSING`, but "
                 "got "

@@ -81,7 +81,7 @@ def _numbers(first: str, last: str, name: str) -> tuple[range, int]:
     padded = first.startswith("0") and len(first) == len(last)
     if not padded and first.startswith("0") and first != "0":
         raise ValueError(
-            f"ShardExpander: in {name!r}, {first} has a zero in front of it, so {last} must have as many digits"
+            f"ShardExpander: in {name!r}, {first} must not start with 0 unless {last} has as many digits"
         )
     if int(first) >= int(last):
         raise ValueError(

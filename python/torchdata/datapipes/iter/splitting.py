@@ -222,7 +222,9 @@ class _DemuxMain(DealMain):
 
     def length(self, instance: int) -> int:
         """Not known: it depends on the classifier."""
-        raise TypeError("demux: a child doesn't have valid length: it depends on the classification")
+        raise TypeError(
+            f"Child {instance} of demux gets what the classifier gives it. So this instance doesn't have valid length"
+        )
 
 
 @functional_datapipe("demux")
@@ -332,4 +334,6 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
 
 def _check_instances(name: str, num_instances: int) -> None:
     if check_int(name, "num_instances", num_instances) < 1:
-        raise ValueError(f"{name}: Expected `num_instances` larger than 0, but {num_instances} is found")
+        # So spelled in 0.9, for round_robin_demux alone, and matched by its users.
+        spelled = "num_instaces" if name == "round_robin_demux" else "num_instances"
+        raise ValueError(f"{name}: Expected `{spelled}` larger than 0, but {num_instances} is found")

@@ -28,7 +28,7 @@ from torchdata._ranks import (
     open_group,
 )
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup
-from torchdata.datapipes._checks import check_source
+from torchdata.datapipes._checks import check_source, no_length
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import close_dropped
 from torchdata.datapipes.iter.prefetching import _END, _PrefetchBase, _PrefetchData
@@ -276,7 +276,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise NotImplementedError("FullSync is read by iterating, not by index")
 
     def __len__(self) -> int:
-        raise TypeError("FullSync instance doesn't have valid length: it depends on the shortest rank")
+        raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
         """Ends the iteration, which the other ranks hear of when they come to the same step."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from math import prod
 from operator import index
-from typing import Any
+from typing import Any, TypeAlias
 
 from torchdata import _native
 from torchdata.datapipes._checks import check_int
@@ -20,7 +20,12 @@ from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes.iter._held import HoldsStream, source_pipe
 from torchdata.datapipes.utils._streams import parked
 
-__all__ = ["TFRecordLoader"]
+__all__ = ["TFRecordExample", "TFRecordExampleSpec", "TFRecordLoader"]
+
+#: What the loader yields: by name, an array, a tensor or a list.
+TFRecordExample: TypeAlias = dict[str, Any]
+#: What it takes as its spec: by name, a shape and a dtype.
+TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
 #: Kinds of NumPy types that numbers can be converted to.
 _NUMBERS = "biufc"
@@ -40,8 +45,8 @@ class TFRecordLoader(HoldsStream):
         spec: which features are wanted, and how: a dict from name to a pair of shape and dtype. The shape is a tuple in
             which one length may be -1, or None for the values as they lie in the record; the dtype one of NumPy's or
             torch's, or None for the one of the record, and for bytes (which are put into nested lists). The steps
-            of a feature list are stacked if a dtype is given. A name is looked for in the context of a SequenceExample
-            first. None: all features, as they are.
+            of a feature list are stacked if a dtype is given. None instead of a pair leaves the feature as it is read.
+            A name is looked for in the context of a SequenceExample first. No spec: all features, as they are.
         length: the number of records, where `len` is to give it; -1: `len` raises TypeError.
         verify_checksums: whether the CRC-32C of every record is compared. Files that were written with wrong checksums
             can be read without.
@@ -67,7 +72,7 @@ class TFRecordLoader(HoldsStream):
     def __init__(
         self,
         datapipe: Iterable[tuple[str, Any]],
-        spec: Mapping[str, tuple[Any, Any]] | None = None,
+        spec: TFRecordExampleSpec | None = None,
         length: int = -1,
         verify_checksums: bool = True,
     ) -> None:
@@ -141,9 +146,10 @@ def _checked(spec: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
+    entry = (None, None) if entry is None else entry
     if not isinstance(name, str) or not isinstance(entry, (tuple, list)) or len(entry) != 2:
         raise TypeError(
-            f"TFRecordLoader: spec must lead from names to pairs (shape, dtype), but got {entry!r} for {name!r}"
+            f"TFRecordLoader: spec must lead from names to pairs (shape, dtype) or None, but got {entry!r} for {name!r}"
         )
     shape, dtype = entry
     if shape is not None:

@@ -138,8 +138,8 @@ class IterToMapConverter(MapDataPipe[Any]):
                 return len(self.datapipe)
             except (TypeError, NotImplementedError):
                 warnings.warn(
-                    "IterToMapConverter reads all data of its source to get its length before the pipeline runs; "
-                    "consider removing len(), or give the source a length by `.set_length()`.",
+                    "Data from prior DataPipe are read by IterToMapConverter to get its length before the pipeline "
+                    "runs; consider removing len(), or give the source a length by `.set_length()`.",
                     UserWarning,
                     stacklevel=2,
                 )

@@ -13,10 +13,22 @@ import copy
 import io
 import os
 import stat
+from abc import ABCMeta
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
-__all__ = ["FileRecipe", "Recipe", "StreamWrapper", "janitor", "parked", "recipe_of"]
+from torchdata.datapipes._torch import derives_from_twin, pair_streams_with_torch
+
+__all__ = [
+    "FileRecipe",
+    "Recipe",
+    "StreamWrapper",
+    "copied",
+    "janitor",
+    "parked",
+    "recipe_of",
+    "validate_pathname_binary_tuple",
+]
 
 _DEEPEST_STRUCTURE = 10
 
@@ -73,7 +85,11 @@ def recipe_of(file_obj: Any) -> Recipe | None:
     return recipe() if callable(recipe) else None
 
 
-class StreamWrapper:
+class _Base:
+    """Nothing: Python gives a class a further base later on, as torch's of streams, only where it has one already."""
+
+
+class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when its last reader is done with it.
 
     Attributes that the wrapper lacks are those of the file object. A wrapper is closed by `close()`, at the end
@@ -136,6 +152,10 @@ class StreamWrapper:
             StreamWrapper.session_streams[self] = 1
 
     @classmethod
+    def __subclasshook__(cls, subclass: type) -> Any:
+        return derives_from_twin(cls, subclass)
+
+    @classmethod
     def reopening(cls, recipe: Recipe, offset: int | None = None, name: str | None = None) -> StreamWrapper:
         """A wrapper that opens its file on first use and stands at `offset` then (None: where `open` leaves it)."""
         stream = cls.__new__(cls)
@@ -147,26 +167,26 @@ class StreamWrapper:
         """Closes every wrapper found in `v`: itself, or in dicts, lists and tuples, down to ten levels."""
         if depth > _DEEPEST_STRUCTURE:
             return
-        if isinstance(v, StreamWrapper):
-            v.close()
-        elif isinstance(v, (dict, list, tuple)):
+        if isinstance(v, (dict, list, tuple)):
             for member in v.values() if isinstance(v, dict) else v:
                 cls.close_streams(member, depth=depth + 1)
+        elif isinstance(v, StreamWrapper):
+            v.close()
 
     # Methods of its own where `__getattr__` would do: in `next(items)[1].read()` they keep the wrapper, and so the
     # file, alive until they return.
 
-    def read(self, *args: Any) -> Any:
+    def read(self, *args: Any, **kwargs: Any) -> Any:
         """Reads from the file object."""
-        return self.file_obj.read(*args)
+        return self.file_obj.read(*args, **kwargs)
 
-    def readline(self, *args: Any) -> Any:
+    def readline(self, *args: Any, **kwargs: Any) -> Any:
         """Reads a line from the file object."""
-        return self.file_obj.readline(*args)
+        return self.file_obj.readline(*args, **kwargs)
 
-    def readlines(self, *args: Any) -> Any:
+    def readlines(self, *args: Any, **kwargs: Any) -> Any:
         """Reads the lines of the file object."""
-        return self.file_obj.readlines(*args)
+        return self.file_obj.readlines(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name == "file_obj":
@@ -231,7 +251,7 @@ class StreamWrapper:
             self.close()
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self.file_obj)})
+        return sorted({*object.__dir__(self), *dir(self.file_obj)})
 
     def __iter__(self) -> Iterator[Any]:
         # A generator rather than iter(self.file_obj): its frame keeps the wrapper, and so the file, alive.
@@ -309,16 +329,19 @@ def parked(stream: Any, offset: int | None = None) -> Any:
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    if wrapper is not None and file_obj is None and wrapper._recipe is not None:
+    own_recipe: Recipe | None = (
+        None if wrapper is None else vars(wrapper).get("_recipe")
+    )  # torch's wrappers have none
+    if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(
-            wrapper._recipe, wrapper._reopen_at if offset is None else offset, wrapper.name
+            own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name
         )
     if isinstance(file_obj, (io.BytesIO, io.StringIO)):
         in_memory = copy.copy(file_obj)
         if offset is not None:
             in_memory.seek(offset)
         return in_memory
-    recipe = (wrapper._recipe if wrapper is not None else None) or recipe_of(file_obj)
+    recipe = own_recipe or recipe_of(file_obj)
     if recipe is None:
         return stream
     try:
@@ -326,6 +349,46 @@ def parked(stream: Any, offset: int | None = None) -> Any:
     except (OSError, ValueError):
         return stream
     return StreamWrapper.reopening(recipe, where, wrapper.name if wrapper is not None else None)
+
+
+def copied(stream: StreamWrapper) -> Any:
+    """A deep copy of a wrapped stream. Torch's wrappers, which cannot be copied, stand for themselves."""
+    return copy.deepcopy(stream) if StreamWrapper in type(stream).__mro__ else stream
+
+
+def validate_pathname_binary_tuple(data: Any) -> None:
+    """Checks an item of a pipe that opens files, as loaders of archives do.
+
+    Args:
+        data: what should be a pair of a path and an open binary stream.
+
+    Raises:
+        TypeError: it is something else.
+
+    Example:
+        >>> import io
+        >>> from torchdata.datapipes.utils.common import validate_pathname_binary_tuple
+        >>> validate_pathname_binary_tuple(("a.tar", io.BytesIO()))
+        >>> validate_pathname_binary_tuple(("a.tar", "b"))
+        Traceback (most recent call last):
+        TypeError: the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is 'b' of type str
+    """
+    if not isinstance(data, tuple):
+        raise TypeError(
+            f"a pair of path and stream must be a tuple, but got {data!r} of type {type(data).__name__}"
+        )
+    if len(data) != 2:
+        raise TypeError(f"a pair of path and stream has two members, but got {len(data)}: {data!r}")
+    path, stream = data
+    if not isinstance(path, str):
+        raise TypeError(
+            f"the path of a pair of path and stream must be a str, but is {path!r} of type {type(path).__name__}"
+        )
+    if not isinstance(stream, (io.IOBase, StreamWrapper)):
+        raise TypeError(
+            f"the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is {stream!r} of type "
+            f"{type(stream).__name__}"
+        )
 
 
 def janitor(obj: Any) -> None:
@@ -340,3 +403,6 @@ def janitor(obj: Any) -> None:
         True
     """
     StreamWrapper.close_streams(obj)
+
+
+pair_streams_with_torch(StreamWrapper)

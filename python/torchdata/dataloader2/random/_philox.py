@@ -1,0 +1,65 @@
+"""The generator of 0.9 by its name, over the one that took its place. Its numbers are other ones than there.
+
+Role: for code that made its seeds by `PhiloxEngine` itself. Runs wherever that code runs; nothing here uses it.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+from torchdata.dataloader2.random.seed_generator import SeedGenerator
+
+__all__ = ["PhiloxEngine"]
+
+
+class PhiloxEngine:
+    """A stream of seeds that follow from one number. Deprecated: use `SeedGenerator`, which it draws from.
+
+    Args:
+        seed: an integer from 0 to 2**64 - 1; None: `seed` is called before numbers are drawn.
+
+    Raises:
+        TypeError, ValueError: the seed is no integer, or out of range.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        warnings.warn(
+            "PhiloxEngine is deprecated and generates other numbers than in torchdata 0.9; use "
+            "torchdata.dataloader2.random.SeedGenerator",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        self._generator = None if seed is None else SeedGenerator(seed)
+
+    def _seeded(self) -> SeedGenerator:
+        if self._generator is None:
+            raise RuntimeError("PhiloxEngine has no seed yet; call its `seed` first")
+        return self._generator
+
+    def seed(self, seed: int) -> PhiloxEngine:
+        """Starts over from `seed`. Returns the engine itself."""
+        self._generator = SeedGenerator(seed)
+        return self
+
+    def generate(self) -> int:
+        """The next number, from 0 to 2**64 - 1.
+
+        Raises:
+            RuntimeError: there is no seed yet.
+        """
+        return self._seeded().generate_seed()
+
+    def clone(self) -> PhiloxEngine:
+        """An engine that goes on alike."""
+        return copy.deepcopy(self)
+
+    def spawn(self, index: int) -> PhiloxEngine:
+        """The engine number `index` of those that are independent of this one and of each other.
+
+        Raises:
+            RuntimeError: there is no seed yet.
+        """
+        spawned = copy.copy(self)
+        spawned._generator = self._seeded().spawn(index)
+        return spawned
