@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from torchdata._engine.interrupts import InterruptsHeld
+from torchdata._reporting import fold
 from torchdata.dataloader2._interface import CheckpointableReadingServiceInterface, ReadingServiceInterface
 from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
 from torchdata.dataloader2._loader_state import (
@@ -165,7 +166,11 @@ class DataLoader2(Generic[T_co]):
         if self.datapipe is None:
             raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
         if self._reset_iter:
-            self._begin_epoch()
+            try:
+                self._begin_epoch()
+            except Exception as error:
+                fold(error)
+                raise
         self.valid_iterator_id = 0 if self.valid_iterator_id is None else self.valid_iterator_id + 1
         return DataLoader2Iterator(self, self.valid_iterator_id)
 
