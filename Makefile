@@ -15,6 +15,8 @@ STAMPS := $(VENV)/.stamps
 WHEELS ?= ../shared/wheels
 TORCH_WHEEL := $(firstword $(wildcard $(WHEELS)/torch-2.13.0*.whl))
 TORCH  ?= $(if $(TORCH_WHEEL),torch==2.13.0,torch)
+# The oldest glibc that released wheels run on.
+MANYLINUX := manylinux_2_28
 # Arguments for a run by hand: make test-python ARGS="-k shuffle -x", make bench ARGS="--quick --only tiny"
 ARGS   ?=
 
@@ -150,8 +152,23 @@ bench-rust: ## The engine alone: criterion
 	cargo bench --package torchdata-core $(ARGS)
 
 .PHONY: wheel
-wheel: $(STAMPS)/venv ## Build a wheel into dist/
+wheel: $(STAMPS)/venv ## Build a wheel for this machine into dist/
 	$(BIN)/maturin build --release --out dist
+
+# zig links for the glibc of manylinux_2_28, whichever this machine has; it is found as the module of the interpreter on PATH.
+$(STAMPS)/wheels: $(STAMPS)/venv
+	$(PIP) install --quiet 'auditwheel>=6' 'ziglang>=0.13'
+	touch $@
+
+.PHONY: wheels
+wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for Linux and an sdist, and try both
+	rm -rf dist
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/maturin build --release --zig --compatibility $(MANYLINUX) --out dist
+	$(BIN)/maturin sdist --out dist
+	@$(BIN)/auditwheel show dist/*.whl | tr '\n' ' ' | grep -Eq 'platform tag: "manylinux_2_(.|1.|2[0-8])_' \
+	  || { $(BIN)/auditwheel show dist/*.whl; echo "error: the wheel needs more than $(MANYLINUX)" >&2; exit 1; }
+	$(BIN)/python tools/try_package.py dist/*.whl
+	$(BIN)/python tools/try_package.py dist/*.tar.gz
 
 .PHONY: clean
 clean: ## Remove what was built; .venv stays
