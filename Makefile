@@ -119,6 +119,12 @@ PORTABLE_TESTS = $(filter-out %_interrupts.py %_sigchld.py,$(wildcard tests/pyth
 test-portable: setup ## The worker tests once more, on the engine's portable fallback
 	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest $(PORTABLE_TESTS) $(ARGS)
 
+# Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.12 3.14" …
+PYTHONS ?= 3.12 3.13
+.PHONY: test-pythons
+test-pythons: wheel ## The loader's tests on CPython 3.12 and 3.13, with the wheel
+	$(BIN)/python tools/other_pythons.py --versions $(PYTHONS) -- "$$(ls -t dist/*.whl | head -n 1)" $(ARGS)
+
 # cargo calls a run without tests a success.
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
 
@@ -172,7 +178,7 @@ wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for
 
 .PHONY: clean
 clean: ## Remove what was built; .venv stays
-	rm -rf target dist docs/api .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
+	rm -rf target dist docs/api .bench .pythons .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
 	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
 	rm -f python/torchdata/_native*.so
 
