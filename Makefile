@@ -14,7 +14,10 @@ STAMPS := $(VENV)/.stamps
 # A folder of wheels beside the checkout; what it holds is installed from there rather than from the index.
 WHEELS ?= ../shared/wheels
 TORCH_WHEEL := $(firstword $(wildcard $(WHEELS)/torch-2.13.0*.whl))
-TORCH  ?= $(if $(TORCH_WHEEL),torch==2.13.0,torch)
+# PyTorch: a requirement for pip, `cpu` for a build without CUDA, or `none`. A wheel in WHEELS goes before any index.
+TORCH  ?= torch
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_ADVICE := put a wheel of torch 2.13.0 into $(WHEELS), or say make WHEELS=/path/to/its/folder
 # The oldest glibc that released wheels run on.
 MANYLINUX := manylinux_2_28
 # Arguments for a run by hand: make test-python ARGS="-k shuffle -x", make bench ARGS="--quick --only tiny"
@@ -64,13 +67,22 @@ $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
 	touch $@
 
 # PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
+TORCH_INSTALL := $(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS) '$(patsubst torch,torch==2.13.0,$(TORCH:cpu=torch))', \
+  $(if $(filter cpu,$(TORCH)),--index-url $(TORCH_CPU_INDEX) torch,'$(TORCH)'))
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
+ifeq ($(TORCH)$(TORCH_WHEEL),torch)
+	@echo "note: PyTorch for Linux on x86-64 comes with gigabytes of CUDA packages; \`make TORCH=cpu\` does without them"
+endif
 	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 	  extras.pop("torch"); print(*sorted({one for extra in extras.values() for one in extra if "torchdata-rs" not in one}), sep="\n")' \
 	  > $(STAMPS)/requirements.txt
 	$(PIP) install --quiet --requirement $(STAMPS)/requirements.txt
-	$(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS)) '$(TORCH)' \
-	  || echo "warning: PyTorch could not be installed; tests that need it will be skipped" >&2
+ifeq ($(TORCH),cpu)
+	$(TORCH_INSTALL) || { echo "error: no PyTorch from $(or $(TORCH_WHEEL),$(TORCH_CPU_INDEX)): $(TORCH_ADVICE), or make TORCH=none" >&2; exit 1; }
+else ifneq ($(TORCH),none)
+	$(TORCH_INSTALL) \
+	  || echo "warning: PyTorch could not be installed; tests that need it will be skipped. To have it, rm $@ and $(TORCH_ADVICE)" >&2
+endif
 	touch $@
 
 ##@ Checks
