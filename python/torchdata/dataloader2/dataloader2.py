@@ -62,7 +62,8 @@ class DataLoader2(Generic[T_co]):
 
     The loader works on copies of the pipe and of the service, so both can be used again elsewhere. An error
     in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
-    epoch. Shut it down with `shutdown()` or by using it as a context manager.
+    epoch. Shut it down with `shutdown()` or by using it as a context manager. To pause after so many items, use
+    `limit()` and `resume()` of the iterator, `iter(loader)`: the loader itself has neither.
 
     Args:
         datapipe: the last pipe of the graph. A `MapDataPipe` is read from index 0 on. None only where
