@@ -14,7 +14,12 @@ STAMPS := $(VENV)/.stamps
 # A folder of wheels beside the checkout; what it holds is installed from there rather than from the index.
 WHEELS ?= ../shared/wheels
 TORCH_WHEEL := $(firstword $(wildcard $(WHEELS)/torch-2.13.0*.whl))
-TORCH  ?= $(if $(TORCH_WHEEL),torch==2.13.0,torch)
+# PyTorch: a requirement for pip, `cpu` for a build without CUDA, or `none`. A wheel in WHEELS goes before any index.
+TORCH  ?= torch
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_ADVICE := put a wheel of torch 2.13.0 into $(WHEELS), or say make WHEELS=/path/to/its/folder
+# The oldest glibc that released wheels run on.
+MANYLINUX := manylinux_2_28
 # Arguments for a run by hand: make test-python ARGS="-k shuffle -x", make bench ARGS="--quick --only tiny"
 ARGS   ?=
 
@@ -62,13 +67,22 @@ $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
 	touch $@
 
 # PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
+TORCH_INSTALL := $(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS) '$(patsubst torch,torch==2.13.0,$(TORCH:cpu=torch))', \
+  $(if $(filter cpu,$(TORCH)),--index-url $(TORCH_CPU_INDEX) torch,'$(TORCH)'))
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
+ifeq ($(TORCH)$(TORCH_WHEEL),torch)
+	@echo "note: PyTorch for Linux on x86-64 comes with gigabytes of CUDA packages; \`make TORCH=cpu\` does without them"
+endif
 	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 	  extras.pop("torch"); print(*sorted({one for extra in extras.values() for one in extra if "torchdata-rs" not in one}), sep="\n")' \
 	  > $(STAMPS)/requirements.txt
 	$(PIP) install --quiet --requirement $(STAMPS)/requirements.txt
-	$(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS)) '$(TORCH)' \
-	  || echo "warning: PyTorch could not be installed; tests that need it will be skipped" >&2
+ifeq ($(TORCH),cpu)
+	$(TORCH_INSTALL) || { echo "error: no PyTorch from $(or $(TORCH_WHEEL),$(TORCH_CPU_INDEX)): $(TORCH_ADVICE), or make TORCH=none" >&2; exit 1; }
+else ifneq ($(TORCH),none)
+	$(TORCH_INSTALL) \
+	  || echo "warning: PyTorch could not be installed; tests that need it will be skipped. To have it, rm $@ and $(TORCH_ADVICE)" >&2
+endif
 	touch $@
 
 ##@ Checks
@@ -117,6 +131,12 @@ PORTABLE_TESTS = $(filter-out %_interrupts.py %_sigchld.py,$(wildcard tests/pyth
 test-portable: setup ## The worker tests once more, on the engine's portable fallback
 	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest $(PORTABLE_TESTS) $(ARGS)
 
+# Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.12 3.14" …
+PYTHONS ?= 3.12 3.13
+.PHONY: test-pythons
+test-pythons: wheel ## The loader's tests on CPython 3.12 and 3.13, with the wheel
+	$(BIN)/python tools/other_pythons.py --versions $(PYTHONS) -- "$$(ls -t dist/*.whl | head -n 1)" $(ARGS)
+
 # cargo calls a run without tests a success.
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
 
@@ -150,12 +170,27 @@ bench-rust: ## The engine alone: criterion
 	cargo bench --package torchdata-core $(ARGS)
 
 .PHONY: wheel
-wheel: $(STAMPS)/venv ## Build a wheel into dist/
+wheel: $(STAMPS)/venv ## Build a wheel for this machine into dist/
 	$(BIN)/maturin build --release --out dist
+
+# zig links for the glibc of manylinux_2_28, whichever this machine has; it is found as the module of the interpreter on PATH.
+$(STAMPS)/wheels: $(STAMPS)/venv
+	$(PIP) install --quiet 'auditwheel>=6' 'ziglang>=0.13'
+	touch $@
+
+.PHONY: wheels
+wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for Linux and an sdist, and try both
+	rm -rf dist
+	PATH=$(abspath $(BIN)):$$PATH $(BIN)/maturin build --release --zig --compatibility $(MANYLINUX) --out dist
+	$(BIN)/maturin sdist --out dist
+	@$(BIN)/auditwheel show dist/*.whl | tr '\n' ' ' | grep -Eq 'platform tag: "manylinux_2_(.|1.|2[0-8])_' \
+	  || { $(BIN)/auditwheel show dist/*.whl; echo "error: the wheel needs more than $(MANYLINUX)" >&2; exit 1; }
+	$(BIN)/python tools/try_package.py dist/*.whl
+	$(BIN)/python tools/try_package.py dist/*.tar.gz
 
 .PHONY: clean
 clean: ## Remove what was built; .venv stays
-	rm -rf target dist docs/api .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
+	rm -rf target dist docs/api .bench .pythons .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
 	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
 	rm -f python/torchdata/_native*.so
 

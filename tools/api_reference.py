@@ -7,6 +7,7 @@ Role: names the public modules and lets pdoc write their pages. Whatever pdoc wa
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from pathlib import Path
@@ -31,8 +32,20 @@ MODULES = [
 ]
 
 
+def for_users(docstring: str | None) -> str | None:
+    """A module's docstring without the paragraph that tells developers its role, process and thread."""
+    if docstring is None:
+        return None
+    return "\n\n".join(part for part in docstring.split("\n\n") if not part.startswith("Role: "))
+
+
 def write(folder: Path) -> None:
     """Writes all pages into the folder, and an index."""
+    for name in MODULES:
+        importlib.import_module(name)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "torchdata":
+            module.__doc__ = for_users(module.__doc__)
     pdoc.render.configure(docformat="google", show_source=False, footer_text="torchdata-rs")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -10,7 +10,8 @@ from typing import Any
 
 from torchdata import _old_places
 
-#: The API that this package keeps (torchdata 0.9) and, after the plus sign, its own version.
+#: The API that this package keeps (torchdata 0.9), for programs that compare with versions of torchdata, and after
+#: the plus sign the version of the distribution `torchdata-rs`, which `importlib.metadata` tells.
 __version__ = "0.9.0+rs.0.1.0"
 
 __all__ = ["__version__", "empty"]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+#: Where POSIX shared memory is. Neither the library nor its tests put anything there that stays.
+SHARED_MEMORY = Path("/dev/shm")
 
 
 def cmdline(pid):
@@ -50,6 +55,54 @@ def descriptors():
 def shared_mappings(pid="self"):
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return sum("memfd:torchdata" in line or "/.torchdata-" in line for line in lines)
+
+
+def held_files(pid="self"):
+    """Paths of the files that a process has open or mapped, as far as /proc shows them; deleted ones left out."""
+    held = set()
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            held.update(line.split(maxsplit=5)[5:])
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                held.add(os.readlink(descriptor))
+    return held
+
+
+def shared_files(ended=()):
+    """Names of the files in shared memory of this process and its descendants; other programs have theirs there.
+
+    A file belongs to who holds it open or mapped, and to whose number stands in its name: those that torch and this
+    library give hold it. So what processes leave that have ended is found, too.
+
+    Args:
+        ended: numbers of descendants that may have ended.
+    """
+    own = [os.getpid(), *descendants("self")]
+    held = set().union(*map(held_files, own))
+    numbers = {*map(str, own), *map(str, ended)}
+    return {
+        name
+        for name in os.listdir(SHARED_MEMORY)
+        if str(SHARED_MEMORY / name) in held or numbers & set(re.findall(r"(?<![^\W_])\d+(?![^\W_])", name))
+    }
+
+
+@contextlib.contextmanager
+def started_children():
+    """Notes the numbers of all processes that multiprocessing starts meanwhile, for when they have ended."""
+    numbers, start = [], BaseProcess.start
+
+    def noting(process):
+        start(process)
+        numbers.append(process.pid)
+
+    BaseProcess.start = noting
+    try:
+        yield numbers
+    finally:
+        BaseProcess.start = start
 
 
 def is_gone(pid):

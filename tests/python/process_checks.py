@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 
 import pytest
 
-from leftovers import children, cmdline, descriptors, is_gone, shared_mappings  # noqa: F401 - tests take them from here
+from leftovers import (
+    children,
+    cmdline,  # noqa: F401 - tests take them from here
+    descriptors,
+    is_gone,  # noqa: F401
+    shared_files,
+    shared_mappings,
+    started_children,
+)
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
 
@@ -27,11 +34,12 @@ def wait_for(condition, seconds=10.0):
 def nothing_is_left():
     """No process, file, descriptor or mapping is left by a test; import it where that is to be checked."""
     gc.collect()
-    before = descriptors(), set(children()), set(os.listdir("/dev/shm"))
-    yield
+    before = descriptors(), set(children()), shared_files()
+    with started_children() as started:
+        yield
     gc.collect()
     assert set(children()) <= before[1], "a process was left behind"
-    assert set(os.listdir("/dev/shm")) <= before[2], "a file was left in /dev/shm"
+    assert shared_files(started) <= before[2], "a file was left in /dev/shm"
     # multiprocessing keeps a few descriptors of its own (resource tracker, fork server).
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() == 0, "shared memory was left mapped"

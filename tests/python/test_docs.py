@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,24 @@ def workspace_version() -> str:
 
 def test_the_import_version_names_the_kept_api_and_the_version_of_the_workspace() -> None:
     assert torchdata.__version__ == f"0.9.0+rs.{workspace_version()}"
+
+
+def test_the_distribution_has_the_version_that_the_import_names() -> None:
+    """`__version__` begins with the API that is kept, for programs that compare with upstream's versions."""
+    kept, _, own = torchdata.__version__.partition("+rs.")
+    try:
+        installed = metadata.version("torchdata-rs")
+    except metadata.PackageNotFoundError:
+        pytest.skip("the package is on the path, but not installed")
+    assert own == installed
+    assert tuple(map(int, kept.split("."))) >= (0, 9)
+
+
+def test_the_citation_names_the_version_and_license_of_the_workspace() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", citation, re.M) == [workspace_version()]
+    license = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]["text"]
+    assert re.findall(r"^license: (.+)$", citation, re.M) == [license]
 
 
 def test_the_changelog_lists_releases_newest_first_and_begins_with_the_current_version() -> None:

@@ -75,6 +75,14 @@ def test_a_pipe_stands_in_the_reference_with_its_docstring(module: Any, name: st
     assert " ".join(words) in " ".join(plain.split())
 
 
+def test_notes_for_developers_are_not_in_the_reference_and_what_users_need_is(reference: Path) -> None:
+    texts = {page: html.unescape(page.read_text(encoding="utf-8")) for page in reference.rglob("*.html")}
+    assert not [page for page, text in texts.items() if "Role:" in text]
+    assert "Adapters: changes that a loader makes" in texts[reference / "torchdata/dataloader2/adapter.html"]
+    assert "A graph state is a plain dict" in texts[reference / "torchdata/datapipes/state.html"]
+    assert "A graph is a nested dictionary" in texts[reference / "torchdata/dataloader2/graph.html"]
+
+
 def test_the_reference_has_an_index_of_all_public_modules(reference: Path) -> None:
     pages = {str(page.relative_to(reference)) for page in reference.rglob("*.html")}
     assert {"index.html", "torchdata/dataloader2/linter.html", "torchdata/datapipes/utils.html"} <= pages

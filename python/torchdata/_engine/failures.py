@@ -14,9 +14,9 @@ import pickle
 import traceback
 from typing import Any, NoReturn
 
-__all__ = ["describe", "reraise"]
+from torchdata._reporting import RAISED_IN, fold
 
-_MARK = "_torchdata_raised_in"
+__all__ = ["describe", "reraise"]
 
 
 class _VerbatimKey(str):
@@ -30,10 +30,14 @@ class _VerbatimKey(str):
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
     """What `reraise` needs to raise `error` in another process. `where` names this one."""
-    if hasattr(error, _MARK):  # it came from another process already: pass it on as it is
-        return ("again", _pickled(error), _pickled_class(type(error)), str(error), getattr(error, _MARK))
-    text = "".join(traceback.format_exception(error))
-    return ("first", _pickled(error), _pickled_class(type(error)), text, where)
+    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
+    forms = _pickled(error), _pickled_class(type(error))
+    if hasattr(error, RAISED_IN):  # it came from another process already: pass it on as it is
+        return ("again", *forms, str(error), notes, getattr(error, RAISED_IN))
+    fold(error)
+    lines = traceback.TracebackException.from_exception(error, compact=True)
+    lines.__notes__ = None  # they go along as notes, and would stand there twice
+    return ("first", *forms, "".join(lines.format()), notes, where)
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -64,11 +68,14 @@ def _pickled_class(cls: type[BaseException]) -> bytes | None:
 
 def reraise(description: tuple[Any, ...]) -> NoReturn:
     """Raises the described exception, with its own type wherever that can be had in this process."""
-    what, pickled, pickled_class, text, where = description
+    what, pickled, pickled_class, text, notes, where = description
     error = _rebuilt(pickled, pickled_class, text)
     if _steers(error):
         raise _as_error(error, text, where) from error
-    setattr(error, _MARK, where)
+    setattr(error, RAISED_IN, where)
+    for note in notes:
+        if note not in getattr(error, "__notes__", ()):  # an exception that was pickled may have brought them
+            error.add_note(note)
     if what == "first":
         _tell(error, f"Caught {type(error).__name__} in {where}.\nOriginal {text}".rstrip())
     raise error
@@ -83,7 +90,7 @@ def _as_error(error: BaseException, text: str, where: str) -> RuntimeError:
     name = type(error).__name__
     advice = _ADVICE.get(name, "raise an Exception there to report an error")
     wrapped = RuntimeError(f"Caught {name} in {where}: {advice}.\nOriginal {text}".rstrip())
-    setattr(wrapped, _MARK, where)
+    setattr(wrapped, RAISED_IN, where)
     return wrapped
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torchdata._reporting import fold
 from torchdata.dataloader2.error import PauseIteration
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class DataLoader2Iterator(Iterator[T_co]):
     def _on_error(self, error: Exception) -> None:
         """Ends the epoch of which an item failed; what goes wrong thereby becomes a note of the error."""
         self.dataloader._close_iteration(because=error)
+        fold(error)
 
     def _after_limit(self) -> None:
         """Counts an item, and pauses the loader when the limit is reached."""

@@ -55,6 +55,9 @@ class _WorkerOutput(IterDataPipe[Any]):
         self._fresh = False
         return iter(self._children.collector)
 
+    def __repr__(self) -> str:
+        return "the worker processes"
+
     def __getstate__(self) -> Any:
         raise TypeError("the output of running worker processes can be neither pickled nor copied")
 

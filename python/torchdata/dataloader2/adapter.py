@@ -1,7 +1,9 @@
 """Adapters: changes that a loader makes to its copy of the pipe graph before it runs.
 
-Role: functions from graph to graph, called once in the main process, in the order given to `DataLoader2`. An
-adapter may also change how the reading service runs the graph.
+Adapters are functions from graph to graph, called once, in the order given to `DataLoader2`. An adapter may also
+change how the reading service runs the graph.
+
+Role: what users ask for before anything runs. Runs in the main process; an adapter owns nothing but its options.
 """
 
 from __future__ import annotations

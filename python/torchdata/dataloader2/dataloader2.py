@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Generic, Never, TypeAlias, TypeVar
 
 from torchdata._engine.interrupts import InterruptsHeld
+from torchdata._reporting import fold
 from torchdata.dataloader2._interface import CheckpointableReadingServiceInterface, ReadingServiceInterface
 from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
 from torchdata.dataloader2._loader_state import (
@@ -62,7 +63,8 @@ class DataLoader2(Generic[T_co]):
 
     The loader works on copies of the pipe and of the service, so both can be used again elsewhere. An error
     in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
-    epoch. Shut it down with `shutdown()` or by using it as a context manager.
+    epoch. Shut it down with `shutdown()` or by using it as a context manager. To pause after so many items, use
+    `limit()` and `resume()` of the iterator, `iter(loader)`: the loader itself has neither.
 
     Args:
         datapipe: the last pipe of the graph. A `MapDataPipe` is read from index 0 on. None only where
@@ -167,7 +169,11 @@ class DataLoader2(Generic[T_co]):
             raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
         self._require_pipe()
         if self._reset_iter:
-            self._begin_epoch()
+            try:
+                self._begin_epoch()
+            except Exception as error:
+                fold(error)
+                raise
         self.valid_iterator_id = 0 if self.valid_iterator_id is None else self.valid_iterator_id + 1
         return DataLoader2Iterator(self, self.valid_iterator_id)
 

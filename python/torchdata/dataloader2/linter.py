@@ -1,7 +1,9 @@
 """Checks that find likely mistakes in a pipe graph before it runs: `lint`.
 
-Role: looks at the shape of a graph and at what its pipes are, and runs nothing. Called by hand, and in the main process
-by `MultiProcessingReadingService` before it starts workers; that warns of what would silently duplicate or lose data.
+It looks at the shape of a graph and at what its pipes are, and runs nothing. `MultiProcessingReadingService` calls it
+before it starts workers, and warns of what would silently duplicate or lose data.
+
+Role: rules over graphs. Runs in the main process, in the thread that asks; owns nothing.
 """
 
 from __future__ import annotations

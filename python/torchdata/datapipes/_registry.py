@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+from torchdata._reporting import fold
 from torchdata.datapipes._torch import Counterpart
 
 C = TypeVar("C")
@@ -62,7 +63,11 @@ class FunctionalForms:
         """
 
         def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
-            return cls_to_register(source_datapipe, *args, **kwargs)
+            try:
+                return cls_to_register(source_datapipe, *args, **kwargs)
+            except Exception as error:
+                fold(error)
+                raise
 
         functools.update_wrapper(
             construct, cls_to_register, assigned=("__doc__", "__name__", "__qualname__"), updated=()

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torchdata._native import IterationToken, guard_iterator
+from torchdata._reporting import explain
 from torchdata.datapipes._registry import FunctionalForms
 from torchdata.datapipes._torch import Counterpart, derives_from_twin, meet_torch
 
@@ -77,7 +78,11 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
             # Reached through super().__iter__() of an iteration that is guarded already.
             return function(self)
-        return begin_iteration(self, function)
+        try:
+            return begin_iteration(self, function)
+        except Exception as error:
+            explain(error, error.__traceback__, self, None)
+            raise
 
     return __iter__
 

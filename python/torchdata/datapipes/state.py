@@ -1,8 +1,10 @@
 """State of a pipe graph: where every pipe stands, and how to put a fresh graph into the same place.
 
 Role: composes the pipes' own `state_dict()` into the state of a graph. Runs in the process and thread that
-iterates the graph, between two items. A graph state is a plain dict that pickles; it holds references into
-the running pipes, so pickle or deep-copy it before the iteration goes on.
+iterates the graph, between two items.
+
+A graph state is a plain dict that pickles; it holds references into the running pipes, so pickle or deep-copy it
+before the iteration goes on.
 
 A pipe is *restored* where the class that defines its `__iter__` (or a subclass of it) also defines
 `state_dict` and `load_state_dict`; it is *replayed* where it does not: it and all it reads from start the

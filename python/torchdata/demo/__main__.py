@@ -15,14 +15,25 @@ from torchdata.demo import data, pipeline, train
 _GOAL = 0.90
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchdata-rs" / "demo"
-    parser = argparse.ArgumentParser(prog="python -m torchdata.demo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m torchdata.demo",
+        description="Trains a classifier on real images that worker processes load: writes shards, trains, and checks "
+        "accuracy and order. Exits 1 where either falls short.",
+    )
     parser.add_argument(
         "--data-dir", type=Path, default=cache, help="where the shards are kept (%(default)s)"
     )
-    parser.add_argument("--epochs", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=16, help="(%(default)s)")
+    parser.add_argument("--epochs", type=_positive, default=3, help="(%(default)s)")
+    parser.add_argument("--batch-size", type=_positive, default=16, help="(%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="worker processes (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument(
@@ -31,21 +42,31 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _train(folder: Path, total: int, options: argparse.Namespace, model: train.Softmax | None) -> list[str]:
-    """Runs all epochs once, and returns the hash of each one's order."""
-    orders = []
+def _train(
+    folder: Path, total: int, options: argparse.Namespace, model: train.Softmax | None
+) -> list[train.Epoch]:
+    """Runs all epochs once; trains the model in them, if there is one."""
+    epochs = []
     with pipeline.loader(pipeline.digits(folder, options.batch_size), options.workers) as loader:
         loader.seed(options.seed)
         for number in range(1, options.epochs + 1):
             title = f"epoch {number}" if model is not None else f"order {number}"
-            order, count, seconds = train.epoch(loader, total, title, model)
-            if count != total:
-                raise RuntimeError(f"{title} yielded {count} digits, but the shards hold {total}")
-            print(
-                f"{title}: {count} digits in {seconds:.2f} s, {count / seconds:,.0f} a second, order {order}"
-            )
-            orders.append(order)
-    return orders
+            result = train.epoch(loader, total, title, model)
+            if result.count != total:
+                raise RuntimeError(f"{title} yielded {result.count} digits, but the shards hold {total}")
+            learnt = f"loss {result.loss:.3f}, accuracy {result.accuracy:.1%}, " if model is not None else ""
+            print(f"{title}: {learnt}{_speed(result, 'digits')}, order {result.order}")
+            epochs.append(result)
+    return epochs
+
+
+def _speed(result: train.Epoch, what: str) -> str:
+    return f"{result.count} {what} in {result.seconds:.2f} s, {result.count / result.seconds:,.0f} a second"
+
+
+def _where_time_went(epochs: list[train.Epoch]) -> str:
+    seconds, waited = sum(epoch.seconds for epoch in epochs), sum(epoch.waited for epoch in epochs)
+    return f"waited for data {waited / seconds:.0%} of the time ({waited:.2f} of {seconds:.2f} s), trained in the rest"
 
 
 def _test(folder: Path, options: argparse.Namespace, model: train.Softmax) -> float:
@@ -77,14 +98,16 @@ def main(arguments: list[str] | None = None) -> int:
     second = _train(training, total, options, None)
     accuracy = _test(testing, options, model)
     with pipeline.loader(pipeline.photographs(photographs, 4), options.workers) as loader:
-        _, count, seconds = train.epoch(loader, 2 * options.photographs, "photographs")
+        decoded = train.epoch(loader, 2 * options.photographs, "photographs")
 
-    same, shuffled = first == second, len(set(first)) == len(first)
-    print(f"photographs: {count} JPEG files decoded in {seconds:.2f} s, {count / seconds:,.0f} a second")
+    orders = [epoch.order for epoch in first]
+    same, shuffled = orders == [epoch.order for epoch in second], len(set(orders)) == len(orders)
+    print(f"photographs: {_speed(decoded, 'JPEG files decoded')}")
+    print(f"time: in the {len(first)} epochs of training main {_where_time_went(first)}")
     print(f"test accuracy: {accuracy:.1%} of {data.DIGITS - total} digits (goal: over {_GOAL:.0%})")
     print(f"order: {'the same' if same else 'NOT THE SAME'} in two runs with the same seed, ", end="")
     print("another in every epoch" if shuffled else "NOT another in every epoch")
-    return 0 if accuracy > _GOAL and same and shuffled and count == 2 * options.photographs else 1
+    return 0 if accuracy > _GOAL and same and shuffled and decoded.count == 2 * options.photographs else 1
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torchdata.demo.data import optional
 
-__all__ = ["Softmax", "epoch", "progress"]
+__all__ = ["Epoch", "Softmax", "epoch"]
 
 
 class Softmax:
@@ -35,39 +36,75 @@ class Softmax:
         """The likeliest class of each image."""
         return (self._features(images) @ self.weights).argmax(axis=1)
 
-    def step(self, images: Any, labels: Any) -> None:
-        """One step of gradient descent on a batch."""
+    def step(self, images: Any, labels: Any) -> tuple[float, int]:
+        """One step of gradient descent on a batch.
+
+        Returns:
+            The sum of the losses, and how many classes were right, before the step.
+        """
         import numpy as np
 
         features = self._features(images)
         scores = features @ self.weights
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
         slope = odds / odds.sum(axis=1, keepdims=True)
-        slope[np.arange(len(labels)), labels] -= 1.0
+        own = np.arange(len(labels)), labels
+        loss, right = -np.log(slope[own]).sum(), (scores.argmax(axis=1) == labels).sum()
+        slope[own] -= 1.0
         self.weights -= self.rate * features.T @ slope / len(labels)
+        return float(loss), int(right)
 
 
-def progress(batches: Any, total: int, title: str) -> Iterator[Any]:
-    """Passes batches on and shows how many of `total` samples have come, if stderr is a terminal."""
+@dataclass
+class Epoch:
+    """What came of one epoch."""
+
+    #: A hash of the order of sample names.
+    order: str = ""
+    #: Samples.
+    count: int = 0
+    #: Seconds that it took, and how many of these the main process waited for batches, the workers' start included.
+    seconds: float = 0.0
+    waited: float = 0.0
+    #: Mean cross-entropy of the samples, and the share that the model got right, each before it learnt from them.
+    loss: float = 0.0
+    accuracy: float = 0.0
+
+
+class _NoBar:
+    def update(self, count: int) -> None:
+        """Shows nothing."""
+
+
+def _bar(total: int, title: str) -> AbstractContextManager[Any]:
+    """Shows how many of `total` samples have come, if stderr is a terminal."""
     if not sys.stderr.isatty():
-        yield from batches
-        return
-    with optional("tqdm").tqdm(total=total, desc=title, unit="img") as bar:
-        for batch in batches:
-            yield batch
-            bar.update(len(batch["label"]))
+        return nullcontext(_NoBar())
+    bar: AbstractContextManager[Any] = optional("tqdm").tqdm(total=total, desc=title, unit="img")
+    return bar
 
 
-def epoch(batches: Any, total: int, title: str, model: Softmax | None = None) -> tuple[str, int, float]:
-    """Consumes one epoch, and trains `model` on it if there is one.
-
-    Returns:
-        A hash of the order of sample names, the number of samples, and the seconds it took.
-    """
-    order, count, start = hashlib.sha256(), 0, time.perf_counter()
-    for batch in progress(batches, total, title):
-        order.update("\n".join(batch["name"]).encode())
-        count += len(batch["label"])
-        if model is not None:
-            model.step(batch["image"], batch["label"])
-    return order.hexdigest()[:12], count, time.perf_counter() - start
+def epoch(batches: Any, total: int, title: str, model: Softmax | None = None) -> Epoch:
+    """Consumes one epoch of `total` samples, and trains `model` on it if there is one."""
+    result, order = Epoch(), hashlib.sha256()
+    with _bar(total, title) as bar:
+        start = asked = time.perf_counter()
+        iterator = iter(batches)
+        while (batch := next(iterator, None)) is not None:
+            result.waited += time.perf_counter() - asked
+            order.update("\n".join(batch["name"]).encode())
+            count = len(batch["label"])
+            if model is not None:
+                loss, right = model.step(batch["image"], batch["label"])
+                result.loss += loss
+                result.accuracy += right
+            result.count += count
+            bar.update(count)
+            asked = time.perf_counter()
+        ended = time.perf_counter()
+    result.waited += ended - asked
+    result.seconds = ended - start
+    result.order = order.hexdigest()[:12]
+    result.loss /= max(result.count, 1)
+    result.accuracy /= max(result.count, 1)
+    return result

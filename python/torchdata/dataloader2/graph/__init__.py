@@ -1,8 +1,9 @@
 """Tools that look at a pipe graph and change it: find, list, replace, remove and seed its pipes.
 
-Role: a graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe.
-Runs in whichever process holds the pipes. The dictionaries own nothing but references to the pipes, and are a
+A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. It is a
 picture of the moment at which `traverse_dps` was called.
+
+Role: the public names. Runs in whichever process holds the pipes; graphs own nothing but references to them.
 """
 
 from torchdata.dataloader2.graph.settings import set_datapipes_seed, set_graph_random_seed

@@ -1,8 +1,9 @@
 """Decoding the content of files by their extension: the handlers of `routed_decode`.
 
-Role: a handler is a function of an extension and the file's content, which returns None for what is not its own. Runs
-in the process that iterates the pipe; owns nothing. Handlers that were written for torch's pipes work as they are,
-those in `torch.utils.data.datapipes.utils.decoder` among them.
+A handler is a function of an extension and the file's content, which returns None for what is not its own. Handlers
+that were written for torch's pipes work as they are, those in `torch.utils.data.datapipes.utils.decoder` among them.
+
+Role: the handlers that ship. Runs in the process that iterates the pipe; owns nothing.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::ffi;
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
@@ -201,12 +201,23 @@ fn outcome(token: &IterationToken, pipe: &Bound<'_, PyAny>, id: u64, sealed: boo
         token.finish();
         return Ok(());
     };
+    Err(explained(error, pipe, token.yielded()))
+}
+
+/// `error` as users are to see it: without our frames, and with a note on its place in the graph.
+#[cold]
+fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64) -> PyErr {
+    let py = pipe.py();
     let value = error.value(py);
-    if !value.hasattr("__notes__")? {
-        let note = format!("This exception was raised while iterating {}.", describe(pipe));
-        value.call_method1("add_note", (note,))?;
+    // Before 3.12 an exception that is on its way has its frames beside it.
+    let passed = (value, error.traceback(py), pipe, yielded);
+    let told = PyModule::import(py, "torchdata._reporting").and_then(|module| module.call_method1("explain", passed));
+    match told {
+        Ok(_) => PyErr::from_value(value.clone().into_any()),
+        // An exception that cannot be explained passes as it is; a Ctrl-C meanwhile must not be lost.
+        Err(other) if other.is_instance_of::<PyException>(py) => error,
+        Err(other) => other,
     }
-    Err(error)
 }
 
 /// A pipe in words; one whose `repr` fails is named by its class.

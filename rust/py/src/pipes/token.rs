@@ -102,7 +102,7 @@ impl IterationToken {
 
     /// Items yielded by the valid iterator.
     #[getter]
-    fn yielded(&self) -> u64 {
+    pub fn yielded(&self) -> u64 {
         self.yielded.load(Relaxed)
     }
 
