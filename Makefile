@@ -157,9 +157,10 @@ tree: setup ## Write docs/tree.md anew, after a file was added, moved or describ
 	$(BIN)/python tools/tree.py
 
 .PHONY: docs
-docs: setup ## Write the API reference into docs/api/
-	$(BIN)/python tools/api_reference.py docs/api
-	@echo "open docs/api/index.html"
+docs: setup ## Build the documentation, a site to read without a network, into target/site/
+	rm -rf target/site
+	$(BIN)/python tools/build_site.py target/site
+	@echo "open target/site/index.html"
 
 .PHONY: bench
 bench: setup ## Compare end to end with PyTorch's DataLoader and upstream torchdata 0.9.0
@@ -190,7 +191,7 @@ wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for
 
 .PHONY: clean
 clean: ## Remove what was built; .venv stays
-	rm -rf target dist docs/api .bench .pythons .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
+	rm -rf target dist .bench .pythons .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
 	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
 	rm -f python/torchdata/_native*.so
 

@@ -1,58 +1,142 @@
-"""Writes the API reference as HTML, out of the docstrings: `make docs` puts it into `docs/api/`.
+"""Writes the sources of the API reference: which object stands on which page.
 
-Role: names the public modules and lets pdoc write their pages. Whatever pdoc warns of is an error.
-
-    api_reference.py FOLDER
+Role: names the public modules and gives each a page, the pipes one page for each group of `pipe_groups.py`. Sphinx
+makes the rest out of the docstrings. Each object has one place; other modules that export it, too, link there.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-import warnings
+import inspect
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-import pdoc
-import pdoc.render
+from pipe_groups import GROUPS
 
-#: The public modules. What they list in `__all__` is in the reference, and nothing else; `datapipes` brings its own.
-MODULES = [
-    "torchdata",
-    "torchdata.datapipes",
-    "torchdata.datapipes.state",
-    "torchdata.dataloader2",
-    "torchdata.dataloader2.adapter",
-    "torchdata.dataloader2.error",
-    "torchdata.dataloader2.graph",
-    "torchdata.dataloader2.linter",
-    "torchdata.dataloader2.random",
-    "torchdata.dataloader2.reading_service",
-    "torchdata.dataloader2.shuffle_spec",
-    "torchdata.dataloader2.utils",
-]
+from torchdata.datapipes import iter as iter_pipes
+from torchdata.datapipes import map as map_pipes
+
+#: The public modules and their titles. What they list in `__all__` is in the reference, and nothing else.
+MODULES = {
+    "torchdata": "The package",
+    "torchdata.dataloader2": "DataLoader2",
+    "torchdata.dataloader2.reading_service": "Reading services",
+    "torchdata.dataloader2.adapter": "Adapters",
+    "torchdata.dataloader2.error": "Errors",
+    "torchdata.dataloader2.linter": "Linter",
+    "torchdata.dataloader2.random": "Seeds",
+    "torchdata.dataloader2.graph": "Graphs",
+    "torchdata.dataloader2.shuffle_spec": "Shuffle specifications",
+    "torchdata.dataloader2.utils": "What workers do at their start",
+    "torchdata.datapipes": "Pipes of your own",
+    "torchdata.datapipes.state": "State of pipelines",
+    "torchdata.datapipes.utils": "Utilities",
+    "torchdata.datapipes.utils.decoder": "Decoders",
+}
+
+#: What aliases of types mean, which cannot have docstrings.
+_ALIASES = {
+    "DataPipe": "A pipe of either kind: ``IterDataPipe`` or ``MapDataPipe``.",
+    "DataPipeGraph": "What ``traverse_dps`` gives: by the id of each pipe, the pipe and the graph of what it reads.",
+}
+
+#: What stands on the first page of pipes, as it is in no group.
+_BASES = {iter_pipes: ["IterDataPipe", "SHARDING_PRIORITIES"], map_pipes: ["MapDataPipe"]}
 
 
-def for_users(docstring: str | None) -> str | None:
-    """A module's docstring without the paragraph that tells developers its role, process and thread."""
-    if docstring is None:
-        return None
-    return "\n\n".join(part for part in docstring.split("\n\n") if not part.startswith("Role: "))
+def _page(title: str, intro: str, entries: list[str]) -> str:
+    return "\n\n".join([f"{title}\n{'=' * len(title)}", intro, *entries]) + "\n"
+
+
+def _entry(module: str, name: str, value: Any) -> str:
+    full = f"{module}.{name}"
+    if name in _ALIASES:
+        return f".. py:data:: {name}\n\n   {_ALIASES[name]}"
+    if inspect.isclass(value):
+        kind = "autoexception" if issubclass(value, BaseException) else "autoclass"
+        return f".. {kind}:: {full}\n   :members:\n   :show-inheritance:"
+    if callable(value):
+        return f".. autofunction:: {full}"
+    return f".. autodata:: {full}\n   :no-value:"
+
+
+def functional_forms() -> dict[type, str]:
+    """The method name of each pipe class that has one."""
+    return {
+        function.__wrapped__: name  # type: ignore[attr-defined]
+        for base in (iter_pipes.IterDataPipe, map_pipes.MapDataPipe)
+        for name, function in base.functions.items()
+        if inspect.isclass(getattr(function, "__wrapped__", None))
+    }
+
+
+class _Entries:
+    """Gives each object its one place."""
+
+    def __init__(self) -> None:
+        self._homes: dict[int, str] = {}
+
+    def of(self, module: str, names: Iterable[str]) -> list[str]:
+        """The entries of what has no place yet, and a line that names the rest."""
+        found, elsewhere = [], []
+        for name in names:
+            value = getattr(importlib.import_module(module), name)
+            if inspect.ismodule(value):
+                continue
+            home = self._homes.setdefault(id(value), f"{module}.{name}")
+            if home == f"{module}.{name}":
+                found.append(_entry(module, name, value))
+            else:
+                elsewhere.append(f":py:obj:`~{home}`")
+        return [*found, f"Also here: {', '.join(elsewhere)}."] if elsewhere else found
+
+
+def _page_of(module: str) -> str:
+    return module.removeprefix("torchdata.").replace(".", "-")
+
+
+def pages() -> dict[str, str]:
+    """The text of every page, in reStructuredText, by its name."""
+    entries = _Entries()
+    bases = [entry for module, names in _BASES.items() for entry in entries.of(module.__name__, names)]
+    made = {"pipes-base": _page("Base classes", "What all pipes derive from.", bases)}
+    for group in GROUPS:
+        module = group.module.__name__
+        place = f".. currentmodule:: {module}\n\nModule ``{module}``."
+        names = [sample.name for sample in group.samples]
+        intro = f"{place} With pictures: :ref:`pipes-{group.key}`."
+        made[f"pipes-{group.key}"] = _page(group.title, intro, entries.of(module, names))
+
+    # The deepest modules first: what they hold stands there, and not where it is exported once more.
+    for module in sorted(MODULES, key=lambda name: -name.count(".")):
+        place = f".. currentmodule:: {module}\n\nModule ``{module}``."
+        about = f".. automodule:: {module}\n   :no-index:"
+        names = importlib.import_module(module).__all__
+        made[_page_of(module)] = _page(MODULES[module], f"{place}\n\n{about}", entries.of(module, names))
+
+    of_pipes = [name for name in MODULES if name.startswith("torchdata.datapipes")]
+    made["index"] = _page(
+        "Reference",
+        "Every public class and function, with its parameters and errors. The tests run the examples.",
+        [
+            _toctree("Loading", [_page_of(name) for name in MODULES if name not in of_pipes]),
+            _toctree(
+                "Pipes",
+                ["pipes-base", *(f"pipes-{group.key}" for group in GROUPS), *map(_page_of, of_pipes)],
+            ),
+        ],
+    )
+    return made
+
+
+def _toctree(caption: str, names: list[str]) -> str:
+    listed = "\n".join(f"   {name}" for name in names)
+    return f"{caption}\n{'-' * len(caption)}\n\n.. toctree::\n   :maxdepth: 1\n\n{listed}"
 
 
 def write(folder: Path) -> None:
-    """Writes all pages into the folder, and an index."""
-    for name in MODULES:
-        importlib.import_module(name)
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "torchdata":
-            module.__doc__ = for_users(module.__doc__)
-    pdoc.render.configure(docformat="google", show_source=False, footer_text="torchdata-rs")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pdoc.pdoc(*MODULES, output_directory=folder)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(f"usage: {sys.argv[0]} FOLDER")
-    write(Path(sys.argv[1]))
+    """Writes all pages into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / f"{name}.rst").write_text(text, encoding="utf-8")

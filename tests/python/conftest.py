@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import torchdata
 from http_server import Server, running
 from loopback import Loopback
 
@@ -28,6 +31,8 @@ ALONE = (
     "test_examples",
     "test_multiprocessing",
     "test_random_loaders",
+    "test_reference",
+    "test_site",
 )
 
 
@@ -57,6 +62,19 @@ def _small_heap() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the documentation as `make docs` builds it. Whatever Sphinx warns of fails it."""
+    for module in ("furo", "myst_parser", "sphinx"):
+        pytest.importorskip(module, reason="it is a tool of development")
+    folder = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+    command = [sys.executable, str(Path(__file__).resolve().parents[2] / "tools/build_site.py"), str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=folder, env=environment)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    return folder
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import doc_blocks
 import torchdata
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,3 +93,49 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     assert (run.returncode, run.stderr) == (0, "")
     # In what is shown, `...` stands for whatever differs from machine to machine.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
+
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+each_page = pytest.mark.parametrize(
+    "page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES]
+)
+
+
+@each_page
+def test_the_examples_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) -> None:
+    examples = doc_blocks.examples(page)
+    if any("import torch\n" in example.block.code for example in examples):
+        pytest.importorskip("torch", reason=f"{page.name} shows how to use it")
+    for example, printed in zip(examples, doc_blocks.printed(page, tmp_path), strict=True):
+        place = f"{page}, line {example.block.line}"
+        assert doctest.OutputChecker().check_output(example.shown, printed, doctest.ELLIPSIS), (
+            f"{place}: {printed}"
+        )
+
+
+@each_page
+def test_a_block_of_code_that_is_not_run_has_a_reason_in_the_source(page: Path) -> None:
+    for block in doc_blocks.blocks(page):
+        if block.language not in ("python", "text"):
+            needs_reason = block.language == "sh" or block.language == "{literalinclude}"
+            known = needs_reason or block.language in ("{toctree}", "{include}")
+            assert known, f"{page}, line {block.line}: is {block.language!r} code to run?"
+            assert block.reason or not needs_reason, f"{page}, line {block.line}: nobody runs this; say why"
+        assert block.reason != "", f"{page}, line {block.line}: say why it is not run"
+
+
+def test_the_blocks_of_a_page_are_told_apart(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nx = 1\n```\n\n<!-- not run: needs a server -->\n```python\nfetch(x)\n```\n\n```text\nno\n```\n\n"
+        "<!-- alone -->\n```python\nprint('x' in globals())\n```\n\n```text\nFalse\n```\n\n"
+        "```python\nprint(x)\n```\n\nwords\n\n```text\n1\n```\n"
+    )
+    found = doc_blocks.examples(page)
+    assert [(example.block.line, example.shown) for example in found] == [
+        (1, ""),
+        (15, "False\n"),
+        (23, "1\n"),
+    ]
+    assert [block.reason for block in doc_blocks.blocks(page)].count("needs a server") == 1
+    assert doc_blocks.printed(page, tmp_path) == ["", "False\n", "1\n"]

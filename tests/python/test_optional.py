@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 #: Extras of which no pipe is made: for people who work on the project, for the demo, for all of them.
-OTHER_EXTRAS = {"all", "demo", "dev", "test"}
+OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test"}
 
 #: (who needs it, by the name in the message; the library; the extra; what reaches for it)
 NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [

@@ -1,0 +1,42 @@
+"""How Sphinx makes the site.
+
+Role: settings. `tools/build_site.py` runs Sphinx on a copy of this folder, to which it adds generated pages.
+"""
+
+import torchdata
+
+project = "torchdata-rs"
+author = "The torchdata-rs developers"
+copyright = author
+release = torchdata.__version__.partition("+rs.")[2]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "code_links"]
+exclude_patterns = ["_static"]
+
+# Markdown
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# Reference
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 72
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+napoleon_numpy_docstring = False
+nitpicky = False
+
+# Pages
+html_theme = "furo"
+html_title = "torchdata-rs"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_copyright = False
+html_last_updated_fmt = None
+html_theme_options = {"navigation_with_keys": True}
+pygments_style = "tango"
+pygments_dark_style = "monokai"

@@ -1,0 +1,67 @@
+"""Builds the documentation as a site: `make docs` puts it into `target/site/`.
+
+Role: copies `docs/` to a folder of its own, adds the pages that are made of the package (pictures of the pipes, API
+reference) and the documents at the root of the repository, and runs Sphinx. Whatever Sphinx warns of is an error.
+
+    build_site.py FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import api_reference
+import pipes_page
+from sphinx.cmd.build import build_main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def sources(folder: Path) -> None:
+    """Writes all that Sphinx reads into the folder."""
+    shutil.copytree(ROOT / "docs", folder, dirs_exist_ok=True)
+    api_reference.write(folder / "reference")
+    (folder / "pipes.md").write_text(pipes_page.text(), encoding="utf-8")
+    for name in ("README.md", "examples"):  # of which pages include parts
+        (folder.parent / name).symlink_to(ROOT / name)
+    developers = folder / "developers"
+    developers.mkdir(exist_ok=True)
+    for name in ("DEVELOP.md", "CHANGELOG.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        text = re.sub(r"\]\(docs/(\w+\.md)", r"](../\1", text)
+        (developers / name.lower()).write_text(text, encoding="utf-8")
+
+
+def build(target: Path) -> int:
+    """Writes the site into the folder, which need not exist; returns the exit status of Sphinx."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "docs"
+        sources(source)
+        doctrees = Path(folder) / "doctrees"
+        return build_main(
+            [
+                "-b",
+                "html",
+                "-W",
+                "--keep-going",
+                "-q",
+                "-j",
+                "auto",
+                "-d",
+                str(doctrees),
+                str(source),
+                str(target),
+            ]
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: {sys.argv[0]} FOLDER")
+    os.environ.setdefault("PYTHONHASHSEED", "0")
+    sys.exit(build(Path(sys.argv[1])))

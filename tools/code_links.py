@@ -1,0 +1,122 @@
+"""A Sphinx extension: code in running text links to the reference, and docstrings read as what they are.
+
+Role: the documents and docstrings are plain Markdown for those who read them in an editor: a name stands between
+backticks and nothing else. Here `DataLoader2`, `.batch(3)` and `DataLoader2.seed` find their places in the reference.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from api_reference import MODULES, functional_forms
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.transforms.post_transforms import SphinxPostTransform
+
+from torchdata.datapipes import map as map_pipes
+
+#: Class names of iter pipes by functional form.
+_FORMS = {
+    form: cls.__name__
+    for cls, form in functional_forms().items()
+    if not issubclass(cls, map_pipes.MapDataPipe)
+}
+#: Functional forms that are names of other things, too: only `.map` links, and `map` does not.
+_AMBIGUOUS = {"enumerate", "filter", "map", "slice", "zip"}
+#: Names of what is in the reference, and of the built-in classes.
+_PUBLIC = {
+    name
+    for module in [*MODULES, "torchdata.datapipes.iter"]
+    for name in importlib.import_module(module).__all__
+}
+_PUBLIC |= set(vars(builtins)) | {"MapDataPipe"}
+
+
+class CodeLinks(SphinxPostTransform):
+    """Makes code that names a public object a link to it."""
+
+    default_priority = 9  # before the references are resolved
+
+    def run(self, **kwargs: Any) -> None:
+        """Goes through one page."""
+        index = self._index()
+        for literal in list(self.document.findall(nodes.literal)):
+            if any(isinstance(above, (nodes.reference, nodes.title)) for above in _ancestors(literal)):
+                continue
+            full = self._find(literal.astext(), index)
+            if full is None:
+                continue
+            entry = self.env.domaindata["py"]["objects"][full]
+            uri = self.app.builder.get_relative_uri(self.env.current_document.docname, entry.docname)
+            link = nodes.reference("", "", refuri=f"{uri}#{entry.node_id}", internal=True, reftitle=full)
+            literal.replace_self(link)
+            link += literal
+
+    def _index(self) -> dict[str, str]:
+        """Full names by the names that people write."""
+        found: dict[str, str] = {}
+        objects = self.env.domaindata["py"]["objects"]
+        # Classes of map pipes share their names with those of iter pipes, which are meant where nothing else is said.
+        for full in sorted(objects, key=lambda name: ".map." in name):
+            entry = objects[full]
+            if entry.aliased or entry.objtype == "module":
+                continue
+            parts = full.split(".")
+            wanted = 2 if entry.objtype in ("method", "attribute", "property") else 1
+            for length in range(wanted, len(parts) + 1):
+                found.setdefault(".".join(parts[-length:]), full)
+        return found
+
+    @staticmethod
+    def _find(text: str, index: dict[str, str]) -> str | None:
+        name = re.sub(r"\([^()]*\)$", "", text)
+        if not re.fullmatch(r"\.?[A-Za-z_][\w.]*", name):
+            return None
+        if name.startswith(".") or (name in _FORMS and name not in _AMBIGUOUS):
+            cls = _FORMS.get(name.removeprefix("."))
+            return index.get(cls) if cls else None
+        return index.get(name)
+
+
+def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:
+    while (node := node.parent) is not None:
+        yield node
+
+
+def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Turns a docstring's backticks into those of reStructuredText, and adds the functional form.
+
+    A module's docstring loses the paragraph that tells developers its role.
+    """
+    if what == "module":
+        paragraphs = "\n".join(lines).split("\n\n")
+        lines[:] = "\n\n".join(part for part in paragraphs if not part.startswith("Role: ")).split("\n")
+    lines[:] = [
+        line
+        if line.lstrip().startswith((">>>", "..."))
+        else re.sub(r"(?<![`:\w])`([^`]+)`(?!`)", r"``\1``", line)
+        for line in lines
+    ]
+    form = functional_forms().get(value) if isinstance(value, type) else None
+    if form is not None:
+        end = next((place for place, line in enumerate(lines) if not line.strip()), len(lines))
+        lines[end:end] = ["", f"As a method: ``pipe.{form}(…)``.", ""]
+
+
+def without_private(app: Sphinx, name: str, value: Any, options: Any, bases: list[Any]) -> None:
+    """Leaves out bases that are in no reference."""
+    public = [base for base in bases if getattr(typing.get_origin(base) or base, "__name__", "") in _PUBLIC]
+    bases[:] = public or [object]
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Registers both."""
+    app.connect("autodoc-process-docstring", markup, priority=100)  # before the sections are parsed
+    app.connect("autodoc-process-bases", without_private)
+    app.add_post_transform(CodeLinks)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
