@@ -134,7 +134,7 @@ def strike(plan, process, terminal, listener, outcome):
     time.sleep(plan.delay)
     pid = process.pid
     if plan.victim == "child":
-        pids = children_of(process.pid)
+        pids = children_of(process.pid, plan.method)
         if not pids:
             return
         pid = pids[plan.child % len(pids)]
@@ -153,13 +153,17 @@ def strike(plan, process, terminal, listener, outcome):
             os.kill(pid, signal.SIGCONT)
 
 
-def children_of(main):
-    """The loader's processes in the order in which they were started; a fork server's own children are among them."""
+def children_of(main, method):
+    """The loader's processes in the order in which they were started; a fork server's own children are among them.
+
+    One that has not become another program yet may still become multiprocessing's resource tracker.
+    """
     found = []
     for pid in all_children(main):
-        if b"forkserver" in cmdline(pid):
+        command = cmdline(pid)
+        if b"forkserver" in command:
             found += all_children(pid)
-        elif b"tracker" not in cmdline(pid):
+        elif b"tracker" not in command and (method == "fork" or command != cmdline(main)):
             found.append(pid)
     return sorted(found)
 
