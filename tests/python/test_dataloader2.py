@@ -16,6 +16,7 @@ from torchdata.dataloader2 import (
     DataLoader2,
     DataLoader2Iterator,
     InProcessReadingService,
+    MultiProcessingReadingService,
     PauseIteration,
     ReadingServiceInterface,
 )
@@ -581,3 +582,82 @@ def test_a_loader_of_what_is_no_pipe_fails_when_it_is_used(service, use):
 def test_arguments_of_torchs_loader_are_refused_with_what_takes_their_place(arguments, words):
     with pytest.raises(TypeError, match=words):
         DataLoader2(numbers(), **arguments)
+
+
+SERVICES = {
+    "none": lambda: None,
+    "in process": InProcessReadingService,
+    "workers": lambda: MultiProcessingReadingService(num_workers=2),
+}
+
+
+def shuffled(items=40):
+    return IterableWrapper(list(range(items))).shuffle().sharding_filter()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_state_is_taken_after_iter_as_long_as_no_item_was_asked_for(service):
+    with DataLoader2(shuffled(), reading_service=SERVICES[service]()) as first:
+        first.seed(5)
+        next(iter(first))
+        state = first.state_dict()
+        expected = [list(first) for _ in range(2)]
+    with DataLoader2(shuffled(), reading_service=SERVICES[service]()) as second:
+        iterator = iter(second)
+        second.load_state_dict(state)
+        got = [list(iterator), list(second)]
+        assert got == expected or service == "none"  # without a service the pipes have seeds of their own
+        assert [sorted(epoch) for epoch in got] == [list(range(40))] * 2
+        with pytest.raises(RuntimeError, match="already been created"):
+            second.load_state_dict(state)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_state_that_is_taken_after_iter_brings_its_own_data(service):
+    state = DataLoader2(IterableWrapper([1, 2, 3]).sharding_filter()).state_dict()
+    with DataLoader2(
+        IterableWrapper([7, 8]).sharding_filter(), reading_service=SERVICES[service]()
+    ) as loader:
+        iterator = iter(loader)
+        loader.load_state_dict(state)
+        assert list(iterator) == list(loader) == [1, 2, 3]
+
+
+def test_a_damaged_state_leaves_the_epoch_that_was_begun_as_it_is():
+    loader = DataLoader2(IterableWrapper([1, 2]))
+    iterator = iter(loader)
+    with pytest.raises(ValueError, match="not the state of a DataLoader2"):
+        loader.load_state_dict({})
+    assert list(iterator) == [1, 2]
+
+
+def test_a_state_of_another_pipeline_says_that_it_replaces_the_loaders_own():
+    state = DataLoader2(IterableWrapper([1, 2]).map(str).batch(2)).state_dict()
+    loader = DataLoader2(IterableWrapper([1, 2]).filter(bool).batch(2))
+    with pytest.warns(
+        UserWarning, match="pipe 2 from the source on is Mapper where this loader has Filter.*from_state"
+    ):
+        loader.load_state_dict(state)
+    assert list(loader) == [["1", "2"]]
+    loader = DataLoader2(IterableWrapper([1, 2]))
+    with pytest.warns(UserWarning, match="pipe 2 from the source on is Mapper where this loader has none"):
+        loader.load_state_dict(state)
+
+
+def test_a_function_of_another_programs_main_module_is_named_with_the_remedy(tmp_path):
+    program = """
+import pickle, sys
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+{function}
+if sys.argv[1] == "save":
+    pickle.dump(DataLoader2(IterableWrapper([1]).map(decode)).state_dict(), open("state", "wb"))
+else:
+    DataLoader2.from_state(pickle.load(open("state", "rb")), None)
+"""
+    (tmp_path / "train.py").write_text(program.format(function="def decode(x): return x"))
+    (tmp_path / "other.py").write_text(program.format(function=""))
+    subprocess.run([sys.executable, "train.py", "save"], cwd=tmp_path, check=True)
+    done = subprocess.run([sys.executable, "other.py", "load"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "it names 'decode' of the program's own file (`__main__`)" in done.stderr

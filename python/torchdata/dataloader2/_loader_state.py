@@ -10,6 +10,7 @@ something else, or ask for all memory. So checksums of its fields are compared b
 from __future__ import annotations
 
 import pickle
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from types import NoneType
@@ -99,6 +100,13 @@ def unpickled(field: str, pickled: Any) -> Any:
     try:
         return pickle.loads(pickled)
     except (ImportError, AttributeError) as error:
+        name = re.search(r"attribute '(.+?)' on <module '__(?:mp_)?main__'", str(error))
+        if name is not None:
+            raise ValueError(
+                f"the field {field!r} of this loader state cannot be loaded, because it names {name[1]!r} of the "
+                "program's own file (`__main__`), and the program that runs now defines no such name there: define "
+                "it, or put it into a module that both programs import and save the state anew"
+            ) from error
         raise ValueError(
             f"the field {field!r} of this loader state cannot be loaded, because something that it was made of cannot "
             f"be imported here ({type(error).__name__}: {error}); load it where the modules and names of the program "

@@ -16,6 +16,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any, Generic, Never, TypeAlias, TypeVar
 
@@ -40,7 +41,7 @@ from torchdata.dataloader2._loader_state import (
 )
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph._serialization import Snapshot, clone
+from torchdata.dataloader2.graph._serialization import Snapshot
 from torchdata.dataloader2.graph._serialization import serialize_datapipe as serialize_datapipe
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.random.seed_generator import check_seed
@@ -100,7 +101,8 @@ class DataLoader2(Generic[T_co]):
             datapipe = datapipe.to_iter_datapipe()
         _require_service(reading_service)
         self.datapipe_adapter_fns = _adapter_list(datapipe_adapter_fn)
-        self.reading_service = self._adapt_service(clone(reading_service))
+        self._service = Snapshot(reading_service)  # one that was in use serves no other graph
+        self.reading_service = self._adapt_service(self._service.copy())
         self.reading_service_state: bytes | None = None
         self.datapipe: Any = None
         self._snapshot = Snapshot(datapipe)
@@ -403,28 +405,47 @@ class DataLoader2(Generic[T_co]):
         return loader
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Puts the pipe and the seeds of a saved state into this loader, which must not have been iterated.
+        """Puts the pipe and the seeds of a saved state into this loader, of which no item may have been asked for.
 
-        The loader's adapters are applied to the loaded pipe.
+        The loader's adapters are applied to the loaded pipe. An iterator that was made but not asked for an item yet
+        goes on as one of the loaded loader.
+
+        A UserWarning tells where the loaded pipe replaces one that is made of other pipes.
 
         Args:
             state_dict: what `state_dict` returned. It is unpickled: load only what you trust.
 
         Raises:
-            RuntimeError: the loader was iterated before, or shut down.
+            RuntimeError: an item of the loader was asked for before, or it was shut down.
             TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
                 it needs modules that are not here. The loader is as it was then.
         """
         if self._terminated:
             raise RuntimeError("Cannot load a state into the DataLoader as it has already been shut down")
-        if self._datapipe_iter is not None:
+        begun = self._datapipe_iter is not None
+        if begun and self._reset_iter:
             raise RuntimeError(
                 "DataLoader2 iterator has already been created, `load_state_dict()` can't be called. "
                 "Please create a new dataloader in order to use load state dict."
             )
         datapipe, randomness = _unpacked(state_dict)
+        difference = _difference(self._snapshot.copy(), datapipe)
+        if difference:
+            warnings.warn(
+                f"the loaded state brings a pipeline of its own, which replaces that of this loader: {difference}; "
+                "make the loader by DataLoader2.from_state(state, reading_service) if that is meant",
+                stacklevel=2,
+            )
+        if begun:
+            self._close_iteration()
+            if self.reading_service is not None and self._adapted:
+                self.reading_service.finalize()
+                self.reading_service = self._adapt_service(self._service.copy())
+                self._adapted = False
         self._take_graph(Snapshot(datapipe))
         self._take_state(state_dict, randomness)
+        if begun:
+            self._begin_epoch()
 
     def _take_state(self, state: Mapping[str, Any], randomness: Randomness | None) -> None:
         self.reading_service_state = state[READING_SERVICE_STATE_KEY_NAME]
@@ -483,6 +504,17 @@ class DataLoader2(Generic[T_co]):
 
     def _warn_unsupported(self, what: str) -> None:
         warnings.warn(f"{type(self.reading_service).__name__} doesn't support `{what}`.", stacklevel=4)
+
+
+def _difference(own: Any, loaded: Any) -> str:
+    """Where two graphs are made of different pipes, in words; empty where they are not, or one of them is none."""
+    if not is_pipe(own) or not is_pipe(loaded):
+        return ""
+    ours, theirs = ([type(pipe).__name__ for pipe in walk(end)] for end in (own, loaded))
+    for place, (mine, other) in enumerate(zip_longest(ours, theirs)):
+        if mine != other:
+            return f"pipe {place + 1} from the source on is {other or 'missing'} where this loader has {mine or 'none'}"
+    return ""
 
 
 def _unpacked(state: Mapping[str, Any]) -> tuple[DataPipe, Randomness | None]:
