@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from torchdata._reporting import explain
 from torchdata.datapipes.datapipe import begin_iteration
 
 __all__ = ["Load", "Step", "Unloadable", "begin_unloaded", "can_wait"]
@@ -59,16 +60,19 @@ class Step:
         before: what makes the item of an index first.
     """
 
-    __slots__ = ("_before", "_datapipe", "_function")
+    __slots__ = ("_before", "_datapipe", "_function", "_made")
 
     def __init__(self, datapipe: Any, function: Load, before: Load | None = None) -> None:
         self._datapipe, self._function, self._before = datapipe, function, before
+        self._made = 0
 
     def __call__(self, index: Any) -> Any:
         item = index if self._before is None else self._before(index)
         try:
-            return self._function(item)
+            made = self._function(item)
         except Exception as error:
-            if not hasattr(error, "__notes__") and not isinstance(error, StopIteration):
-                error.add_note(f"This exception was raised while iterating {self._datapipe!r}.")
+            if not isinstance(error, StopIteration):  # which the iterator of the filter reports
+                explain(error, error.__traceback__, self._datapipe, self._made)
             raise
+        self._made += 1
+        return made
