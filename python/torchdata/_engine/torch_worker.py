@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from torchdata._importing import call_when_imported
+from torchdata.datapipes._splitting import watched_info
 
 __all__ = ["tell_torch"]
 
@@ -28,8 +29,8 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
     def tell(module: Any) -> None:
         worker = module._utils.worker
         seed = sys.modules["torch"].initial_seed()
-        worker._worker_info = worker.WorkerInfo(
-            id=worker_id, num_workers=num_workers, seed=seed, dataset=datapipe
+        worker._worker_info = watched_info(
+            worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=datapipe
         )
         collate_where_items_leave(module._utils.collate)
 

@@ -8,6 +8,7 @@ their epochs end together. Runs in the main process of every rank and owns two g
 from __future__ import annotations
 
 import copy
+import sys
 from typing import TYPE_CHECKING, Any
 
 from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_timeout, open_group
@@ -122,6 +123,24 @@ class DistributedReadingService(ReadingServiceInterface):
         datapipe.set_process_group(self._sync_group)
         self._fullsync = self._datapipe = datapipe
         return datapipe
+
+    def count_ranks(self) -> int:
+        """The number of ranks, also before the first epoch.
+
+        Raises:
+            TypeError: the job has not begun yet.
+        """
+        if self._datapipe is not None:
+            return self._world_size
+        if self._given_group is not None:
+            return self._given_group.world_size
+        name = "mpi4py.MPI" if self._backend == "mpi" else "torch.distributed"
+        library: Any = sys.modules.get(name)
+        if library is not None and self._backend == "mpi":
+            return int(library.COMM_WORLD.Get_size())
+        if library is not None and library.is_initialized():
+            return int(library.get_world_size())
+        raise TypeError(f"the number of ranks is not known before {name} is initialised")
 
     def _open(self, timeout: float) -> RankGroup:
         return self._given_group or open_group(self._backend, timeout, "DistributedReadingService")

@@ -26,7 +26,7 @@ from torchdata.dataloader2.utils.dispatch import (
 )
 from torchdata.datapipes.iter import IterDataPipe
 
-__all__ = ["MultiProcessingReadingService"]
+__all__ = ["MultiProcessingReadingService", "cut_dispatched", "replaced_functions"]
 
 ResetFn = Callable[[DataPipe], DataPipe]
 
@@ -153,7 +153,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             return self._end_datapipe
 
         self._warn_of_copies(datapipe)
-        datapipe, dispatching = _cut_dispatched(datapipe)
+        datapipe, dispatching = cut_dispatched(datapipe)
         branches = find_replicable_branches(traverse_dps(datapipe))
         if len(branches) != 1:
             raise ValueError(
@@ -178,13 +178,13 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         from torchdata.dataloader2.linter import warn_of_silent_findings
 
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
-        if self.num_workers > 1 and no_functions and not _replaced_functions():
+        if self.num_workers > 1 and no_functions and not replaced_functions():
             warn_of_silent_findings(datapipe, self.num_workers)
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Children:
         share = math.ceil(self.main_prefetch_cnt / self.num_workers)
         self._dispatches = dispatching is not None
-        replaced = _replaced_functions()
+        replaced = replaced_functions()
         return Children(
             multiprocessing.get_context(self.multiprocessing_context),
             self.num_workers,
@@ -284,7 +284,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return self.__dict__
 
 
-def _replaced_functions() -> dict[str, Callable[..., DataPipe]]:
+def replaced_functions() -> dict[str, Callable[..., DataPipe]]:
     """What users have put in place of the functions that prepare a graph in each process; spawned ones have ours."""
     from torchdata.dataloader2 import reading_service
 
@@ -304,13 +304,15 @@ class _Limit:
         self.limit_fn(datapipe, self.num_batches)
 
 
-def _cut_dispatched(datapipe: DataPipe) -> tuple[DataPipe, DataPipe | None]:
+def cut_dispatched(
+    datapipe: DataPipe, source: DispatchedSource | None = None
+) -> tuple[DataPipe, DataPipe | None]:
     """Puts a `DispatchedSource` in the place of what is to be dispatched: (graph of the rest, graph to dispatch)."""
     graph = traverse_dps(datapipe)
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return datapipe, None
-    source: Any = DispatchedSource()
+    source = DispatchedSource() if source is None else source
     if dispatching is datapipe:
         return source, dispatching
     replace_dp(graph, dispatching, source)

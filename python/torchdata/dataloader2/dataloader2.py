@@ -22,8 +22,10 @@ from typing import Any, Generic, Never, TypeAlias, TypeVar
 
 from torchdata._engine.interrupts import InterruptsHeld
 from torchdata._reporting import fold
+from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._interface import CheckpointableReadingServiceInterface, ReadingServiceInterface
 from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
+from torchdata.dataloader2._length import length_of_epoch, skeleton
 from torchdata.dataloader2._loader_state import (
     CHECKSUMS_KEY_NAME,
     ITERATION_STATE_KEY_NAME,
@@ -45,7 +47,12 @@ from torchdata.dataloader2.graph._serialization import Snapshot
 from torchdata.dataloader2.graph._serialization import serialize_datapipe as serialize_datapipe
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.random.seed_generator import check_seed
-from torchdata.dataloader2.reading_service import InProcessReadingService, pause_pipes, resume_pipes
+from torchdata.dataloader2.reading_service import (
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    pause_pipes,
+    resume_pipes,
+)
 from torchdata.datapipes._traversal import is_pipe, walk
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.iter.synchronizing import FullSync
@@ -68,8 +75,11 @@ class DataLoader2(Generic[T_co]):
     `limit()` and `resume()` of the iterator, `iter(loader)`: the loader itself has neither.
 
     Args:
-        datapipe: the last pipe of the graph. A `MapDataPipe` is read from index 0 on. None only where
-            `load_state_dict` follows. Anything else is an error when the loader is used.
+        datapipe: the last pipe of the graph, or a data set: what has a length and is read by index, such as PyTorch's
+            `Dataset`, or an iterable that can be read again and again. A `MapDataPipe` is read from index 0 on, and so
+            is such a data set; workers share its items only behind a `sharding_filter`, which `from_dataset` adds.
+            None only where `load_state_dict` follows. Anything else is an error when the
+            loader is used.
         datapipe_adapter_fn: an adapter or several; applied to the copy of the graph, in their order.
         reading_service: how the graph is run; None reads it in this process, with the pipes' own seeds.
         of_torchs_loader: nothing. Arguments of torch's `DataLoader` are refused by a message that says what takes their
@@ -90,13 +100,14 @@ class DataLoader2(Generic[T_co]):
 
     def __init__(
         self,
-        datapipe: DataPipe | None,
+        datapipe: Any,
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
         **of_torchs_loader: Never,
     ) -> None:
         self._terminated = self._ended = True  # a loader whose construction fails has nothing to shut down
         _refuse(of_torchs_loader)
+        datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
         _require_service(reading_service)
@@ -110,6 +121,8 @@ class DataLoader2(Generic[T_co]):
 
         self.valid_iterator_id: int | None = None
         self._adapted = False  # whether the service has taken over the graph
+        self._skeleton: Any = None  # of the graph as it was then, until somebody asks for the length
+        self._length: int | str | None = None  # or why it is not known
         self._datapipe_iter: Iterator[T_co] | None = None
         self._reset_iter = True  # whether the next `iter` begins an epoch; not before an item was asked for
         self._iterating = False  # whether the service was not yet told the end of the epoch
@@ -149,6 +162,64 @@ class DataLoader2(Generic[T_co]):
             snapshot = Snapshot(datapipe)
         self.datapipe = datapipe
         self._snapshot = snapshot
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        num_workers: int = 0,
+        *,
+        sampler: Iterable[Any] | None = None,
+        drop_last: bool = False,
+        collate_fn: Callable[[Any], Any] | None = None,
+        seed: int | None = None,
+        reading_service: ReadingServiceInterface | None = None,
+    ) -> DataLoader2[Any]:
+        """A loader of a data set, with the usual pipeline: order, share, batch, collate.
+
+        Workers divide a data set that is read by index by its indices, so each item is loaded once. An iterable is read
+        whole in each worker, of which each takes its share, unless it divides itself (as Hugging Face's
+        `IterableDataset`). But for the latter, items come in the same order, and in the same batches, whatever the
+        number of workers.
+
+        Args:
+            dataset: what has a length and is read by index, such as PyTorch's `Dataset`; an iterable that can be read
+                again and again; a generator function; or a pipe. One that has a sharding pipe gets no other.
+            batch_size: items per batch; None yields single items, uncollated.
+            shuffle: whether each epoch has a random order of its own: of all items by index, or of those of an iterable
+                through the buffer of `shuffle()`.
+            num_workers: number of worker processes; 0 reads in this process.
+            sampler: gives the indices to read, for data sets that are read by index; see `sample_by` of map pipes.
+            drop_last: whether a last batch with fewer items is left out.
+            collate_fn: a function of a batch, or of an item where `batch_size` is None. None makes arrays (with PyTorch
+                loaded, tensors) of batches.
+            seed: from which all epochs follow, as by `seed()`.
+            reading_service: how the pipeline is run, in the place of `num_workers`.
+
+        Raises:
+            TypeError: `dataset` is none, or another argument is of another kind.
+            ValueError: a number is too small, or two arguments exclude each other.
+
+        Example:
+            >>> from torchdata.dataloader2 import DataLoader2
+            >>> with DataLoader2.from_dataset(range(5), batch_size=2, num_workers=2, collate_fn=list) as loader:
+            ...     len(loader), list(loader)
+            (3, [[0, 1], [2, 3], [4]])
+        """
+        if reading_service is not None and num_workers:
+            raise ValueError("DataLoader2.from_dataset: give num_workers or a reading_service, not both")
+        pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn)
+        if reading_service is None:
+            in_process = isinstance(num_workers, int) and num_workers == 0
+            reading_service = (
+                InProcessReadingService() if in_process else MultiProcessingReadingService(num_workers)
+            )
+        loader = cls(pipe, reading_service=reading_service)
+        if seed is not None:
+            loader.seed(seed)
+        return loader
 
     @property
     def _datapipe_before_reading_service_adapt(self) -> Any:
@@ -221,6 +292,10 @@ class DataLoader2(Generic[T_co]):
     def _hand_over(self, service: Any) -> None:
         """Lets the service take over the graph; if it fails, the loader keeps the graph as it was."""
         try:
+            self._skeleton, self._length = skeleton(self.datapipe), None
+        except TypeError as error:
+            self._length = str(error)
+        try:
             if self.reading_service_state is None:
                 self.datapipe = service.initialize(self.datapipe)
             elif isinstance(service, CheckpointableReadingServiceInterface):
@@ -268,19 +343,34 @@ class DataLoader2(Generic[T_co]):
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
 
     def __len__(self) -> int:
-        """The number of items of an epoch, where the whole graph runs in this process.
+        """The number of items of an epoch. Asking starts nothing.
+
+        Each worker's share is counted, and of all ranks the least, because they end together; that takes for granted
+        that the ranks read the same data.
 
         Raises:
-            TypeError: it is not known: a pipe does not know its length, or a reading service shares out the items.
+            TypeError: it is not known: a pipe does not know its length, a function of the service may change the graph,
+                or the service is one of your own.
         """
-        service = self.reading_service
-        if service is not None and not isinstance(service, InProcessReadingService):
-            raise TypeError(
-                f"this DataLoader2 has no length: it depends on how {type(service).__name__} shares out the items"
-            )
+        if self.datapipe is None:
+            raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
         self._require_pipe()
-        length: int = len(self.datapipe)
-        return length
+        service = self.reading_service
+        here = service is None or (isinstance(service, InProcessReadingService) and service.keeps_graph)
+        if here or (self._adapted and isinstance(service, InProcessReadingService)):
+            length: int = len(self.datapipe)
+            return length
+        if not self._adapted:
+            return length_of_epoch(skeleton(self.datapipe), service)
+        if self._length is None:
+            try:
+                self._length = length_of_epoch(self._skeleton, service)
+            except TypeError as error:
+                self._length = str(error)
+            self._skeleton = None
+        if isinstance(self._length, str):
+            raise TypeError(self._length)
+        return self._length
 
     def __bool__(self) -> bool:
         return True  # whatever its length

@@ -20,14 +20,21 @@ from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.dataloader2.utils.dispatch import find_lca_round_robin_sharding_dp
 from torchdata.datapipes._checks import check_int
+from torchdata.datapipes._datasets import is_indexed_only, splits_itself
 from torchdata.datapipes._traversal import is_pipe, sources_of, walk
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.datapipes.map.combinatorics import IndexSampler
 
 __all__ = ["DataPipeLintWarning", "Finding", "lint"]
 
 Kind = Literal[
-    "no-shuffle-before-sharding", "not-sharded", "partly-sharded", "sharded-twice", "shuffle-after-dispatch"
+    "no-shuffle-before-sharding",
+    "not-sharded",
+    "partly-sharded",
+    "sharded-twice",
+    "shuffle-after-dispatch",
+    "splits-itself",
 ]
 
 
@@ -61,8 +68,9 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     Finds a `sharding_filter` without a `shuffle` before it; sources whose items every worker would yield; joins of
-    branches of which some are sharded; a second `sharding_filter` behind a first one; and a `shuffle` behind
-    `sharding_round_robin_dispatch` where no seed is given.
+    branches of which some are sharded; a second `sharding_filter` behind a first one; a `shuffle` behind
+    `sharding_round_robin_dispatch` where no seed is given; and a `sharding_filter` behind a source that divides its
+    items among workers by itself, such as Hugging Face's `IterableDataset`: each worker then reads all of them.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -129,7 +137,7 @@ class _Linter:
         order = {id(pipe): place for place, pipe in enumerate(self.pipes)}
         found = [*self._unshuffled(), *self._sharded_twice()]
         if self.num_workers > 1:
-            found += [*self._shuffled_after_dispatch(), *self._replicated()]
+            found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
         yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
 
     # -- one kind each -----------------------------------------------------------------------------
@@ -184,7 +192,7 @@ class _Linter:
             elif id(pipe) not in self.in_main:
                 inputs = _inputs(pipe)
                 divided = [source for source in inputs if own.get(id(source))]
-                own[id(pipe)] = bool(divided) or _divides(pipe)
+                own[id(pipe)] = bool(divided) or _divides(pipe) or _splits_itself(pipe)
                 if 0 < len(divided) < len(inputs) and not _divides(pipe):
                     yield from self._partly_sharded(
                         pipe, divided[0], [s for s in inputs if not own.get(id(s))]
@@ -203,6 +211,22 @@ class _Linter:
                     source,
                     silent,
                 )
+
+    def _split_and_sharded(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            if not _divides(pipe) or id(pipe) in self.dispatched:
+                continue
+            for source in self._upstream(pipe):
+                if _splits_itself(source):
+                    kind = type(source.iterable).__name__
+                    yield Finding(
+                        "splits-itself",
+                        f"{self._place(pipe)}: the {kind} in {self._place(source)} divides its items among workers by "
+                        f"itself, which it is kept from behind this filter, so each of {self.num_workers} workers "
+                        "reads all of them and takes its share; to have each read its own part alone, remove the "
+                        "filter, or with ranks make it `.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)`",
+                        pipe,
+                    )
 
     def _partly_sharded(self, pipe: Any, divided: Any, whole: list[Any]) -> Iterator[Finding]:
         name = type(pipe).__name__
@@ -256,7 +280,7 @@ class _Linter:
             sources = self.sources[id(ways.pop())]
             if not sources:
                 return False
-            new = [s for s in sources if not is_shuffler(s) and id(s) not in opened]
+            new = [s for s in sources if not _orders(s) and id(s) not in opened]
             opened.update(map(id, new))
             ways.extend(new)
         return True
@@ -336,9 +360,20 @@ def _inputs(pipe: Any) -> list[Any]:
     return iterated or sources
 
 
+def _orders(pipe: Any) -> bool:
+    """Whether the items come in an order that was thought of: shuffled, or a sampler's."""
+    return is_shuffler(pipe) or isinstance(pipe, IndexSampler)
+
+
 def _divides(pipe: Any) -> bool:
     """Whether the pipe passes on a worker's share of the items alone."""
     return is_sharding(pipe) and _group(pipe) in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
+
+
+def _splits_itself(pipe: Any) -> bool:
+    """Whether the pipe wraps an iterable that yields a worker's share alone."""
+    iterable = vars(pipe).get("iterable")
+    return iterable is not None and not is_pipe(iterable) and splits_itself(iterable)
 
 
 def _group(pipe: Any) -> Any:
@@ -368,6 +403,7 @@ def _is_plain(iterable: Any) -> bool:
     """Whether what an IterableWrapper wraps is data; an iterable of the user's may know which worker it runs in."""
     return isinstance(iterable, (list, tuple, dict, str, bytes, range, set, frozenset, type(None))) or (
         is_pipe(iterable)
+        or is_indexed_only(iterable)
         or type(iterable).__module__.partition(".")[0] in ("numpy", "pandas", "polars", "pyarrow", "torch")
     )
 

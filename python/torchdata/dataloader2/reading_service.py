@@ -115,6 +115,11 @@ class InProcessReadingService(ReadingServiceInterface):
             return iter_reset_fn
         return partial(_reset, self._reset_fn, seed_generator, iter_reset_fn)
 
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether no function of the user's may change the graph."""
+        return self._init_fn is None and self._reset_fn is None
+
     def set_prefetch_counts(self, main: int | None, worker: int | None) -> None:
         """Sets `prefetch_cnt` to `main`; there are no workers."""
         if main is not None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from numbers import Real
 from typing import Any
 
+from torchdata.datapipes._datasets import is_built_in, is_generator_function, is_indexed
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 
@@ -32,13 +33,29 @@ def check_iterable(pipe: str, argument: str, value: Any) -> None:
         )
 
 
+def check_generator_function(pipe: str, argument: str, function: Any) -> None:
+    """Raises TypeError unless `function` is a generator function that can be called without arguments."""
+    if not is_generator_function(function):
+        raise TypeError(
+            f"{pipe}: {argument} must be iterable, but got the function {function!r}; call it and give what it "
+            "returns, or give a generator function, which is called anew in each epoch"
+        )
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"{pipe}: {argument} is a generator function, which is called without arguments, but {function!r} has a "
+            f"{error}; bind it with functools.partial"
+        ) from error
+
+
 def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
-    """The pipe to read: `value` itself, or where it is another iterable, an IterableWrapper over it.
+    """The pipe to read: `value` itself, or where it is another iterable or a data set, an IterableWrapper over it.
 
     So that the place of a pipe that was built over a list is kept in a state, too.
 
     Raises:
-        TypeError: `value` cannot be iterated over, or is read by index.
+        TypeError: `value` cannot be iterated over, or is a pipe that is read by index.
     """
     if isinstance(value, IterDataPipe) or _is_foreign_pipe(value):
         return value
@@ -47,31 +64,62 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
             "`.to_iter_datapipe()` first"
         )
-    check_iterable(pipe, argument, value)
+    if inspect.isroutine(value):
+        check_generator_function(pipe, argument, value)
+    elif not is_generator_function(value):
+        check_iterable(pipe, argument, value)
     from torchdata.datapipes.iter.wrapping import IterableWrapper
 
     return IterableWrapper(value, deepcopy=False)
 
 
-def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> None:
-    """Raises TypeError unless `value` is a pipe of `kind` (IterDataPipe or MapDataPipe), ours or another library's."""
-    if not isinstance(value, kind) and all(cls.__name__ != kind.__name__ for cls in type(value).__mro__):
-        wrapper = "IterableWrapper" if kind is IterDataPipe else "SequenceWrapper"
-        raise TypeError(
-            f"{pipe}: {argument} must be of type {kind.__name__}, but got {value!r} of type {type(value).__name__}; "
-            f"wrap data in {wrapper}"
-        )
+def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
+    """The pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or one that reads the data set `value`.
+
+    Raises:
+        TypeError: `value` is neither; plain data is to be wrapped by the user, since it may stand there by mistake.
+    """
+    if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
+        return value
+    if kind is IterDataPipe and is_dataset(value):
+        return check_source(pipe, value, argument)
+    if kind is MapDataPipe and is_dataset(value) and is_indexed(value):
+        from torchdata.datapipes.map.wrapping import SequenceWrapper
+
+        return SequenceWrapper(value, deepcopy=False)
+    wrapper = "IterableWrapper" if kind is IterDataPipe else "SequenceWrapper"
+    raise TypeError(
+        f"{pipe}: {argument} must be of type {kind.__name__}, but got {value!r} of type {type(value).__name__}; "
+        f"wrap data in {wrapper}"
+    )
 
 
-def check_sources(pipe: str, values: Iterable[Any]) -> None:
-    """Raises TypeError unless every one of `values` is an IterDataPipe, ours or another library's."""
+def check_sources(pipe: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """The pipes to read: each of `values`, or for a data set among them an IterableWrapper over it.
+
+    Raises:
+        TypeError: one of them is no IterDataPipe, ours or another library's, and no data set; plain data is to be
+            wrapped by the user, since it may stand there by mistake.
+    """
+    pipes = []
     for position, value in enumerate(values):
         if isinstance(value, IterDataPipe) or _is_foreign_pipe(value):
-            continue
-        raise TypeError(
-            f"{pipe}: every input must be an `IterDataPipe`, but input {position} is {value!r} of type "
-            f"{type(value).__name__}; wrap it in IterableWrapper"
-        )
+            pipes.append(value)
+        elif is_dataset(value):
+            pipes.append(check_source(pipe, value, f"input {position}"))
+        else:
+            raise TypeError(
+                f"{pipe}: every input must be an `IterDataPipe`, but input {position} is {value!r} of type "
+                f"{type(value).__name__}; wrap it in IterableWrapper"
+            )
+    return tuple(pipes)
+
+
+def is_dataset(value: Any) -> bool:
+    """Whether `value` is a data set, read by index or by iterating: neither a pipe nor plain data nor a mapping."""
+    if is_built_in(value) or isinstance(value, (IterDataPipe, MapDataPipe, Mapping, type)):
+        return False
+    return is_indexed(value) or (hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__"))
 
 
 def _is_foreign_pipe(value: Any) -> bool:

@@ -745,6 +745,12 @@ class MapForms(FunctionalForms, Generic[T_co]):
     ) -> MapDataPipe[Any]:
         """Applies a function to each item when it is asked for."""
 
+    def sample_by(
+        self,
+        sampler: Iterable[Any],
+    ) -> IterDataPipe[T_co]:
+        """Yields the items of a map pipe in the order of a sampler, which is read anew in each epoch."""
+
     def shuffle(
         self,
         *,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from torchdata._native import IterationToken, guard_iterator
 from torchdata._reporting import explain
 from torchdata.datapipes._registry import FunctionalForms
+from torchdata.datapipes._splitting import begin_whole, is_read_whole
 from torchdata.datapipes._torch import Counterpart, derives_from_twin, meet_torch
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
@@ -65,7 +66,8 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     iterator_id, resumed, replay = token.begin()
     if not resumed:
         datapipe.reset()
-    iterator = function(datapipe)
+    whole = is_read_whole(datapipe)
+    iterator = begin_whole(lambda: function(datapipe)) if whole else function(datapipe)
     guard = guard_iterator(datapipe, iterator, token, iterator_id)
     if replay:
         next(islice(guard, replay - 1, replay), None)

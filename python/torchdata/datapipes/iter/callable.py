@@ -20,6 +20,7 @@ from torchdata.datapipes._checks import (
 )
 from torchdata.datapipes._columns import chosen, on_columns, replacing_columns
 from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._unloaded import Load, Step, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter._unfolding import Unfolding
 from torchdata.datapipes.state import Stateless
@@ -65,10 +66,19 @@ class Mapper(Stateless, IterDataPipe[T_co]):
         self.output_col = check_output_col(name, fn, input_col, output_col)
 
     def __iter__(self) -> Iterator[T_co]:
-        fn = (
+        return map(self._function(), self.datapipe)  # the guard tells a StopIteration of `fn` from the end
+
+    def _function(self) -> Callable[[Any], Any]:
+        return (
             self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
         )
-        return map(fn, self.datapipe)  # the guard tells a StopIteration of `fn` from the end
+
+    def _can_wait(self) -> bool:
+        return can_wait(self.datapipe)
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        indices, load = begin_unloaded(self.datapipe)
+        return indices, Step(self, self._function(), load)
 
     def __len__(self) -> int:
         return length_of(self, self.datapipe)

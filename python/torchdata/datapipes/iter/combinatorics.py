@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import with_own_streams
+from torchdata.datapipes._unloaded import Load, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, token_of
 from torchdata.datapipes.iter._shuffling import Shuffling
 
@@ -56,15 +57,32 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
         self.datapipe = datapipe
         self._rng = random.Random()
         self._buffer: list[Any] = []
+        #: Whether the buffer of the current iteration holds indices in the place of items.
+        self._unloaded = False
 
     def reset(self) -> None:
         """Empties the buffer and seeds the generator, by `set_seed`'s seed or by a fresh one."""
         super().reset()
-        self._buffer = []
+        self._buffer, self._unloaded = [], False
 
     def __iter__(self) -> Iterator[T_co]:
-        source = iter(self.datapipe)
+        if self._unloaded:  # restored from an iteration over indices, as this one is not
+            source, load = begin_unloaded(self.datapipe)
+            return map(load, self._in_order(source))
+        return self._in_order(iter(self.datapipe))
+
+    def _in_order(self, source: Iterator[Any]) -> Iterator[Any]:
         return self._shuffled(source) if self._shuffling else source
+
+    def _can_wait(self) -> bool:
+        # What lies in a restored buffer decides.
+        restored = token_of(self).armed and bool(self._buffer)
+        return can_wait(self.datapipe) and (self._unloaded or not restored)
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        self._unloaded = True
+        indices, load = begin_unloaded(self.datapipe)
+        return self._in_order(indices), load
 
     def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
         # Draws as random.Random.randint does, without its four Python frames a number: bits of the
@@ -93,15 +111,16 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """The buffer, the generator and the seeds of this iteration and, where set, of the next."""
-        return {"buffer": list(self._buffer), **super().state_dict()}
+        return {"buffer": list(self._buffer), "unloaded": self._unloaded, **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the buffer, the generator and the seeds over; the state can be loaded again."""
         super().load_state_dict(state_dict)
         self._buffer = [with_own_streams(item) for item in state_dict["buffer"]]
+        self._unloaded = state_dict.get("unloaded", False)
 
     def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_buffer": []}
+        return {**super()._attributes_to_copy(), "_buffer": [], "_unloaded": False}
 
 
 @functional_datapipe("in_batch_shuffle")

@@ -33,8 +33,7 @@ __all__ = [
 def _checked(pipe: str, datapipes: tuple[Any, ...]) -> tuple[Any, ...]:
     if not datapipes:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
-    check_sources(pipe, datapipes)
-    return datapipes
+    return check_sources(pipe, datapipes)
 
 
 @functional_datapipe("concat")
@@ -42,11 +41,11 @@ class Concater(IterDataPipe[Any]):
     """Yields the items of its inputs one input after another. `a + b` is the same.
 
     Args:
-        datapipes: the pipes to read.
+        datapipes: the pipes to read. A data set is one, too.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is no IterDataPipe.
+        TypeError: an input is neither an IterDataPipe nor a data set.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -94,11 +93,11 @@ class Zipper(Stateless, IterDataPipe[tuple[Any, ...]]):
     """Yields tuples of one item of each input, until the shortest input ends.
 
     Args:
-        datapipes: the pipes to read.
+        datapipes: the pipes to read. A data set is one, too.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is no IterDataPipe.
+        TypeError: an input is neither an IterDataPipe nor a data set.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -122,11 +121,11 @@ class Multiplexer(Unfolding, IterDataPipe[Any]):
     yielded.
 
     Args:
-        datapipes: the pipes to read.
+        datapipes: the pipes to read. A data set is one, too.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is no IterDataPipe.
+        TypeError: an input is neither an IterDataPipe nor a data set.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -150,12 +149,12 @@ class ZipperLongest(Stateless, IterDataPipe[tuple[Any, ...]]):
     """Yields tuples of one item of each input, until the longest input ends.
 
     Args:
-        datapipes: the pipes to read.
+        datapipes: the pipes to read. A data set is one, too.
         fill_value: what stands for the items of inputs that have ended.
 
     Raises:
         ValueError: there are no inputs.
-        TypeError: an input is no IterDataPipe.
+        TypeError: an input is neither an IterDataPipe nor a data set.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -179,10 +178,10 @@ class MultiplexerLongest(IterDataPipe[Any]):
     """Yields one item of each input in turn, passing over inputs that have ended, until all have.
 
     Args:
-        datapipes: the pipes to read.
+        datapipes: the pipes to read. A data set is one, too.
 
     Raises:
-        TypeError: an input is no IterDataPipe.
+        TypeError: an input is neither an IterDataPipe nor a data set.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -260,8 +259,8 @@ class SampleMultiplexer(IterDataPipe[Any]):
         if isinstance(pipes_to_weights_dict, dict) and not pipes_to_weights_dict:
             raise ValueError(f"{name}: Empty dictionary: pipes_to_weights_dict must name the pipes to read")
         weights = check_weights(name, "pipes_to_weights_dict", pipes_to_weights_dict, positive=True)
-        check_sources(name, pipes_to_weights_dict)
-        self.pipes_and_weights = list(zip(pipes_to_weights_dict, weights, strict=True))
+        pipes = check_sources(name, pipes_to_weights_dict)
+        self.pipes_and_weights = list(zip(pipes, weights, strict=True))
         self.seed = seed
         self._rng = random.Random(seed)
         self._seed: Any = None  # of the next iteration

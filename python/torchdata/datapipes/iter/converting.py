@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torchdata.datapipes._unloaded import Load, Step
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torchdata.datapipes.iter.wrapping import _iterate_from
 from torchdata.datapipes.state import Counting
 
 __all__ = ["MapToIterConverter"]
@@ -51,6 +53,12 @@ class MapToIterConverter(Counting, IterDataPipe[Any]):
         item_at, indices = self.datapipe.__getitem__, self.indices
         for place in range(start, len(indices)):
             yield item_at(indices[place])
+
+    def _can_wait(self) -> bool:
+        return True
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        return _iterate_from(self.indices, self._position), Step(self, self.datapipe.__getitem__)
 
     def __len__(self) -> int:
         return len(self.indices)

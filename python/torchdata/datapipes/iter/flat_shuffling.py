@@ -153,6 +153,9 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             index = getrandbits(width)
         return index
 
+    #: Loaders, which are asked for their length by `list` and by trainers, do not ask this pipe.
+    _length_reads_items = True
+
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")

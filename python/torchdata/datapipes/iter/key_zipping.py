@@ -65,12 +65,11 @@ class IterKeyZipper(IterDataPipe[Any]):
     ) -> None:
         name = "IterKeyZipper"
         self.source_datapipe = check_source(name, source_datapipe, "source_datapipe")
-        check_pipe(name, "ref_datapipe", ref_datapipe, IterDataPipe)
         check_callable(name, "key_fn", key_fn)
         for argument, function in (("ref_key_fn", ref_key_fn), ("merge_fn", merge_fn)):
             if function is not None:
                 check_callable(name, argument, function)
-        self.ref_datapipe = ref_datapipe
+        self.ref_datapipe = check_pipe(name, "ref_datapipe", ref_datapipe, IterDataPipe)
         self.key_fn = key_fn
         self.ref_key_fn = key_fn if ref_key_fn is None else ref_key_fn
         self.keep_key = keep_key
@@ -199,11 +198,10 @@ class MapKeyZipper(Stateless, IterDataPipe[Any]):
     ) -> None:
         name = "MapKeyZipper"
         self.source_iterdatapipe = check_source(name, source_iterdatapipe, "source_iterdatapipe")
-        check_pipe(name, "map_datapipe", map_datapipe, MapDataPipe)
         check_callable(name, "key_fn", key_fn)
         if merge_fn is not None:
             check_callable(name, "merge_fn", merge_fn)
-        self.map_datapipe = map_datapipe
+        self.map_datapipe = check_pipe(name, "map_datapipe", map_datapipe, MapDataPipe)
         self.key_fn = key_fn
         self.merge_fn = merge_fn
         self.keep_key = keep_key

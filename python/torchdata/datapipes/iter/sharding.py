@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_int, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._splitting import begin_whole, read_whole
+from torchdata.datapipes._traversal import walk
+from torchdata.datapipes._unloaded import Load, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 from torchdata.datapipes.state import Stateless
 
@@ -37,8 +40,17 @@ class ShardingFilter(IterDataPipe[T_co]):
     """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the
     i-th on.
 
+    The source is read whole in every process, but items that are read by index are loaded only by the one whose share
+    they are in. So it is where a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set without
+    `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The functions
+    of `map` are then called for the own share alone.
+
+    A source that yields a part of its items where `torch.utils.data.get_worker_info()` tells a worker, such as
+    Hugging Face's `IterableDataset`, is not told while the filter divides among workers: it yields all items, of which
+    the filter takes its share. Without the filter it reads only its own part, which is cheaper.
+
     Args:
-        source_datapipe: the pipe to read, which is read whole in every process.
+        source_datapipe: the pipe to read.
         sharding_group_filter: the only level at which this pipe divides; None for all.
 
     Example:
@@ -130,7 +142,30 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self.num_of_instances, self.instance_id, self._block
 
     def __iter__(self) -> Iterator[T_co]:
-        source = iter(self.source_datapipe)
+        if self._shard()[0] > 1 and type(self) is ShardingFilter and can_wait(self.source_datapipe):
+            indices, load = begin_unloaded(self.source_datapipe)
+            return map(load, self._share_of(indices))
+        if self._divides_among_workers() and read_whole(walk(self.source_datapipe)):
+            return self._share_of(begin_whole(lambda: iter(self.source_datapipe)))
+        return self._share_of(iter(self.source_datapipe))
+
+    def _can_wait(self) -> bool:
+        return can_wait(self.source_datapipe)
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        indices, load = begin_unloaded(self.source_datapipe)
+        return self._share_of(indices), load
+
+    def _divides_among_workers(self) -> bool:
+        return self._sharding_enabled and any(
+            instances > 1
+            for group, (instances, _) in self.groups.items()
+            if group != SHARDING_PRIORITIES.DISTRIBUTED
+            and (self.sharding_group_filter is None or group == self.sharding_group_filter)
+        )
+
+    def _share_of(self, source: Iterator[Any]) -> Iterator[Any]:
+        """The own share of what an iterator yields."""
         self._running = shards, shard, block = self._shard()
         self._yielded_before = token_of(self).yielded
         if shards == 1:

@@ -7,14 +7,17 @@ for the time of one iteration a copy of it.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, TypeVar
 
-from torchdata.datapipes._checks import check_int, check_iterable, check_source
+from torchdata.datapipes._checks import check_generator_function, check_int, check_iterable, check_source
+from torchdata.datapipes._datasets import is_generator_function, is_indexed_only
 from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._unloaded import Load, Step
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import Counting, Stateless
 
@@ -49,9 +52,16 @@ def _private_copy(iterable: Any) -> Any:
     return copy.deepcopy(iterable)
 
 
+def _is_read_by_index(iterable: Any) -> bool:
+    """Whether iterating over it is to ask for the items 0, 1, … up to its length."""
+    if isinstance(iterable, Sequence) and type(iterable).__iter__ is Sequence.__iter__:
+        return True
+    return is_indexed_only(iterable)
+
+
 def _iterate_from(iterable: Any, position: int) -> Iterator[Any]:
     """An iterator over `iterable` without its first `position` items, in constant time where it can seek."""
-    if isinstance(iterable, Sequence) and type(iterable).__iter__ is Sequence.__iter__:
+    if _is_read_by_index(iterable):
         return map(iterable.__getitem__, range(position, len(iterable)))
     iterator: Any = iter(iterable)
     if position and type(iterator) in _SEEKABLE and iterator is not iterable:
@@ -94,33 +104,54 @@ class IterableWrapper(Counting, IterDataPipe[T_co]):
     """Begins a pipeline over any iterable.
 
     Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time;
-    other iterables are read again up to it.
+    other iterables are read again up to it. So do data sets with `__len__` and `__getitem__` and without `__iter__`,
+    such as PyTorch's, which are read by the indices up to their length; behind them, a `sharding_filter` shares out
+    indices (see there).
 
     Args:
-        iterable: what to iterate over. A one-shot iterator that cannot be copied gives its items once.
+        iterable: what to iterate over. A generator function is called anew in each epoch. A one-shot iterator that
+            cannot be copied gives its items once.
         deepcopy: whether each iteration reads a deep copy, so that changing items in place does not change
             the next epoch. Where the iterable cannot be copied, a warning says so and the original is read.
             With False the items are the iterable's own objects.
 
     Raises:
-        TypeError: `iterable` is not iterable.
+        TypeError: `iterable` is not iterable, or a generator function that needs arguments.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> list(IterableWrapper(range(3)))
         [0, 1, 2]
+        >>> def countdown():
+        ...     yield from (3, 2, 1)
+        >>> pipe = IterableWrapper(countdown)
+        >>> list(pipe), list(pipe)
+        ([3, 2, 1], [3, 2, 1])
     """
 
-    def __init__(self, iterable: Iterable[T_co], deepcopy: bool = True) -> None:
-        check_iterable("IterableWrapper", "iterable", iterable)
-        self.iterable = iterable
+    def __init__(
+        self, iterable: Iterable[T_co] | Callable[[], Iterator[T_co]], deepcopy: bool = True
+    ) -> None:
+        if inspect.isroutine(iterable) or is_generator_function(iterable):
+            check_generator_function("IterableWrapper", "iterable", iterable)
+        else:
+            check_iterable("IterableWrapper", "iterable", iterable)
+        self.iterable: Any = iterable
         self.deepcopy = deepcopy
 
     def __iter__(self) -> Iterator[T_co]:
-        source: Any = self.iterable
+        if not self.deepcopy and isinstance(self.iterable, IterDataPipe):
+            return iter(self.iterable)  # its own state says where it stands
+        return _iterate_from(self._source(), self._position)
+
+    def _source(self) -> Any:
+        """What this iteration reads."""
+        source = self.iterable
+        if is_generator_function(source):
+            return source()
         if self.deepcopy:
             try:
-                source = _private_copy(source)
+                return _private_copy(source)
             except TypeError:
                 warnings.warn(
                     f"The iterable of type {type(source).__name__} given to IterableWrapper cannot be "
@@ -130,9 +161,14 @@ class IterableWrapper(Counting, IterDataPipe[T_co]):
                     UserWarning,
                     stacklevel=_caller_of_iter(),
                 )
-        elif isinstance(source, IterDataPipe):
-            return iter(source)  # its own state says where it stands
-        return _iterate_from(source, self._position)
+        return source
+
+    def _can_wait(self) -> bool:
+        return _is_read_by_index(self.iterable)
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        source = self._source()
+        return iter(range(self._position, len(source))), Step(self, source.__getitem__)
 
     def __len__(self) -> int:
         if isinstance(self.iterable, Sized):

@@ -3,7 +3,7 @@
 from torchdata.datapipes._torch import pair_with_torch
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.map.callable import InMemoryCacheHolder, Mapper
-from torchdata.datapipes.map.combinatorics import Shuffler
+from torchdata.datapipes.map.combinatorics import IndexSampler, Shuffler
 from torchdata.datapipes.map.combining import Concater, UnZipper, Zipper
 from torchdata.datapipes.map.grouping import Batcher
 from torchdata.datapipes.map.wrapping import IterToMapConverter, SequenceWrapper
@@ -12,6 +12,7 @@ __all__ = [
     "Batcher",
     "Concater",
     "InMemoryCacheHolder",
+    "IndexSampler",
     "IterToMapConverter",
     "MapDataPipe",
     "Mapper",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchdata.datapipes._checks import is_dataset
+from torchdata.datapipes._datasets import is_indexed
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 
@@ -21,14 +23,27 @@ def check_map_pipe(pipe: str, value: Any, argument: str = "datapipe") -> None:
         )
 
 
-def check_map_pipes(pipe: str, values: tuple[Any, ...]) -> None:
-    """Raises unless `values` is at least one MapDataPipe, ours or another library's, and nothing else."""
+def check_map_pipes(pipe: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The map pipes to read: each of `values`, ours or another library's, or for a data set a SequenceWrapper over it.
+
+    Raises:
+        ValueError: there are none.
+        TypeError: one of them is no such thing.
+    """
+    from torchdata.datapipes.map.wrapping import SequenceWrapper
+
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
+    pipes = []
     for position, value in enumerate(values):
         foreign = any(cls.__name__ == "MapDataPipe" for cls in type(value).__mro__)
-        if not isinstance(value, MapDataPipe) and not foreign:
+        if isinstance(value, MapDataPipe) or foreign:
+            pipes.append(value)
+        elif is_dataset(value) and is_indexed(value):
+            pipes.append(SequenceWrapper(value, deepcopy=False))
+        else:
             raise TypeError(
                 f"{pipe}: Expected all inputs to be `MapDataPipe`, but input {position} is {value!r} of type "
                 f"{type(value).__name__}; wrap it in SequenceWrapper"
             )
+    return tuple(pipes)

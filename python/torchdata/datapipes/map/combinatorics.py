@@ -1,21 +1,23 @@
-"""The pipe that reads a map pipe in random order: Shuffler. It is an iter pipe, because order is all it adds.
+"""Pipes that read a map pipe in an order of their own: Shuffler, IndexSampler. They are iter pipes, because order is
+all that they add.
 
-Runs in whichever process iterates the pipeline. It owns the order of the current iteration.
+Run in whichever process iterates the pipeline. They own the order of the current iteration.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any, TypeVar
 
 from torchdata.datapipes._checks import check_iterable, length_of
-from torchdata.datapipes._random import draw_seed
+from torchdata.datapipes._random import PrivateRandomness, draw_seed
+from torchdata.datapipes._unloaded import Load, Step
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
 from torchdata.datapipes.map._sources import check_map_pipe
 
-__all__ = ["Shuffler"]
+__all__ = ["IndexSampler", "Shuffler"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -82,6 +84,12 @@ class Shuffler(IterDataPipe[T_co]):
         for index in islice(self._order, self._read, None):
             yield self.datapipe[index]
 
+    def _can_wait(self) -> bool:
+        return True
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        return islice(self._order, self._read, None), Step(self, self.datapipe.__getitem__)
+
     def __len__(self) -> int:
         return len(self.indices)
 
@@ -105,4 +113,126 @@ class Shuffler(IterDataPipe[T_co]):
         return {**super()._attributes_to_copy(), "_order": [], "_read": 0}
 
 
+class IndexSampler(IterDataPipe[T_co]):
+    """Yields the items of a map pipe in the order of a sampler, which is read anew in each epoch.
+
+    Functional form of MapDataPipe: `sample_by`.
+
+    What a sampler draws from the global generators of Python, NumPy and torch follows from the pipe's seed, and leaves
+    these generators as they were. So before a `sharding_filter` the sampler gives one order in all workers and ranks. A
+    generator of the sampler's own goes on as it would elsewhere. A sampler with `set_epoch`, as torch's
+    `DistributedSampler` has it, is told the number of the epoch, counted from what its `epoch` was.
+
+    Args:
+        datapipe: the map pipe to read.
+        sampler: an iterable of indices that can be read again and again: a `torch.utils.data.Sampler`, a sequence, or
+            an object with `__iter__`. One that knows its length is read whole when an epoch begins, any other as the
+            items are asked for.
+
+    Raises:
+        TypeError: `datapipe` is no map pipe, or `sampler` cannot be iterated over, or only once.
+
+    Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> list(SequenceWrapper("abcd").sample_by([3, 0, 3]))
+        ['d', 'a', 'd']
+    """
+
+    item_attributes = frozenset({"_order"})
+
+    def __init__(self, datapipe: MapDataPipe[T_co], sampler: Iterable[Any]) -> None:
+        check_map_pipe("IndexSampler", datapipe)
+        check_iterable("IndexSampler", "sampler", sampler)
+        if hasattr(type(sampler), "__next__"):
+            raise TypeError(
+                f"IndexSampler: sampler is read anew in each epoch, but {sampler!r} of type {type(sampler).__name__} "
+                "can be read once; give a list of its indices"
+            )
+        self.datapipe = datapipe
+        self.sampler = sampler
+        self._seed: int | None = None
+        self._epoch_seed: int | None = None
+        self._epoch = 0
+        self._first_epoch = getattr(sampler, "epoch", 0)
+        self._read = 0
+        #: The order of the running iteration, of samplers that know their length.
+        self._order: list[Any] | None = None
+
+    def set_seed(self, seed: int) -> IndexSampler[T_co]:
+        """Sets the seed of the next iteration (only that one). Returns the pipe itself."""
+        self._seed = seed
+        return self
+
+    def epoch_seed(self) -> int | None:
+        """The seed of the current iteration; before the first one, the seed that was set for it, if any."""
+        return self._seed if token_of(self).current == 0 and self._seed is not None else self._epoch_seed
+
+    def reset(self) -> None:
+        """Lets the sampler give a new order, by `set_seed`'s seed or by a fresh one."""
+        self._epoch_seed = draw_seed(self._epoch_seed) if self._seed is None else self._seed
+        self._seed = None
+        self._read, self._order = 0, None
+        self._epoch += 1
+
+    def __iter__(self) -> Iterator[T_co]:
+        item_at = self.datapipe.__getitem__
+        for index in self._indices():
+            yield item_at(index)
+
+    def _can_wait(self) -> bool:
+        return True
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        return self._indices(), Step(self, self.datapipe.__getitem__)
+
+    def _indices(self) -> Iterator[Any]:
+        """The indices that this iteration still has to read."""
+        if self._order is None:
+            assert self._epoch_seed is not None
+            drawn = self._drawn(PrivateRandomness(self._epoch_seed))
+            if not isinstance(self.sampler, Sized):
+                return islice(drawn, self._read, None)
+            self._order = list(drawn)
+        return islice(self._order, self._read, None)
+
+    def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
+        """What the sampler yields with its own course of the global generators."""
+        with randomness:
+            set_epoch = getattr(self.sampler, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(self._first_epoch + self._epoch - 1)
+            indices = iter(self.sampler)
+        while True:
+            with randomness:
+                try:
+                    index = next(indices)
+                except StopIteration:
+                    return
+            yield index
+
+    def __len__(self) -> int:
+        return length_of(self, self.sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The order (where the sampler knows its length), the seeds, the number of the epoch and of items yielded."""
+        token = token_of(self)
+        return {
+            "order": self._order,
+            "seed": self._epoch_seed,
+            "next_seed": self._seed,
+            "epoch": self._epoch,
+            "read": self._read if token.armed else token.yielded,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the order over, or draws it again, and goes to the saved place in it."""
+        self._order, self._read = state_dict["order"], state_dict["read"]
+        self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]
+        self._epoch = state_dict["epoch"]
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "_order": None, "_read": 0}
+
+
 MapDataPipe.register_datapipe_as_function("shuffle", Shuffler)
+MapDataPipe.register_datapipe_as_function("sample_by", IndexSampler)

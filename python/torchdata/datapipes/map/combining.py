@@ -23,11 +23,11 @@ class Concater(MapDataPipe[T_co]):
     """Joins pipes end to end: the indices of each begin where those of the one before end.
 
     Args:
-        *datapipes: pipes with a length and the indices 0, 1, …
+        *datapipes: pipes with a length and the indices 0, 1, … A data set is one, too.
 
     Raises:
         ValueError: no pipe is given.
-        TypeError: an argument is no map pipe.
+        TypeError: an argument is neither a map pipe nor a data set that is read by index.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -36,8 +36,7 @@ class Concater(MapDataPipe[T_co]):
     """
 
     def __init__(self, *datapipes: MapDataPipe[T_co]) -> None:
-        check_map_pipes("Concater", datapipes)
-        self.datapipes = datapipes
+        self.datapipes: tuple[MapDataPipe[T_co], ...] = check_map_pipes("Concater", datapipes)
 
     def __getitem__(self, index: Any) -> T_co:
         place = index if index >= 0 else index + len(self)
@@ -58,11 +57,11 @@ class Zipper(MapDataPipe[tuple[T_co, ...]]):
     """Puts the items that several pipes have at the same index into a tuple.
 
     Args:
-        *datapipes: the pipes. The shortest one sets the length.
+        *datapipes: the pipes; data sets, too. The shortest one sets the length.
 
     Raises:
         ValueError: no pipe is given.
-        TypeError: an argument is no map pipe.
+        TypeError: an argument is neither a map pipe nor a data set that is read by index.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -71,8 +70,7 @@ class Zipper(MapDataPipe[tuple[T_co, ...]]):
     """
 
     def __init__(self, *datapipes: MapDataPipe[T_co]) -> None:
-        check_map_pipes("Zipper", datapipes)
-        self.datapipes = datapipes
+        self.datapipes = check_map_pipes("Zipper", datapipes)
 
     def __getitem__(self, index: Any) -> tuple[T_co, ...]:
         items = []

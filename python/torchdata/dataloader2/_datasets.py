@@ -1,0 +1,82 @@
+"""Data sets in the place of pipes: the pipe over a data set, and the usual pipeline over one.
+
+Role: pure functions that build pipes; they run in main, where a loader is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torchdata.dataloader2.graph.settings import is_sharding
+from torchdata.datapipes._checks import check_callable, check_int, is_dataset
+from torchdata.datapipes._datasets import is_generator_function, is_indexed, splits_itself
+from torchdata.datapipes._traversal import is_pipe, walk
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, ShardingRoundRobinDispatcher
+from torchdata.datapipes.map import SequenceWrapper
+
+__all__ = ["pipe_over", "pipeline_over"]
+
+
+def pipe_over(dataset: Any) -> Any:
+    """The pipe over a data set, which is not copied; anything else as it is.
+
+    Args:
+        dataset: what has a length and is read by index, such as PyTorch's `Dataset` or a list; an iterable that can be
+            read again and again; or a generator function.
+    """
+    if is_pipe(dataset):
+        return dataset
+    if is_indexed(dataset) and not isinstance(dataset, (str, bytes, bytearray, type)):
+        return SequenceWrapper(dataset, deepcopy=False)
+    if is_generator_function(dataset) or (is_dataset(dataset) and hasattr(type(dataset), "__iter__")):
+        return IterableWrapper(dataset, deepcopy=False)
+    return dataset
+
+
+def pipeline_over(
+    dataset: Any,
+    batch_size: int | None,
+    shuffle: bool,
+    sampler: Iterable[Any] | None,
+    drop_last: bool,
+    collate_fn: Callable[[Any], Any] | None,
+) -> IterDataPipe[Any]:
+    """The pipeline of `DataLoader2.from_dataset`, which documents the arguments and the errors."""
+    whose = "DataLoader2.from_dataset"
+    if batch_size is not None:
+        check_int(whose, "batch_size", batch_size, least=1)
+    elif drop_last:
+        raise ValueError(f"{whose}: drop_last leaves out a batch, so it needs a batch_size")
+    if collate_fn is not None:
+        check_callable(whose, "collate_fn", collate_fn)
+    if sampler is not None and shuffle:
+        raise ValueError(f"{whose}: a sampler gives the order, so shuffle must be False with it")
+    source = pipe_over(dataset)
+    if not is_pipe(source):
+        raise TypeError(
+            f"{whose} loads from a data set with `__len__` and `__getitem__`, from an iterable that can be read again "
+            f"and again, or from a pipe, but got {dataset!r} of type {type(dataset).__name__}; put data into an "
+            "IterableWrapper or a list first"
+        )
+    pipe: Any
+    if isinstance(source, MapDataPipe):
+        if sampler is not None:
+            pipe = source.sample_by(sampler)
+        else:
+            pipe = source.shuffle() if shuffle else source.to_iter_datapipe()
+    elif sampler is not None:
+        raise ValueError(f"{whose}: a sampler gives indices, but {dataset!r} is read by iterating")
+    else:
+        pipe = source.shuffle() if shuffle else source
+    if not any(
+        is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in walk(pipe)
+    ):
+        own = splits_itself(dataset)
+        pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)
+        pipe.set_sharding_block(batch_size)
+    if batch_size is not None:
+        pipe = pipe.batch(batch_size, drop_last)
+        return pipe.collate() if collate_fn is None else pipe.map(collate_fn)  # type: ignore[no-any-return]
+    return pipe if collate_fn is None else pipe.map(collate_fn)  # type: ignore[no-any-return]

@@ -1,0 +1,194 @@
+"""How many items an epoch of a loader has, counted in main before or while workers and ranks run.
+
+Role: makes copies of the pipes, not of their data, gives each copy the share of a worker of a rank, as the reading
+services do, and asks it for its length. Runs in main and starts nothing. The copies are this module's own, so neither
+the loader's graph nor a running iteration sees them.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from torchdata.dataloader2._distributed import DistributedReadingService
+from torchdata.dataloader2._multiprocessing import (
+    MultiProcessingReadingService,
+    cut_dispatched,
+    replaced_functions,
+)
+from torchdata.dataloader2._sequential import SequentialReadingService
+from torchdata.dataloader2.graph import remove_dp, replace_dp, traverse_dps
+from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding, is_sharding
+from torchdata.dataloader2.graph.utils import end_of, find_replicable_branches
+from torchdata.dataloader2.reading_service import InProcessReadingService
+from torchdata.dataloader2.utils import WorkerInfo, process_init_fn
+from torchdata.dataloader2.utils.dispatch import DispatchedSource
+from torchdata.datapipes._traversal import is_pipe, pipes_in, walk
+from torchdata.datapipes.iter.synchronizing import FullSync
+from torchdata.datapipes.iter.wrapping import LengthSetter
+
+__all__ = ["length_of_epoch", "skeleton"]
+
+#: Containers in a pipe up to this length are copied, because settings may be written into them.
+_SMALL = 64
+
+
+def skeleton(datapipe: Any) -> Any:
+    """A copy of each pipe of a graph, joined as they are, over the same data.
+
+    Raises:
+        TypeError: a pipe cannot be copied so: the end of the copy would end what it shares with the pipe.
+    """
+    pipes = walk(datapipe)
+    copies: dict[int, Any] = {}
+    for pipe in pipes:
+        if hasattr(type(pipe), "__del__"):
+            raise TypeError(f"this DataLoader2 has no length: {type(pipe).__name__} defines `__del__`")
+        copies[id(pipe)] = object.__new__(type(pipe))
+    for pipe in pipes:
+        items = getattr(type(pipe), "item_attributes", ())
+        for name, value in vars(pipe).items():
+            if name != "_iteration_token":
+                vars(copies[id(pipe)])[name] = value if name in items else _joined(value, copies)
+    return copies[id(datapipe)]
+
+
+def _joined(value: Any, copies: dict[int, Any]) -> Any:
+    """The value of an attribute with copies in the place of pipes."""
+    if is_pipe(value):
+        return copies.get(id(value), value)
+    if not isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+        return value
+    if not pipes_in(value):
+        return copy.copy(value) if len(value) <= _SMALL else value
+    if isinstance(value, dict):
+        return {_joined(key, copies): _joined(member, copies) for key, member in value.items()}
+    make = getattr(type(value), "_make", type(value))  # named tuples take their fields one by one
+    return make([_joined(member, copies) for member in value])
+
+
+class _Counted(DispatchedSource):
+    """Stands for a part of the graph that runs elsewhere: knows how many items come from there."""
+
+    count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def length_of_epoch(datapipe: Any, service: Any) -> int:
+    """The number of items of an epoch.
+
+    Args:
+        datapipe: a skeleton of the graph as it is before the service takes it over. It is changed.
+        service: the reading service.
+
+    Raises:
+        TypeError: it is not known; the message says because of which pipe.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error"
+            )  # pipes warn of lengths that are guesses, or that they would read all items
+            return _Epoch(datapipe, service).length()
+    except Exception as error:
+        raise TypeError(f"this DataLoader2 has no length: {error}") from error
+
+
+class _Epoch:
+    """An epoch of a graph on its ranks and in their workers."""
+
+    def __init__(self, datapipe: Any, service: Any) -> None:
+        self.ranks: int | None = None  # where none share out
+        self.workers = 0
+        self._take(service)
+        for pipe in walk(datapipe):
+            if getattr(type(pipe), "_length_reads_items", False):
+                raise TypeError(f"{type(pipe).__name__} would have to read its items to know its own")
+            if self.ranks is not None and isinstance(pipe, FullSync):
+                datapipe = end_of(remove_dp(traverse_dps(datapipe), pipe))
+        self.end = datapipe
+        self.dispatching: Any = None
+        self.dispatched, self.from_workers = _Counted(), _Counted()
+        self.branch: Any = None
+        if self.workers:
+            self._cut()
+
+    def _take(self, service: Any) -> None:
+        if isinstance(service, SequentialReadingService):
+            for member in service.reading_services:
+                self._take(member)
+        elif isinstance(service, DistributedReadingService):
+            self.ranks = service.count_ranks()
+        elif isinstance(service, MultiProcessingReadingService):
+            _refuse(service, "worker_init_fn", "worker_reset_fn")
+            if replaced_functions():
+                raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
+            self.workers = service.num_workers
+        elif isinstance(service, InProcessReadingService):
+            _refuse(service, "_init_fn", "_reset_fn")
+        else:
+            raise TypeError(f"it depends on how {type(service).__name__} shares out the items")
+
+    def _cut(self) -> None:
+        """Cuts the graph as `MultiProcessingReadingService` does, with pipes that count at the cuts."""
+        rest, self.dispatching = cut_dispatched(self.end, self.dispatched)
+        branches = find_replicable_branches(traverse_dps(rest))
+        if len(branches) != 1:
+            raise TypeError(f"workers run one branch of the graph, and this one has {len(branches)}")
+        self.branch = branches[0]
+        self.end = end_of(replace_dp(traverse_dps(rest), self.branch, self.from_workers))
+
+    def length(self) -> int:
+        """The number of items that all ranks have: they end together."""
+        if self.ranks is None:
+            return self._length_on_rank(None)
+        return min(self._length_on_rank(rank) for rank in range(self.ranks))
+
+    def _length_on_rank(self, rank: int | None) -> int:
+        if rank is not None and self.ranks is not None:
+            for part in (self.dispatching, self.branch, self.end):
+                if part is not None:
+                    apply_sharding(part, self.ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        if self.workers:
+            self.from_workers.count = self._length_of_workers()
+        elif (self.ranks or 1) > 1:
+            self._require_shares_to_be_known(self.end)
+        return len(self.end)
+
+    def _length_of_workers(self) -> int:
+        dispatched = 0 if self.dispatching is None else len(self.dispatching)
+        if self.workers * (self.ranks or 1) > 1:
+            if type(self.branch) is LengthSetter and (self.ranks or 1) == 1 and _is_divided(self.branch):
+                return len(self.branch)  # the user says it of the whole
+            self._require_shares_to_be_known(self.branch)
+        total = 0
+        for worker in range(self.workers):
+            self.dispatched.count = len(range(worker, dispatched, self.workers))
+            process_init_fn(self.branch, WorkerInfo(self.workers, worker))
+            total += len(self.branch)
+        return total
+
+    @staticmethod
+    def _require_shares_to_be_known(datapipe: Any) -> None:
+        for pipe in walk(datapipe):
+            if isinstance(pipe, LengthSetter) and _is_divided(pipe):
+                raise TypeError(
+                    f"{type(pipe).__name__} stands behind the pipe that shares out the items, so it does not say how "
+                    "many of them are whose; put `.set_length()` before that, or, without ranks, at the end"
+                )
+
+
+def _is_divided(datapipe: Any) -> bool:
+    return any(is_sharding(pipe) or isinstance(pipe, _Counted) for pipe in walk(datapipe))
+
+
+def _refuse(service: Any, *functions: str) -> None:
+    for name in functions:
+        function: Callable[..., Any] | None = getattr(service, name)
+        if function is not None:
+            raise TypeError(f"{name.lstrip('_')} of the {type(service).__name__} may change the graph")
