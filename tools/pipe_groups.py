@@ -497,6 +497,7 @@ GROUPS = (
             Sample("Zipper", "a.zip(b)", ["abc", "xyz"]),
             Sample("UnZipper", "a.unzip(2)", [[("a", "x"), ("b", "y")]]),
             Sample("Shuffler", "a.shuffle()", ["abcde"], run="a.shuffle().set_seed(1)"),
+            Sample("IndexSampler", "a.sample_by([3, 0, 2])", ["abcd"]),
             Sample("InMemoryCacheHolder", "a.in_memory_cache()", ["abc"]),
             Sample(
                 "IterToMapConverter",
