@@ -194,7 +194,7 @@ def judge(outcome, code, listener):
         if errors and not hasty:
             wrong.append(f"nobody was struck, but: {errors[0]['type']}: {errors[0]['text']:.300}")
     elif plan.blow == "SIGINT":
-        judge_interrupt(outcome, report)
+        judge_interrupt(outcome, report, listener)
     elif plan.deadly and plan.victim == "child":
         judge_death(outcome, report, listener, f"(pid {outcome.victim})")
     elif plan.victim == "child" and not plan.stopped:
@@ -229,9 +229,12 @@ def judge_death(outcome, report, listener, name):
         outcome.wrong.append(f"the death was noticed after {outcome.latency:.2f} s")
 
 
-def judge_interrupt(outcome, report):
+def judge_interrupt(outcome, report, listener):
     if not report["interrupts"]:
-        outcome.wrong.append("the interrupt was swallowed")
+        # Once all is over the program ignores Ctrl-C; a key takes its time through the terminal.
+        over = listener.said(peace=True)
+        if over is None or outcome.struck < over["time"] - 0.05:
+            outcome.wrong.append("the interrupt was swallowed")
         return
     outcome.latency = report["interrupts"][0] - outcome.struck
     if outcome.latency > NOTICED:
