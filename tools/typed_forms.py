@@ -1,12 +1,12 @@
 """Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
 
-Role: reads the registries of a freshly imported package and the signatures of the pipes in them: constructors, or what
-`__new__` takes and returns. `make stubs` runs it, after a pipe was added or its constructor changed; a test compares
-the file with what would be written.
+Role: reads the registries of a freshly imported package and the signatures of the pipes in them: constructors with
+their overloads, or what `__new__` takes and returns. `make stubs` runs it, after a pipe was added or its constructor
+changed; a test compares the file with what would be written.
 
-A form returns `IterDataPipe` (or `MapDataPipe`) of the same items as its source's where these are passed on, and of
-`Any` elsewhere: not the pipe's class, and no other type of items. So `pipe = pipe.map(f)`, line after line, is no error
-to a type checker that holds a variable to its first type.
+A form returns `IterDataPipe` (or `MapDataPipe`) of the items that the constructor's overloads say, or that follow from
+its source's; of `Any` elsewhere. It returns the pipe's class only where that has methods for users to call, like
+`set_seed`. So `pipe: IterDataPipe[Any]` takes `pipe = pipe.map(f)`, line after line.
 
     typed_forms.py            writes the file
     typed_forms.py --print    prints what it would write
@@ -31,12 +31,22 @@ STUB = Path(__file__).resolve().parents[1] / "python/torchdata/datapipes/_forms.
 HEADER = '''"""The functional forms of all pipes as typed methods. Written by `make stubs`: do not edit.
 
 Role: type checkers and editors alone read this; when the package runs, the forms come out of the registries. Forms that
-users register are found by `__getattr__`, and untyped.
+users register are not known here: see `functional_datapipe`.
 """
 '''
 
 #: The variable of the items of the pipe whose method is called.
 ITEM = "T_co"
+
+#: Methods of single pipes that users call on what a form returned. Those that loaders call are not among them.
+CALLED_BY_USERS = {
+    "add_handler",
+    "invalidate_cache",
+    "register_handler",
+    "set_seed",
+    "set_shuffle",
+    "set_timeout",
+}
 
 
 class Stub:
@@ -46,6 +56,7 @@ class Stub:
         self.names: set[str] = set()
         self.imports: set[str] = set()
         self.froms: dict[str, set[str]] = {}
+        self.variables: set[str] = set()
         self.from_import("typing", "Generic")
         self.from_import("typing", "TypeVar")
         self.from_import("torchdata.datapipes._registry", "FunctionalForms")
@@ -61,8 +72,9 @@ class Stub:
             "\n".join([f"class {name}(FunctionalForms, Generic[{ITEM}]):", *self._methods(functions)])
             for name, functions in forms.items()
         ]
-        variable = f'{ITEM} = TypeVar("{ITEM}", covariant=True)\n'
-        return "\n".join([HEADER, *self._imports(), variable, *classes])
+        variables = [f'{ITEM} = TypeVar("{ITEM}", covariant=True)']
+        variables += [f'{name} = TypeVar("{name}")' for name in sorted(self.variables)]
+        return "\n".join([HEADER, *self._imports(), *variables, "", *classes])
 
     def _imports(self) -> Iterator[str]:
         def ours(module: str) -> bool:
@@ -80,7 +92,15 @@ class Stub:
 
     def _methods(self, functions: dict[str, Callable[..., Any]]) -> Iterator[str]:
         for name, function in sorted(functions.items()):
-            yield Form(self, getattr(function, "__wrapped__", function)).method(name)
+            maker = getattr(function, "__wrapped__", function)
+            constructor = _constructor(maker) if isinstance(maker, type) else maker
+            overloads = typing.get_overloads(constructor)
+            if overloads:
+                self.from_import("typing", "overload")
+            for one in overloads:
+                yield "    @overload\n" + Form(self, maker, one).method(name)
+            if not overloads:
+                yield Form(self, maker, constructor).method(name)
 
 
 class Form:
@@ -89,14 +109,18 @@ class Form:
     Args:
         stub: where imports go.
         maker: the pipe's class, or the function that was registered.
+        function: the class's constructor or one of its overloads, or again the function that was registered.
     """
 
-    def __init__(self, stub: Stub, maker: Any) -> None:
-        self.stub, self.maker = stub, maker
-        self.function = _constructor(maker) if isinstance(maker, type) else maker
-        parameters = [*inspect.signature(self.function).parameters.values()]
+    def __init__(self, stub: Stub, maker: Any, function: Any) -> None:
+        self.stub, self.maker, self.function = stub, maker, function
+        self.overloaded = function in typing.get_overloads(function)
+        parameters = [*inspect.signature(function).parameters.values()]
+        #: What an overload says that its `self` is, which settles the variables of the class.
+        self.made = ""
         if isinstance(maker, type):
-            del parameters[0]  # self or cls
+            this = parameters.pop(0)  # self or cls
+            self.made = "" if this.annotation is this.empty else this.annotation
         source = "Any"
         if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
             source = str(parameters.pop(0).annotation)
@@ -104,11 +128,14 @@ class Form:
         self.variables = self._variables(source)
 
     def _variables(self, source: str) -> dict[str, str]:
-        """What stands for each type variable of the module: the items', where the source is one of it, or Any."""
+        """What stands for each type variable of the module: the items', where the source is one of it, or Any.
+
+        Those that overloads are about stay what they are.
+        """
         tree = ast.parse(source, mode="eval").body
         of_items = ast.unparse(tree.slice) if isinstance(tree, ast.Subscript) else ""
         return {
-            name: ITEM if name == of_items else "Any"
+            name: ITEM if name == of_items else name if self.overloaded else "Any"
             for name, value in vars(sys.modules[self.function.__module__]).items()
             if isinstance(value, typing.TypeVar)
         }
@@ -116,12 +143,15 @@ class Form:
     def method(self, name: str) -> str:
         """The method's text."""
         parameters = ["self"]
+        positional = [one for one in self.parameters if one.kind is one.POSITIONAL_ONLY]
         for parameter, before in zip(self.parameters, [None, *self.parameters], strict=False):
             if parameter.kind is parameter.KEYWORD_ONLY and (
                 before is None or before.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
             ):
                 parameters.append("*")
             parameters.append(self._parameter(parameter))
+            if positional and parameter is positional[-1]:
+                parameters.append("/")
         one_a_line = "".join(f"\n        {text}," for text in parameters) + "\n    "
         listed = "self" if len(parameters) == 1 else one_a_line
         summary = inspect.cleandoc(self.maker.__doc__ or "").partition("\n\n")[0]
@@ -149,9 +179,23 @@ class Form:
             if not _is_pipe_class(maker):
                 return self._annotation(returned)
         base, items = _base_of(maker)
-        name = items.__name__ if isinstance(items, typing.TypeVar) else ""
-        passed_on = self.variables.get(name) == ITEM
-        return f"{self._class(base)}[{ITEM if passed_on else self._any()}]"
+        said = ast.parse(_expression(items), mode="eval")
+        if self.made:
+            made = ast.parse(self.made, mode="eval").body
+            assert isinstance(made, ast.Subscript), f"{maker}: `self` of an overload has the class's items"
+            variables = [variable.__name__ for variable in maker.__parameters__]
+            assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
+            said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
+        follows = any(
+            self.variables.get(node.id, "Any") != "Any"
+            for node in ast.walk(said)
+            if isinstance(node, ast.Name)
+        )
+        shown = self._annotation(ast.unparse(said)) if follows else self._any()
+        if CALLED_BY_USERS.isdisjoint(dir(maker)):
+            return f"{self._class(base)}[{shown}]"
+        self.stub.imports.add(f"import {maker.__module__}")  # two pipes may have one name
+        return f"{maker.__module__}.{maker.__qualname__}" + (f"[{shown}]" if maker.__parameters__ else "")
 
     def _any(self) -> str:
         self.stub.from_import("typing", "Any")
@@ -174,6 +218,8 @@ class Form:
     def _name(self, name: str) -> str:
         """The name by which the stub knows what the module calls `name`, imported."""
         if name in self.variables:
+            if self.variables[name] == name != ITEM:
+                self.stub.variables.add(name)
             return self._any() if self.variables[name] == "Any" else self.variables[name]
         module = sys.modules[self.function.__module__]
         value = vars(module).get(name)
@@ -228,6 +274,15 @@ def _base_of(cls: Any) -> tuple[Any, Any]:
             given = dict(zip(origin.__parameters__, typing.get_args(base), strict=False))
             return root, given.get(items, Any)
     raise TypeError(f"{cls} is no pipe")
+
+
+def _expression(items: Any) -> str:
+    """A type of items as it is written in a module."""
+    if items is Ellipsis:
+        return "..."
+    arguments = ", ".join(map(_expression, typing.get_args(items)))
+    name: str = getattr(items, "__name__", "Any")
+    return f"{name}[{arguments}]" if arguments else name
 
 
 class _Renamed(ast.NodeTransformer):

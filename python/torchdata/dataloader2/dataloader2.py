@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from types import TracebackType
-from typing import Any, Generic, Never, TypeAlias, TypeVar
+from typing import Any, Generic, Never, TypeAlias, TypeVar, overload
 
 from torchdata._engine.interrupts import InterruptsHeld
 from torchdata._reporting import fold
@@ -54,12 +54,13 @@ from torchdata.dataloader2.reading_service import (
     resume_pipes,
 )
 from torchdata.datapipes._traversal import is_pipe, walk
-from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter.synchronizing import FullSync
 
 __all__ = ["DataLoader2", "DataLoader2Iterator"]
 
 T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 
 #: The loaders of this process that are not shut down; the interpreter shuts them down when it exits.
@@ -68,6 +69,9 @@ _open_loaders: weakref.WeakSet[DataLoader2[Any]] = weakref.WeakSet()
 
 class DataLoader2(Generic[T_co]):
     """Loads data through a pipe graph: iterate it once per epoch.
+
+    To type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is a `DataLoader2[T]`. It is a
+    `DataLoader2[Any]` of any other object, and where adapters are functions, which may change the items.
 
     The loader works on copies of the pipe and of the service, so both can be used again elsewhere. An error
     in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
@@ -97,6 +101,24 @@ class DataLoader2(Generic[T_co]):
         ...     sorted(loader)
         ['0', '1', '2', '3']
     """
+
+    @overload
+    def __init__(
+        self: DataLoader2[T],
+        datapipe: IterDataPipe[T] | MapDataPipe[T],
+        datapipe_adapter_fn: Iterable[Adapter] | Adapter | None = None,
+        reading_service: ReadingServiceInterface | None = None,
+        **of_torchs_loader: Never,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: DataLoader2[Any],
+        datapipe: object,
+        datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
+        reading_service: ReadingServiceInterface | None = None,
+        **of_torchs_loader: Never,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -478,7 +500,7 @@ class DataLoader2(Generic[T_co]):
     @classmethod
     def from_state(
         cls, state: dict[str, Any], reading_service: ReadingServiceInterface | None
-    ) -> DataLoader2[T_co]:
+    ) -> DataLoader2[Any]:
         """A new loader with the pipe and the seeds of a saved state.
 
         Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torchdata.dataloader2._distributed import DistributedReadingService
 from torchdata.dataloader2._interface import (
@@ -27,6 +27,7 @@ from torchdata.dataloader2.utils import WorkerInfo, process_init_fn, process_res
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = [
     "CheckpointableReadingServiceInterface",
@@ -102,7 +103,7 @@ class InProcessReadingService(ReadingServiceInterface):
         """Shards the graph (there is one share), calls `init_fn` and appends the prefetching thread."""
         datapipe = process_init_fn(datapipe, _ONLY_WORKER, self._init_fn)
         if self._prefetch_cnt > 0:
-            datapipe = datapipe.prefetch(self._prefetch_cnt)
+            datapipe = cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
         self._end_datapipe = datapipe
         return datapipe
 

@@ -1,12 +1,22 @@
 """The functional forms of all pipes as typed methods. Written by `make stubs`: do not edit.
 
 Role: type checkers and editors alone read this; when the package runs, the forms come out of the registries. Forms that
-users register are found by `__getattr__`, and untyped.
+users register are not known here: see `functional_datapipe`.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from numpy import bool_
+from typing import Any, Generic, Literal, TypeVar, overload
 
+import torchdata.datapipes.iter.caching
+import torchdata.datapipes.iter.combinatorics
+import torchdata.datapipes.iter.combining
+import torchdata.datapipes.iter.decoding
+import torchdata.datapipes.iter.disk_caching
+import torchdata.datapipes.iter.flat_shuffling
+import torchdata.datapipes.iter.iopath
+import torchdata.datapipes.map.callable
+import torchdata.datapipes.map.combinatorics
 from torchdata._ranks import RankGroup
 from torchdata.datapipes._registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
@@ -14,6 +24,7 @@ from torchdata.datapipes.iter.compression import CompressionType
 from torchdata.datapipes.iter.tfrecords import TFRecordExampleSpec
 
 T_co = TypeVar("T_co", covariant=True)
+R = TypeVar("R")
 
 class IterForms(FunctionalForms, Generic[T_co]):
     def add_index(
@@ -35,12 +46,31 @@ class IterForms(FunctionalForms, Generic[T_co]):
         items' order.
         """
 
+    @overload
     def batch(
         self,
         batch_size: int,
         drop_last: bool = False,
-        wrapper_class: Callable[[list[Any]], Any] = ...,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[DataChunk[T_co]]:
+        """Puts consecutive items into batches."""
+
+    @overload
+    def batch(
+        self,
+        batch_size: int,
+        drop_last: bool = False,
+        *,
+        wrapper_class: Callable[[list[T_co]], R],
+    ) -> IterDataPipe[R]:
+        """Puts consecutive items into batches."""
+
+    @overload
+    def batch(
+        self,
+        batch_size: int,
+        drop_last: bool,
+        wrapper_class: Callable[[list[T_co]], R],
+    ) -> IterDataPipe[R]:
         """Puts consecutive items into batches."""
 
     def bucketbatch(
@@ -129,13 +159,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
         same_filepath_fn: bool = False,
         skip_read: bool = False,
         timeout: float = 300,
-    ) -> IterDataPipe[Any]:
+    ) -> torchdata.datapipes.iter.disk_caching.EndOnDiskCacheHolder:
         """Ends the section that `on_disk_cache` began: writes files and yields the paths of all."""
 
     def enumerate(
         self,
         starting_index: int = 0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[int, T_co]]:
         """Numbers the items: yields `(number, item)`."""
 
     def extract(
@@ -146,17 +176,43 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """An older name of `Decompressor`, which is what this makes."""
 
+    @overload
     def filter(
         self,
-        filter_fn: Callable[..., Any],
-        input_col: Any = None,
+        filter_fn: Callable[[T_co], bool | bool_],
+        input_col: None = None,
     ) -> IterDataPipe[T_co]:
         """Passes on the items for which a function returns True. Streams in the other items are closed."""
 
+    @overload
+    def filter(
+        self,
+        filter_fn: Callable[..., bool | bool_],
+        input_col: Any,
+    ) -> IterDataPipe[T_co]:
+        """Passes on the items for which a function returns True. Streams in the other items are closed."""
+
+    @overload
     def flatmap(
         self,
-        fn: Callable[..., Any] | None = None,
+        fn: Callable[[T_co], Iterable[R]],
+        input_col: None = None,
+    ) -> IterDataPipe[R]:
+        """Applies a function to every item and yields the members of its results one after another."""
+
+    @overload
+    def flatmap(
+        self,
+        fn: None = None,
         input_col: Any = None,
+    ) -> IterDataPipe[Any]:
+        """Applies a function to every item and yields the members of its results one after another."""
+
+    @overload
+    def flatmap(
+        self,
+        fn: Callable[..., Any],
+        input_col: Any,
     ) -> IterDataPipe[Any]:
         """Applies a function to every item and yields the members of its results one after another."""
 
@@ -201,13 +257,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[T_co]:
         """Passes on the first items only."""
 
-    def in_batch_shuffle(self) -> IterDataPipe[Any]:
+    def in_batch_shuffle(self) -> torchdata.datapipes.iter.combinatorics.InBatchShuffler:
         """Shuffles the members of each batch; the order of the batches stays."""
 
     def in_memory_cache(
         self,
         size: float | None = None,
-    ) -> IterDataPipe[T_co]:
+    ) -> torchdata.datapipes.iter.caching.InMemoryCacheHolder[T_co]:
         """Remembers its items, so that from the second epoch on what comes before does not run again."""
 
     def lines_to_paragraphs(
@@ -251,7 +307,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         pathmgr: Any = None,
         handler: Any = None,
-    ) -> IterDataPipe[Any]:
+    ) -> torchdata.datapipes.iter.iopath.IoPathFileLister:
         """Yields the paths of what lies in one or several directories that iopath knows."""
 
     def list_files_by_s3(
@@ -348,10 +404,20 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """Reads Parquet files: yields one data frame per row group."""
 
+    @overload
+    def map(
+        self,
+        fn: Callable[[T_co], R],
+        input_col: None = None,
+        output_col: None = None,
+    ) -> IterDataPipe[R]:
+        """Applies a function to every item, or to columns of it."""
+
+    @overload
     def map(
         self,
         fn: Callable[..., Any],
-        input_col: Any = None,
+        input_col: Any,
         output_col: Any = None,
     ) -> IterDataPipe[Any]:
         """Applies a function to every item, or to columns of it."""
@@ -420,7 +486,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         mode: str = "r",
         pathmgr: Any = None,
         handler: Any = None,
-    ) -> IterDataPipe[Any]:
+    ) -> torchdata.datapipes.iter.iopath.IoPathFileOpener:
         """Opens files by iopath: yields pairs of path and stream."""
 
     def parse_csv(
@@ -547,7 +613,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self,
         *handlers: Callable[[str, Any], Any],
         key_fn: Callable[[str], str] = ...,
-    ) -> IterDataPipe[Any]:
+    ) -> torchdata.datapipes.iter.decoding.RoutedDecoder:
         """Decodes files: yields pairs of path and what the first handler that knows the file made of its
         content.
         """
@@ -563,7 +629,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         pipes_to_weights_dict: dict[Any, float],
         seed: int | None = None,
         weight: float = 1.0,
-    ) -> IterDataPipe[Any]:
+    ) -> torchdata.datapipes.iter.combining.SampleMultiplexer:
         """Yields an item of this pipe or of another one at a time, chosen at random by their weights,
         until all have ended.
         """
@@ -587,7 +653,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         pathmgr: Any = None,
         handler: Any = None,
-    ) -> IterDataPipe[Any]:
+    ) -> torchdata.datapipes.iter.iopath.IoPathSaver:
         """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is
         written.
         """
@@ -622,12 +688,24 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[T_co]:
         """Marks all that comes before it as one that must not be replicated."""
 
+    @overload
     def shuffle(
         self,
         *,
         buffer_size: int = 10000,
-        unbatch_level: int = 0,
-    ) -> IterDataPipe[T_co]:
+        unbatch_level: Literal[0] = 0,
+    ) -> torchdata.datapipes.iter.combinatorics.Shuffler[T_co]:
+        """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
+        which is yielded.
+        """
+
+    @overload
+    def shuffle(
+        self,
+        *,
+        buffer_size: int = 10000,
+        unbatch_level: int,
+    ) -> torchdata.datapipes.iter.combinatorics.Shuffler[Any]:
         """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
         which is yielded.
         """
@@ -637,7 +715,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         fn: Callable[..., Any] | None = None,
         input_col: Any = None,
         buffer_size: int = 100,
-    ) -> IterDataPipe[Any]:
+    ) -> torchdata.datapipes.iter.flat_shuffling.ShuffledFlatMapper[Any]:
         """Applies a function to every item and mixes the members of its results: each one yielded is the
         next of a result chosen at random from a buffer.
         """
@@ -650,10 +728,25 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[Any]:
         """Keeps some columns of every item."""
 
+    @overload
+    def threadpool_map(
+        self,
+        fn: Callable[[T_co], R],
+        input_col: None = None,
+        output_col: None = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        **threadpool_kwargs: Any,
+    ) -> IterDataPipe[R]:
+        """Applies a function to every item, or to columns of it, in several threads. Results come in the
+        source's order.
+        """
+
+    @overload
     def threadpool_map(
         self,
         fn: Callable[..., Any],
-        input_col: Any = None,
+        input_col: Any,
         output_col: Any = None,
         scheduled_tasks: int = 128,
         max_workers: int | None = None,
@@ -688,6 +781,19 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def webdataset(self) -> IterDataPipe[Any]:
         """Gathers consecutive files with the same name but for the extension into one dict."""
 
+    @overload
+    def zip(self) -> IterDataPipe[tuple[T_co]]:
+        """Yields tuples of one item of each input, until the shortest input ends."""
+
+    @overload
+    def zip(
+        self,
+        other: Iterable[R],
+        /,
+    ) -> IterDataPipe[tuple[T_co, R]]:
+        """Yields tuples of one item of each input, until the shortest input ends."""
+
+    @overload
     def zip(
         self,
         *datapipes: Any,
@@ -727,7 +833,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
         batch_size: int,
         drop_last: bool = False,
         wrapper_class: type[DataChunk[Any]] = ...,
-    ) -> MapDataPipe[Any]:
+    ) -> MapDataPipe[DataChunk[T_co]]:
         """Groups items with consecutive indices: batch `i` holds the items from `i * batch_size` on."""
 
     def concat(
@@ -736,32 +842,37 @@ class MapForms(FunctionalForms, Generic[T_co]):
     ) -> MapDataPipe[Any]:
         """Joins pipes end to end: the indices of each begin where those of the one before end."""
 
-    def in_memory_cache(self) -> MapDataPipe[T_co]:
+    def in_memory_cache(self) -> torchdata.datapipes.map.callable.InMemoryCacheHolder[T_co]:
         """Keeps every item that was asked for, so that what comes before runs once per item."""
 
+    @overload
+    def map(self) -> MapDataPipe[T_co]:
+        """Applies a function to each item when it is asked for."""
+
+    @overload
     def map(
         self,
-        fn: Callable[[Any], Any] = ...,
-    ) -> MapDataPipe[Any]:
+        fn: Callable[[T_co], R],
+    ) -> MapDataPipe[R]:
         """Applies a function to each item when it is asked for."""
 
     def sample_by(
         self,
         sampler: Iterable[Any],
-    ) -> IterDataPipe[T_co]:
+    ) -> torchdata.datapipes.map.combinatorics.IndexSampler[T_co]:
         """Yields the items of a map pipe in the order of a sampler, which is read anew in each epoch."""
 
     def shuffle(
         self,
         *,
         indices: Iterable[Any] | None = None,
-    ) -> IterDataPipe[T_co]:
+    ) -> torchdata.datapipes.map.combinatorics.Shuffler[T_co]:
         """Yields the items of a map pipe in random order."""
 
     def to_iter_datapipe(
         self,
         indices: Sequence[Any] | None = None,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[T_co]:
         """Yields the items of a MapDataPipe, in the order of its indices or of given ones."""
 
     def unzip(
@@ -771,8 +882,21 @@ class MapForms(FunctionalForms, Generic[T_co]):
     ) -> list[MapDataPipe[Any]]:
         """Takes a pipe of sequences apart: gives a list of pipes, one for each position."""
 
+    @overload
+    def zip(self) -> MapDataPipe[tuple[T_co]]:
+        """Puts the items that several pipes have at the same index into a tuple."""
+
+    @overload
     def zip(
         self,
-        *datapipes: MapDataPipe[Any],
+        other: MapDataPipe[R],
+        /,
+    ) -> MapDataPipe[tuple[T_co, R]]:
+        """Puts the items that several pipes have at the same index into a tuple."""
+
+    @overload
+    def zip(
+        self,
+        *datapipes: Any,
     ) -> MapDataPipe[Any]:
         """Puts the items that several pipes have at the same index into a tuple."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from types import MethodType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchdata._reporting import fold
 from torchdata.datapipes._torch import Counterpart
@@ -23,16 +24,22 @@ class FunctionalForms:
     #: Torch's base class of the same kind of pipe.
     counterpart: ClassVar[Counterpart]
 
-    def __getattr__(self, name: str) -> Any:
-        function = type(self).functions.get(name) or type(self).counterpart.form(name)
-        if function is None:
-            try:
-                return type(self).counterpart.attribute(self, name)
-            except AttributeError:
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
-        bound = functools.partial(function, self)
-        functools.update_wrapper(bound, function, assigned=("__doc__",))
-        return bound
+    if not TYPE_CHECKING:  # or a checker would take any misspelt form for one that it does not know
+
+        def __getattr__(self, name: str) -> Any:
+            function = type(self).functions.get(name) or type(self).counterpart.form(name)
+            if function is None:
+                try:
+                    return type(self).counterpart.attribute(self, name)
+                except AttributeError:
+                    raise AttributeError(
+                        f"{type(self).__name__!r} object has no attribute {name!r}"
+                    ) from None
+            if hasattr(function, "__name__"):
+                return MethodType(function, self)  # of which `help` shows signature and docstring
+            bound = functools.partial(function, self)
+            functools.update_wrapper(bound, function, assigned=("__doc__",))
+            return bound
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *type(self).functions})
@@ -69,14 +76,17 @@ class FunctionalForms:
                 fold(error)
                 raise
 
-        functools.update_wrapper(
-            construct, cls_to_register, assigned=("__doc__", "__name__", "__qualname__"), updated=()
-        )
+        functools.update_wrapper(construct, cls_to_register, assigned=("__module__", "__doc__"), updated=())
+        # The form's name is what `help` shows, and under which its bound method is pickled.
+        construct.__name__, construct.__qualname__ = function_name, f"{cls.__name__}.{function_name}"
         cls.register_function(function_name, construct)
 
 
 class functional_datapipe:
     """Class decorator that registers a pipe under a functional form.
+
+    Type checkers cannot know forms that are registered when a program runs, and take them for misspelt ones. Typed
+    code calls the class, `Doubler(pipe)`, or marks the line: `pipe.doubled()  # type: ignore[attr-defined]`.
 
     Args:
         name: the method name under which the pipe is found on every pipe of its kind.

@@ -208,6 +208,11 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pi
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
 
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int:
+            """The number of items. When the package runs, pipes that know none have no such method."""
+
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} is read by iterating, not by index")
 
@@ -239,6 +244,14 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pipe
     @classmethod
     def __subclasshook__(cls, subclass: type) -> Any:
         return derives_from_twin(cls, subclass)
+
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int:
+            """The number of items. When the package runs, pipes that know none have no such method."""
+
+        def __iter__(self) -> Iterator[T_co]:
+            """Reads the indices 0, 1, … When the package runs, Python does so by itself."""
 
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")

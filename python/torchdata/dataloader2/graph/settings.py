@@ -11,7 +11,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torchdata.dataloader2.graph.utils import (
     DataPipe,
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-def is_random(datapipe: Any) -> bool:
+def is_random(datapipe: Any) -> TypeGuard[Any]:
     """Whether the pipe takes a seed."""
     return has_method(datapipe, "set_seed")
 

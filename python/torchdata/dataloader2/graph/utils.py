@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from torchdata.datapipes._torch import twin_of
 from torchdata.datapipes._traversal import is_pipe, pipes_in, sources_of, walk
@@ -32,7 +32,7 @@ DataPipe: TypeAlias = IterDataPipe[Any] | MapDataPipe[Any]
 DataPipeGraph = dict[int, tuple[DataPipe, "DataPipeGraph"]]
 
 
-def has_method(datapipe: Any, name: str) -> bool:
+def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
     """Whether the pipe itself defines the method `name`; a functional form of that name does not count."""
     return callable(getattr(type(datapipe), name, None)) or callable(
         getattr(datapipe, "__dict__", {}).get(name)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torchdata.dataloader2.graph import (
     DataPipe,
@@ -28,6 +28,7 @@ from torchdata.datapipes._traversal import is_pipe
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["WorkerInfo", "process_init_fn", "process_reset_fn"]
 
@@ -85,7 +86,7 @@ def process_init_fn(
     if custom_init_fn is not None:
         datapipe = _require_pipe(custom_init_fn(datapipe, worker_info), "worker_init_fn", custom_init_fn)
     if worker_prefetch_cnt > 0:
-        datapipe = datapipe.prefetch(worker_prefetch_cnt)
+        datapipe = cast("IterDataPipe[Any]", datapipe).prefetch(worker_prefetch_cnt)
     return datapipe
 
 

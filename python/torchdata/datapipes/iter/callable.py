@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from torchdata.datapipes._checks import (
     check_callable,
@@ -29,6 +29,8 @@ from torchdata.datapipes.utils.collate import collate_columns, default_collate
 __all__ = ["Collator", "FlatMapper", "Mapper"]
 
 T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @functional_datapipe("map")
@@ -53,6 +55,24 @@ class Mapper(Stateless, IterDataPipe[T_co]):
         >>> list(IterableWrapper([(1, 2), (3, 4)]).map(lambda a, b: a + b, input_col=[0, 1], output_col=-1))
         [(1, 2, 3), (3, 4, 7)]
     """
+
+    @overload
+    def __init__(
+        self: Mapper[R],
+        datapipe: Iterable[T],
+        fn: Callable[[T], R],
+        input_col: None = None,
+        output_col: None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Mapper[Any],
+        datapipe: Iterable[Any],
+        fn: Callable[..., Any],
+        input_col: Any,
+        output_col: Any = None,
+    ) -> None: ...
 
     def __init__(
         self, datapipe: Iterable[Any], fn: Callable[..., Any], input_col: Any = None, output_col: Any = None
@@ -154,6 +174,30 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
         >>> list(IterableWrapper([1, 2]).flatmap(lambda n: [n, 10 * n]))
         [1, 10, 2, 20]
     """
+
+    @overload
+    def __init__(
+        self: FlatMapper[R],
+        datapipe: Iterable[T],
+        fn: Callable[[T], Iterable[R]],
+        input_col: None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: FlatMapper[Any],
+        datapipe: Iterable[Any],
+        fn: None = None,
+        input_col: Any = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: FlatMapper[Any],
+        datapipe: Iterable[Any],
+        fn: Callable[..., Any],
+        input_col: Any,
+    ) -> None: ...
 
     def __init__(
         self, datapipe: Iterable[Any], fn: Callable[..., Any] | None = None, input_col: Any = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
@@ -21,6 +21,7 @@ from torchdata.datapipes.iter._shuffling import Shuffling
 __all__ = ["InBatchShuffler", "Sampler", "SequentialSampler", "Shuffler"]
 
 T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
 @functional_datapipe("shuffle")
@@ -47,7 +48,17 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
 
     item_attributes = frozenset({"_buffer"})
 
-    def __init__(self, datapipe: Iterable[T_co], *, buffer_size: int = 10000, unbatch_level: int = 0) -> None:
+    @overload
+    def __init__(
+        self: Shuffler[T], datapipe: Iterable[T], *, buffer_size: int = 10000, unbatch_level: Literal[0] = 0
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Shuffler[Any], datapipe: Iterable[Any], *, buffer_size: int = 10000, unbatch_level: int
+    ) -> None: ...
+
+    def __init__(self, datapipe: Iterable[Any], *, buffer_size: int = 10000, unbatch_level: int = 0) -> None:
         datapipe = check_source("Shuffler", datapipe)
         self.buffer_size = check_int("Shuffler", "buffer_size", buffer_size, least=1, error=AssertionError)
         if unbatch_level != 0:

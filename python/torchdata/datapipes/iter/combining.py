@@ -9,9 +9,9 @@ are in `splitting`.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from torchdata.datapipes._checks import check_source, check_sources, check_weights, length_of
 from torchdata.datapipes._random import draw_seed
@@ -28,6 +28,10 @@ __all__ = [
     "Zipper",
     "ZipperLongest",
 ]
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def _checked(pipe: str, datapipes: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -89,7 +93,7 @@ class Concater(IterDataPipe[Any]):
 
 
 @functional_datapipe("zip")
-class Zipper(Stateless, IterDataPipe[tuple[Any, ...]]):
+class Zipper(Stateless, IterDataPipe[T_co]):
     """Yields tuples of one item of each input, until the shortest input ends.
 
     Args:
@@ -105,10 +109,19 @@ class Zipper(Stateless, IterDataPipe[tuple[Any, ...]]):
         [('a', 0), ('b', 1)]
     """
 
+    @overload
+    def __init__(self: Zipper[tuple[T]], source: Iterable[T], /) -> None: ...
+
+    @overload
+    def __init__(self: Zipper[tuple[T, R]], source: Iterable[T], other: Iterable[R], /) -> None: ...
+
+    @overload
+    def __init__(self: Zipper[tuple[Any, ...]], *datapipes: Any) -> None: ...
+
     def __init__(self, *datapipes: Any) -> None:
         self.datapipes = _checked("Zipper", datapipes)
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+    def __iter__(self) -> Iterator[Any]:
         return zip(*self.datapipes, strict=False)
 
     def __len__(self) -> int:

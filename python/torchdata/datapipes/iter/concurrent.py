@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, overload
 
 from torchdata.datapipes._checks import (
     check_callable,
@@ -25,6 +25,8 @@ from torchdata.datapipes.iter._pool import Pool, own_error
 __all__ = ["ThreadPoolMapper"]
 
 T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: Stands for the end of the source.
 _END = object()
@@ -145,6 +147,30 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
 
     #: Seconds that saving a state waits for the calls that are under way.
     patience: ClassVar[float] = 60.0
+
+    @overload
+    def __init__(
+        self: ThreadPoolMapper[R],
+        source_datapipe: Iterable[T],
+        fn: Callable[[T], R],
+        input_col: None = None,
+        output_col: None = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        **threadpool_kwargs: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ThreadPoolMapper[Any],
+        source_datapipe: Iterable[Any],
+        fn: Callable[..., Any],
+        input_col: Any,
+        output_col: Any = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        **threadpool_kwargs: Any,
+    ) -> None: ...
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ Runs in whichever process iterates the pipeline and owns a position in the indic
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torchdata.datapipes._unloaded import Load, Step
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -15,8 +15,10 @@ from torchdata.datapipes.state import Counting
 
 __all__ = ["MapToIterConverter"]
 
+T_co = TypeVar("T_co", covariant=True)
 
-class MapToIterConverter(Counting, IterDataPipe[Any]):
+
+class MapToIterConverter(Counting, IterDataPipe[T_co]):
     """Yields the items of a MapDataPipe, in the order of its indices or of given ones.
 
     Functional form of MapDataPipe: `to_iter_datapipe`.
@@ -34,7 +36,7 @@ class MapToIterConverter(Counting, IterDataPipe[Any]):
         [2, 1]
     """
 
-    def __init__(self, datapipe: Any, indices: Sequence[Any] | None = None) -> None:
+    def __init__(self, datapipe: MapDataPipe[T_co], indices: Sequence[Any] | None = None) -> None:
         if not _is_map_pipe(datapipe):
             raise TypeError(
                 f"MapToIterConverter can only apply on MapDataPipe, but found {datapipe!r} of type "
@@ -45,10 +47,10 @@ class MapToIterConverter(Counting, IterDataPipe[Any]):
             indices = list(indices)  # whatever it is, it must be there again for the next epoch
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         return self._items(self._position)
 
-    def _items(self, start: int) -> Iterator[Any]:
+    def _items(self, start: int) -> Iterator[T_co]:
         # A generator rather than map(): a StopIteration from the pipe must not look like the end.
         item_at, indices = self.datapipe.__getitem__, self.indices
         for place in range(start, len(indices)):

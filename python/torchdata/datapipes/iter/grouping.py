@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice, repeat, zip_longest
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from torchdata.datapipes._checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._registry import functional_datapipe
@@ -20,6 +20,8 @@ from torchdata.datapipes.state import Stateless
 __all__ = ["Batcher", "Grouper", "UnBatcher"]
 
 T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: Largest batch that is collected in a tuple, which takes as much memory as a full one from the start.
 _ZIPPED = 1024
@@ -29,7 +31,7 @@ _NOTHING = object()
 
 
 @functional_datapipe("batch")
-class Batcher(Stateless, IterDataPipe[Any]):
+class Batcher(Stateless, IterDataPipe[T_co]):
     """Puts consecutive items into batches.
 
     Args:
@@ -47,6 +49,33 @@ class Batcher(Stateless, IterDataPipe[Any]):
         >>> list(IterableWrapper(range(5)).batch(2))
         [[0, 1], [2, 3], [4]]
     """
+
+    @overload
+    def __init__(
+        self: Batcher[DataChunk[T]],
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool = False,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Batcher[R],
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool = False,
+        *,
+        wrapper_class: Callable[[list[T]], R],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Batcher[R],
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool,
+        wrapper_class: Callable[[list[T]], R],
+    ) -> None: ...
 
     def __init__(
         self,

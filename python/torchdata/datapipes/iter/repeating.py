@@ -146,7 +146,7 @@ class Repeater(IterDataPipe[T_co]):
 
 
 @functional_datapipe("enumerate")
-class Enumerator(Counting, IterDataPipe[tuple[int, Any]]):
+class Enumerator(Counting, IterDataPipe[tuple[int, T_co]]):
     """Numbers the items: yields `(number, item)`.
 
     Args:
@@ -162,12 +162,12 @@ class Enumerator(Counting, IterDataPipe[tuple[int, Any]]):
         [(0, 'a'), (1, 'b')]
     """
 
-    def __init__(self, source_datapipe: Iterable[Any], starting_index: int = 0) -> None:
+    def __init__(self, source_datapipe: Iterable[T_co], starting_index: int = 0) -> None:
         source_datapipe = check_source("Enumerator", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.starting_index = check_int("Enumerator", "starting_index", starting_index)
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
+    def __iter__(self) -> Iterator[tuple[int, T_co]]:
         return enumerate(self.source_datapipe, self.starting_index + self._position)
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from torchdata._native import FilterIterator
 from torchdata.datapipes._checks import check_callable, check_input_col, check_int, check_source, no_length
@@ -17,6 +17,9 @@ from torchdata.datapipes._registry import functional_datapipe
 from torchdata.datapipes._streams import PLAIN_TYPES, close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import Counting, Stateless
+
+if TYPE_CHECKING:
+    from numpy import bool_
 
 __all__ = ["Filter", "Header"]
 
@@ -43,6 +46,16 @@ class Filter(Stateless, IterDataPipe[T_co]):
         >>> list(IterableWrapper(range(5)).filter(lambda n: n % 2 == 0))
         [0, 2, 4]
     """
+
+    @overload
+    def __init__(
+        self, datapipe: Iterable[T_co], filter_fn: Callable[[T_co], bool | bool_], input_col: None = None
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self, datapipe: Iterable[T_co], filter_fn: Callable[..., bool | bool_], input_col: Any
+    ) -> None: ...
 
     def __init__(
         self, datapipe: Iterable[T_co], filter_fn: Callable[..., Any], input_col: Any = None

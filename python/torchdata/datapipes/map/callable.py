@@ -6,7 +6,7 @@ Run in whichever process asks for an item. InMemoryCacheHolder owns the items th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from torchdata.datapipes._checks import check_callable, length_of
 from torchdata.datapipes._registry import functional_datapipe
@@ -16,6 +16,8 @@ from torchdata.datapipes.map._sources import check_map_pipe
 __all__ = ["InMemoryCacheHolder", "Mapper", "default_fn"]
 
 T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def default_fn(data: Any) -> Any:
@@ -40,11 +42,17 @@ class Mapper(MapDataPipe[T_co]):
         3
     """
 
-    def __init__(self, datapipe: MapDataPipe[Any], fn: Callable[[Any], T_co] = default_fn) -> None:
+    @overload
+    def __init__(self: Mapper[T], datapipe: MapDataPipe[T]) -> None: ...
+
+    @overload
+    def __init__(self: Mapper[R], datapipe: MapDataPipe[T], fn: Callable[[T], R]) -> None: ...
+
+    def __init__(self, datapipe: MapDataPipe[Any], fn: Callable[[Any], Any] = default_fn) -> None:
         check_map_pipe("Mapper", datapipe)
         check_callable("Mapper", "fn", fn)
         self.datapipe = datapipe
-        self.fn = fn
+        self.fn: Callable[[Any], T_co] = fn
 
     def __getitem__(self, index: Any) -> T_co:
         return self.fn(self.datapipe[index])

@@ -6,7 +6,7 @@ Run in whichever process asks for an item. They own no data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from torchdata.datapipes._checks import check_int, length_of
 from torchdata.datapipes._registry import functional_datapipe
@@ -16,6 +16,8 @@ from torchdata.datapipes.map._sources import check_map_pipe, check_map_pipes
 __all__ = ["Concater", "UnZipper", "Zipper"]
 
 T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @functional_datapipe("concat")
@@ -53,7 +55,7 @@ class Concater(MapDataPipe[T_co]):
 
 
 @functional_datapipe("zip")
-class Zipper(MapDataPipe[tuple[T_co, ...]]):
+class Zipper(MapDataPipe[T_co]):
     """Puts the items that several pipes have at the same index into a tuple.
 
     Args:
@@ -69,10 +71,19 @@ class Zipper(MapDataPipe[tuple[T_co, ...]]):
         ('b', 2)
     """
 
-    def __init__(self, *datapipes: MapDataPipe[T_co]) -> None:
+    @overload
+    def __init__(self: Zipper[tuple[T]], source: MapDataPipe[T], /) -> None: ...
+
+    @overload
+    def __init__(self: Zipper[tuple[T, R]], source: MapDataPipe[T], other: MapDataPipe[R], /) -> None: ...
+
+    @overload
+    def __init__(self: Zipper[tuple[Any, ...]], *datapipes: Any) -> None: ...
+
+    def __init__(self, *datapipes: MapDataPipe[Any]) -> None:
         self.datapipes = check_map_pipes("Zipper", datapipes)
 
-    def __getitem__(self, index: Any) -> tuple[T_co, ...]:
+    def __getitem__(self, index: Any) -> Any:
         items = []
         for datapipe in self.datapipes:
             try:
