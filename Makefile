@@ -74,7 +74,8 @@ ifeq ($(TORCH)$(TORCH_WHEEL),torch)
 	@echo "note: PyTorch for Linux on x86-64 comes with gigabytes of CUDA packages; \`make TORCH=cpu\` does without them"
 endif
 	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-	  extras.pop("torch"); print(*sorted({one for extra in extras.values() for one in extra if "torchdata-rs" not in one}), sep="\n")' \
+	  extras.pop("torch"); print(*extras.pop("test-torch"), sep="\n", file=open("$(STAMPS)/requirements-torch.txt", "w")); \
+	  print(*sorted({one for extra in extras.values() for one in extra if "torchdata-rs" not in one}), sep="\n")' \
 	  > $(STAMPS)/requirements.txt
 	$(PIP) install --quiet --requirement $(STAMPS)/requirements.txt
 ifeq ($(TORCH),cpu)
@@ -82,6 +83,9 @@ ifeq ($(TORCH),cpu)
 else ifneq ($(TORCH),none)
 	$(TORCH_INSTALL) \
 	  || echo "warning: PyTorch could not be installed; tests that need it will be skipped. To have it, rm $@ and $(TORCH_ADVICE)" >&2
+endif
+ifneq ($(TORCH),none)
+	if $(BIN)/python -c 'import torch' 2>/dev/null; then $(PIP) install --quiet --requirement $(STAMPS)/requirements-torch.txt; fi
 endif
 	touch $@
 

@@ -27,6 +27,7 @@ ALONE = (
     "test_chaos",
     "test_demo",
     "test_disk_caching_processes",
+    "test_accelerate",
     "test_distributed",
     "test_examples",
     "test_multiprocessing",

@@ -104,8 +104,9 @@ each_page = pytest.mark.parametrize(
 @each_page
 def test_the_examples_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) -> None:
     examples = doc_blocks.examples(page)
-    if any("import torch\n" in example.block.code for example in examples):
-        pytest.importorskip("torch", reason=f"{page.name} shows how to use it")
+    for package in ("torch", "accelerate"):
+        if any(re.search(rf"^(import|from) {package}\b", one.block.code, re.M) for one in examples):
+            pytest.importorskip(package, reason=f"{page.name} shows how to use it")
     for example, printed in zip(examples, doc_blocks.printed(page, tmp_path), strict=True):
         place = f"{page}, line {example.block.line}"
         assert doctest.OutputChecker().check_output(example.shown, printed, doctest.ELLIPSIS), (

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 #: Extras of which no pipe is made: for people who work on the project, for the demo, for all of them.
-OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test"}
+OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test", "test-torch"}
 
 #: (who needs it, by the name in the message; the library; the extra; what reaches for it)
 NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
@@ -113,10 +113,10 @@ def test_the_extra_all_holds_every_extra_but_torch() -> None:
 
 def test_the_readme_lists_every_extra_with_what_it_adds() -> None:
     rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
-    adds = {name: text for names, text in rows for name in re.findall(r"`(\w+)`", names)}
+    adds = {name: text for names, text in rows for name in re.findall(r"`([\w-]+)`", names)}
     assert set(EXTRAS) <= set(adds)
     words = {"pillow": "Pillow", "torch": "PyTorch"}
-    for extra in set(EXTRAS) - {"all", "dev", "test"}:
+    for extra in set(EXTRAS) - {"all", "dev", "test", "test-torch"}:
         for requirement in EXTRAS[extra]:
             library = re.split(r"[^\w-]", requirement)[0]
             assert words.get(library, library) in adds[extra], f"{extra} adds {library}"

@@ -401,8 +401,10 @@ class IterForms(FunctionalForms, Generic[T_co]):
         device: str = "",
         use_threads: bool = False,
         library: str = "pandas",
+        *,
+        dataframe_size: int | None = None,
     ) -> IterDataPipe[Any]:
-        """Reads Parquet files: yields one data frame per row group."""
+        """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows."""
 
     @overload
     def map(

@@ -1,4 +1,4 @@
-"""Data frames of pandas, polars and pyarrow behind one small interface: `FrameFormat`.
+"""Data frames of pandas, polars and pyarrow, and dicts of arrays, behind one small interface: `FrameFormat`.
 
 Role: makes frames of rows and of Arrow tables, in the library and with the dtypes that the user chose. Runs in the
 process that iterates the pipe; a `FrameFormat` owns nothing but its settings, and pickles. The libraries are imported
@@ -13,12 +13,13 @@ from itertools import chain
 from typing import Any
 
 from torchdata._optional import optional_import
+from torchdata.datapipes._arrow_arrays import arrays_of
 from torchdata.datapipes._checks import check_callable
 
 __all__ = ["FrameFormat", "check_column_names", "check_device"]
 
-#: The libraries that make frames, and the extra that installs each.
-LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet"}
+#: The libraries that make frames, and the extra that installs each; NumPy makes dicts of arrays, by way of pyarrow.
+LIBRARIES = {"pandas": "parquet", "polars": "polars", "pyarrow": "parquet", "numpy": "parquet"}
 
 
 def check_column_names(pipe: str, columns: Any) -> list[str] | None:
@@ -58,21 +59,29 @@ class FrameFormat:
 
     Args:
         pipe: the name of the pipe, for messages.
-        library: `"pandas"`, `"polars"` or `"pyarrow"`.
+        library: `"pandas"`, `"polars"`, `"pyarrow"`, or with `arrays` `"numpy"`.
         dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
         dtype_generator: makes the dtype where `dtype` is None.
+        arrays: whether NumPy is a library, too; what it makes are dicts from column to array (see `arrays_of`).
 
     Raises:
-        ValueError: the library is none of the three, or does not know a dtype.
+        ValueError: the library is none of these, or does not know a dtype.
         ModuleNotFoundError: the library is not installed.
         TypeError: `dtype` is one of torcharrow's, or `dtype_generator` is no function.
     """
 
     def __init__(
-        self, pipe: str, library: str, dtype: Any, dtype_generator: Callable[[], Any] | None = None
+        self,
+        pipe: str,
+        library: str,
+        dtype: Any,
+        dtype_generator: Callable[[], Any] | None = None,
+        *,
+        arrays: bool = False,
     ) -> None:
-        if not isinstance(library, str) or library not in LIBRARIES:
-            raise ValueError(f"{pipe}: library must be one of {[*LIBRARIES]}, but got {library!r}")
+        libraries = [name for name in LIBRARIES if arrays or name != "numpy"]
+        if not isinstance(library, str) or library not in libraries:
+            raise ValueError(f"{pipe}: library must be one of {libraries}, but got {library!r}")
         self.pipe = pipe
         self.library = library
         self.dtype = dtype
@@ -144,6 +153,8 @@ class FrameFormat:
         arrow = self._arrow()
         if dtype is None or isinstance(dtype, arrow.DataType):
             return dtype
+        if self.library == "numpy":
+            return arrow.from_numpy_dtype(self.module().dtype(dtype))
         if isinstance(dtype, str):
             return arrow.type_for_alias(dtype)
         return arrow.from_numpy_dtype(dtype)
@@ -209,7 +220,7 @@ class FrameFormat:
 
     def _of_columns(self, columns: dict[Any, Sequence[Any]]) -> Any:
         module, types = self.module(), self._by_column([*columns])
-        if self.library == "pyarrow" or self._has_schema():
+        if self.library in ("pyarrow", "numpy") or self._has_schema():
             arrow = self._arrow()
             arrays = [
                 arrow.array(values, type=self._arrow_type(types.get(name)))
@@ -229,10 +240,11 @@ class FrameFormat:
         """A frame of an Arrow table.
 
         Raises:
-            ValueError: the dtype names a column that the table lacks, or a value does not fit its dtype.
+            ValueError: the dtype names a column that the table lacks, a value does not fit its dtype, or NumPy has no
+            value for a null (see `arrays_of`).
         """
         types = self._by_column(table.column_names)
-        if self.library == "pyarrow" or self._has_schema():
+        if self.library in ("pyarrow", "numpy") or self._has_schema():
             fields = [
                 field.with_type(self._arrow_type(types.get(field.name)) or field.type)
                 for field in table.schema
@@ -251,6 +263,8 @@ class FrameFormat:
         return frame
 
     def _converted(self, table: Any) -> Any:
+        if self.library == "numpy":
+            return arrays_of(table, self.pipe)
         if self.library == "polars":
             return self.module().from_arrow(table)
         return table.to_pandas(use_threads=False) if self.library == "pandas" else table

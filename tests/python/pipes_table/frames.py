@@ -76,6 +76,12 @@ BAD_ARGUMENTS: list[BadArgument] = [
         "library must be one of",
     ),
     (
+        "dataframe of arrays",
+        lambda: DataFrameMaker(ints(), library="numpy"),
+        ValueError,
+        "library must be one of .*, but got 'numpy'",
+    ),
+    (
         "dataframe dtype",
         lambda: DataFrameMaker(ints(), dtype={"a": "int7"}),
         ValueError,
@@ -108,6 +114,18 @@ BAD_ARGUMENTS: list[BadArgument] = [
         lambda: ParquetDataFrameLoader(ints(), library="dask"),
         ValueError,
         "library must be one of",
+    ),
+    (
+        "parquet dataframe size 0",
+        lambda: ParquetDataFrameLoader(ints(), dataframe_size=0),
+        ValueError,
+        "ParquetDataFrameLoader: dataframe_size must be at least 1",
+    ),
+    (
+        "parquet dataframe size of float",
+        lambda: ParquetDataFrameLoader(ints(), dataframe_size=1.5),
+        TypeError,
+        "dataframe_size must be an integer",
     ),
     (
         "parquet dtype",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+from hypothesis import strategies as st
 
 from pipes_table.row import BadArgument, Row
 
@@ -105,6 +106,10 @@ def plain_frame(frame: Any) -> list[int]:
     return [row["item"] for row in frame.to_pylist()]
 
 
+def plain_arrays(item: dict[str, Any]) -> list[int]:
+    return list(item["item"].tolist())
+
+
 def in_archives(kind: str, items: list[int]) -> list[tuple[str, bytes]]:
     return [(f"{item}.{kind}/{name}", content) for item in items for name, content in members(item).items()]
 
@@ -148,6 +153,18 @@ ROWS: list[Row] = [
         "load_parquet_as_df",
         lambda s: s().map(as_parquet).load_parquet_as_df(library="pyarrow").map(plain_frame),
         lambda xs: [[x] * size for x in xs for size in ([1], [2], [2, 1])[x % 3]],
+        length=NO_LENGTH,
+    ),
+    Row(
+        "load_parquet_as_df of so many rows",
+        lambda s, size: (
+            s().map(as_parquet).load_parquet_as_df(library="numpy", dataframe_size=size).map(plain_arrays)
+        ),
+        lambda xs, size: [
+            [x] * min(size, x % 3 + 1 - start) for x in xs for start in range(0, x % 3 + 1, size)
+        ],
+        params={"size": st.integers(1, 4)},
+        example={"size": 2},
         length=NO_LENGTH,
     ),
     Row(

@@ -1,7 +1,8 @@
 """Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
 
-Role: both yield frames of pandas, polars or pyarrow, whichever the user chose. They run in the process that iterates
-them. ParquetDataFrameLoader owns the file that it is reading, and holds one row group of it at a time.
+Role: both yield frames of pandas, polars or pyarrow, whichever the user chose, and the second one dicts of arrays, too.
+They run in the process that iterates them. ParquetDataFrameLoader owns the file that it is reading, and holds one row
+group of it at a time.
 """
 
 from __future__ import annotations
@@ -92,10 +93,19 @@ class DataFrameMaker(Stateless, IterDataPipe[Any]):
 
 @functional_datapipe("load_parquet_as_df")
 class ParquetDataFrameLoader(HoldsStream):
-    """Reads Parquet files: yields one data frame per row group.
+    """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 
-    One row group is in memory at a time, so memory depends on how the files were written. A saved state knows the row
-    group.
+    One row group is in memory at a time, so memory depends on how the files were written: large ones want row groups
+    of some ten to some hundred megabytes. A saved state knows the row group and the row in it. What goes on from it
+    reads the end of the file, where the directory is, and that row group, but none before it.
+
+    With `library="numpy"` items are dicts from column to array:
+
+    - numbers and booleans are arrays of their dtype. A null is NaN in floats. Integers and booleans have nothing for
+      it, so it is an error; `dtype={"column": "float64"}` makes it NaN.
+    - dates, timestamps (in UTC, where they have a zone) and durations are datetime64 and timedelta64. A null is NaT.
+    - lists are arrays of objects, one array per row, made by the same rules. A null is None.
+    - all else, such as strings, bytes, decimals and structs (dicts), are arrays of Python objects. A null is None.
 
     Args:
         source_dp: yields paths of Parquet files, or pairs of path and binary stream that can seek. Streams are closed
@@ -105,27 +115,33 @@ class ParquetDataFrameLoader(HoldsStream):
         columns: the columns to read, in this order; None for all. Nested ones are named `"parent.child"`.
         device: `""` or `"cpu"`.
         use_threads: whether columns are decoded by several threads.
-        library: what the frames are made by: `"pandas"`, `"polars"` or `"pyarrow"` (tables). Polars runs threads, so
-            with worker processes it wants the start method spawn or forkserver.
+        library: what the frames are made by: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
+            arrays. Polars runs threads, so with worker processes it wants the start method spawn or forkserver.
+        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. None for one item
+            per row group.
 
     Raises:
         TypeError: `dtype` is one of torcharrow's, which is no longer maintained, or another argument is of the wrong
             type; while iterating, the source yields neither paths nor pairs.
-        ValueError: the library is unknown or does not take the dtype, or the device is another one; while iterating,
-            a file is no Parquet file or is truncated (pyarrow.ArrowInvalid), or lacks a column.
+        ValueError: the library is unknown or does not take the dtype, the device is another one, or `dataframe_size` is
+            not positive; while iterating, a file is no Parquet file or is truncated (pyarrow.ArrowInvalid), lacks a
+            column, or has nulls where arrays have no value for them.
         OSError: while iterating, a file cannot be opened or is damaged.
         ModuleNotFoundError: pyarrow or the library is not installed; the message says how to.
 
     Example:
         >>> import pyarrow, pyarrow.parquet
         >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> pyarrow.parquet.write_table(pyarrow.table({"a": [1, 2, 3]}), "numbers.parquet", row_group_size=2)
-        >>> [frame["a"].tolist() for frame in IterableWrapper(["numbers.parquet"]).load_parquet_as_df()]
-        [[1, 2], [3]]
+        >>> pyarrow.parquet.write_table(pyarrow.table({"a": [1, 2, 3, 4, 5]}), "numbers.parquet", row_group_size=2)
+        >>> files = IterableWrapper(["numbers.parquet"])
+        >>> [frame["a"].tolist() for frame in files.load_parquet_as_df()]
+        [[1, 2], [3, 4], [5]]
+        >>> list(files.load_parquet_as_df(library="numpy", dataframe_size=3))
+        [{'a': array([1, 2, 3])}, {'a': array([4, 5])}]
     """
 
-    #: The row group behind the last one that was yielded.
-    _next: int = 0
+    #: The row group, and the row in it, behind the last item that was yielded.
+    _next: tuple[int, int] = (0, 0)
 
     def __init__(
         self,
@@ -135,6 +151,8 @@ class ParquetDataFrameLoader(HoldsStream):
         device: str = "",
         use_threads: bool = False,
         library: str = "pandas",
+        *,
+        dataframe_size: int | None = None,
     ) -> None:
         name = "ParquetDataFrameLoader"
         self.source_dp = source_pipe(source_dp, self)
@@ -142,23 +160,54 @@ class ParquetDataFrameLoader(HoldsStream):
         check_device(name, device)
         self.device = device
         self.use_threads = use_threads
+        if dataframe_size is not None:
+            check_int(name, "dataframe_size", dataframe_size, least=1)
+        self.dataframe_size = dataframe_size
         _parquet()
-        self._format = FrameFormat(name, library, dtype)
+        self._format = FrameFormat(name, library, dtype, arrays=True)
 
     def _source(self) -> Any:
         return map(_opened, self.source_dp)
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        self._next = 0 if place is None else place
+        self._next = (0, 0) if place is None else place
         file = _parquet().ParquetFile(_seekable(path, stream))
         _check_columns(path, file, self.columns)
-        for index in range(self._next, file.num_row_groups):
-            table = file.read_row_group(index, columns=self.columns, use_threads=self.use_threads)
+        tables = self._row_groups if self.dataframe_size is None else self._cuts
+        for table, behind in tables(file, *self._next):
             frame = self._format.of_table(table)
             del table
-            self._next = index + 1
+            self._next = behind
             yield frame
             del frame  # so that nothing but the next row group is in memory while it is read
+
+    def _row_group(self, file: Any, index: int) -> Any:
+        return file.read_row_group(index, columns=self.columns, use_threads=self.use_threads)
+
+    def _row_groups(self, file: Any, group: int, row: int) -> Iterator[tuple[Any, tuple[int, int]]]:
+        """The row groups from a row of one on, each with the place behind it."""
+        for index in range(group, file.num_row_groups):
+            yield _copied(self._row_group(file, index), row, None), (index + 1, 0)
+            row = 0
+
+    def _cuts(self, file: Any, group: int, row: int) -> Iterator[tuple[Any, tuple[int, int]]]:
+        """Tables of `dataframe_size` rows, from a row of a row group on, each with the place behind it."""
+        parts: list[Any] = []
+        missing = size = self.dataframe_size
+        for index in range(group, file.num_row_groups):
+            table = self._row_group(file, index)
+            while row < table.num_rows:
+                parts.append(_copied(table, row, missing))
+                row += parts[-1].num_rows
+                missing -= parts[-1].num_rows
+                if not missing:
+                    whole, parts, missing = _arrow().concat_tables(parts), [], size
+                    yield whole, (index, row) if row < table.num_rows else (index + 1, 0)
+                    del whole
+            row = 0
+            del table  # before the next row group is read
+        if parts:
+            yield _arrow().concat_tables(parts), (file.num_row_groups, 0)
 
     def _explained(self, error: Exception, path: str) -> Exception:
         arrow_errors = _arrow().ArrowException
@@ -173,7 +222,7 @@ class ParquetDataFrameLoader(HoldsStream):
         return parked(stream, 0), self._next
 
     def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_next": 0}
+        return {**super()._attributes_to_copy(), "_next": (0, 0)}
 
 
 def _arrow() -> Any:
@@ -182,6 +231,12 @@ def _arrow() -> Any:
 
 def _parquet() -> Any:
     return optional_import("pyarrow.parquet", extra="parquet", needed_by="ParquetDataFrameLoader")
+
+
+def _copied(table: Any, start: int, count: int | None) -> Any:
+    """Rows of a table, in memory of their own: a slice keeps all of the table's, also where it is pickled."""
+    part = table.slice(start, count)
+    return table if part.num_rows == table.num_rows else part.take(_arrow().array(range(part.num_rows)))
 
 
 def _opened(item: Any) -> Any:

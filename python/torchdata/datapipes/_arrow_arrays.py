@@ -1,0 +1,81 @@
+"""NumPy arrays of the columns of an Arrow table: `arrays_of`.
+
+Role: what frames by `library="numpy"` are. Runs in the process that iterates the pipe, and owns nothing. pyarrow and
+NumPy are imported where a table is at hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["arrays_of"]
+
+
+def arrays_of(table: Any, pipe: str) -> dict[str, Any]:
+    """A new array of each column, by name.
+
+    pyarrow's own conversion turns integers beside nulls into floats, and in some types nulls into values. So here each
+    kind of type has its rule:
+
+    - numbers and booleans: an array of that dtype; a null is NaN in floats and an error elsewhere;
+    - dates, timestamps (in UTC, where they have a zone) and durations: datetime64 and timedelta64; a null is NaT;
+    - lists: an array of objects, one array per row, which is made by the same rules; a null is None;
+    - all else: an array of objects, as `to_pylist` gives them (structs are dicts); a null is None.
+
+    Raises:
+        ValueError: two columns have one name, or integers or booleans have nulls.
+    """
+    names = table.column_names
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{pipe}: a dict has one column of a name, but there are several named {twice}")
+    return {name: _array_of(column, name, pipe) for name, column in zip(names, table.columns, strict=True)}
+
+
+def _array_of(column: Any, name: str, pipe: str) -> Any:
+    import pyarrow
+
+    types, kind = pyarrow.types, column.type
+    if types.is_dictionary(kind):
+        return _array_of(column.cast(kind.value_type), name, pipe)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _lists(column, name, pipe)
+    if types.is_integer(kind) or types.is_boolean(kind):
+        if column.null_count:
+            raise ValueError(
+                f"{pipe}: column {name!r} has nulls, and an array of {kind} has no value for them; give it a dtype of "
+                f"floats, where they are NaN (dtype={{{name!r}: 'float64'}}; for lists a pyarrow.Schema), or fill them "
+                "in the file"
+            )
+        return _owned(column)
+    if types.is_floating(kind) or types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind):
+        return _owned(column)
+    return _objects(column.to_pylist())
+
+
+def _owned(column: Any) -> Any:
+    """An array that can be written to: one that lies over Arrow's memory cannot, and would keep its table alive."""
+    values = column.to_numpy()
+    return values if values.flags.writeable else values.copy()
+
+
+def _lists(column: Any, name: str, pipe: str) -> Any:
+    """One array per row: views of one array of the values of all rows."""
+    import pyarrow.compute
+
+    lengths = pyarrow.compute.list_value_length(column).to_pylist()  # of a null: None, and it has no values
+    values = _array_of(pyarrow.compute.list_flatten(column), name, pipe)
+    rows, start = [], 0
+    for length in lengths:
+        rows.append(None if length is None else values[start : start + length])
+        start += length or 0
+    return _objects(rows)
+
+
+def _objects(values: list[Any]) -> Any:
+    """An array of the values as they are: NumPy would look into sequences."""
+    import numpy as np
+
+    array = np.empty(len(values), dtype=object)
+    for place, value in enumerate(values):
+        array[place] = value
+    return array
