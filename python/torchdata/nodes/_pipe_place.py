@@ -1,0 +1,73 @@
+"""A pipe of `torchdata.datapipes` as a Stateful iterable: what lets a node read one.
+
+Role: keeps the seed and the epoch that the nodes' graph has no other place for. Owns the pipe's iteration.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torchdata.datapipes._traversal import walk
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.state import forget_state, load_state, save_state
+
+__all__ = ["PipePlace"]
+
+
+class PipePlace:
+    """Iterates over a pipe, epoch by epoch, and saves its exact place.
+
+    Args:
+        pipe: the pipe that ends the graph.
+        seed: seeds the random pipes of the graph, in each epoch anew; None leaves them to themselves.
+    """
+
+    def __init__(self, pipe: IterDataPipe[Any], seed: int | None = None) -> None:
+        self.pipe = pipe
+        self.seed = seed
+        #: The number of the next epoch.
+        self._epoch = 0
+        self._loaded = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._loaded:
+            self._loaded = False
+            return iter(self.pipe)
+        forget_state(self.pipe)
+        if self.seed is not None:
+            _set_seed(self.pipe, self.seed, self._epoch)
+        self._epoch += 1
+        return iter(self.pipe)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the pipe's graph, copied, so that it does not change when the iteration goes on."""
+        return {"epoch": self._epoch, "pipe": copy.deepcopy(save_state(self.pipe))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on from the saved place. The state can be loaded again.
+
+        Raises:
+            ValueError: the state was saved from another graph.
+        """
+        load_state(self.pipe, copy.deepcopy(state_dict["pipe"]))
+        self._epoch = state_dict["epoch"]
+        self._loaded = True
+
+    def shutdown(self) -> None:
+        """Ends the threads of the pipe's graph."""
+        for pipe in walk(self.pipe):
+            if isinstance(pipe, IterDataPipe) and hasattr(type(pipe), "shutdown"):
+                pipe.shutdown()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_epoch": 0, "_loaded": False}
+
+
+def _set_seed(pipe: IterDataPipe[Any], seed: int, epoch: int) -> None:
+    from torchdata.dataloader2.graph import set_graph_random_seed
+    from torchdata.dataloader2.random import SeedGenerator
+
+    of_epoch = SeedGenerator(seed).spawn(epoch).generate_seed()  # what it spawns would share seeds with it
+    set_graph_random_seed(pipe, SeedGenerator(of_epoch))
