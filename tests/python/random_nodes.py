@@ -18,11 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import Sampler
 
 from torchdata.datapipes.iter import IterableWrapper as PipeOf
-from torchdata.datapipes.iter import IterDataPipe
 from torchdata.nodes import (
     BaseNode,
     Batcher,
@@ -47,20 +45,22 @@ EPOCHS = 3
 
 
 class Counted:
-    """A Stateful iterable, the epochs of which differ."""
+    """A Stateful iterable."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.epoch, self.place, self.loaded = 0, 0, False
+        self.place, self.loaded = 0, False
 
     def __iter__(self) -> Iterator[int]:
         if not self.loaded:
             self.place = 0
         self.loaded = False
+        return self.go_on()
+
+    def go_on(self) -> Iterator[int]:
         while self.place < self.size:
             self.place += 1
             yield self.place
-        self.place = 0
 
     def state_dict(self) -> dict[str, int]:
         return {"place": self.place}
@@ -128,7 +128,9 @@ class Graph:
         self.words.append(word)
 
     def source(self, depth: int) -> BaseNode[Any]:
-        kinds = ["range", "stateful", "sampler", "pipe", "random pipe"] + ["weighted", "round robin"] * (depth < 2)
+        kinds = ["range", "stateful", "sampler", "pipe", "random pipe"] + ["weighted", "round robin"] * (
+            depth < 2
+        )
         kind, size = self.chance.choice(kinds), self.chance.choice([0, 1, 2, 5, 9])
         self.say(f"{kind}({size})")
         if kind == "range":
@@ -190,7 +192,11 @@ class Graph:
         workers = chance.randint(0, 3)
         method = "thread"
         if self.processes and workers:
-            self.processes, method, workers = False, "process", min(workers, 2)  # few, as each graph starts them anew
+            self.processes, method, workers = (
+                False,
+                "process",
+                min(workers, 2),
+            )  # few, as each graph starts them anew
         options = {
             "in_order": in_order,
             "method": method,
@@ -258,7 +264,9 @@ class Check:
         """A new loader, or one that has stopped somewhere."""
         return used if self.chance.random() < 0.3 else self.fresh()
 
-    def resume(self, loader: Loader[Any], state: bytes, seen: list[Any], whole: list[list[Any]], epoch: int) -> None:
+    def resume(
+        self, loader: Loader[Any], state: bytes, seen: list[Any], whole: list[list[Any]], epoch: int
+    ) -> None:
         where = f"epoch {epoch}, position {len(seen)}"
         seen = list(seen)
         loader.load_state_dict(pickle.loads(state))
@@ -295,7 +303,11 @@ class Check:
 
 
 def run_many(
-    seed: int, seconds: float, graphs: int | None = None, processes: bool = False, say: Callable[[str], Any] = print
+    seed: int,
+    seconds: float,
+    graphs: int | None = None,
+    processes: bool = False,
+    say: Callable[[str], Any] = print,
 ) -> tuple[int, int]:
     """Checks random graphs until the time is over. Returns how many, and at how many positions they were loaded."""
     until = time.monotonic() + seconds
@@ -318,7 +330,9 @@ def main() -> None:
     cli.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     cli.add_argument("--seconds", type=float, default=60)
     cli.add_argument("--graphs", type=int)
-    cli.add_argument("--processes", action="store_true", help="with a ParallelMapper over processes in the graphs")
+    cli.add_argument(
+        "--processes", action="store_true", help="with a ParallelMapper over processes in the graphs"
+    )
     chosen = cli.parse_args()
     checked, positions = run_many(chosen.seed, chosen.seconds, chosen.graphs, chosen.processes)
     print(f"seed {chosen.seed}: {checked} graphs, loaded at {positions} positions", file=sys.stderr)

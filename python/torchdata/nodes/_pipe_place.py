@@ -12,6 +12,7 @@ from typing import Any
 from torchdata.datapipes._traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import forget_state, load_state, save_state
+from torchdata.nodes.base_node import BaseNode, is_repeatable
 
 __all__ = ["PipePlace"]
 
@@ -60,6 +61,11 @@ class PipePlace:
         for pipe in walk(self.pipe):
             if isinstance(pipe, IterDataPipe) and hasattr(type(pipe), "shutdown"):
                 pipe.shutdown()
+
+    def is_repeatable(self) -> bool:
+        """Whether the pipe gives its items in the same order when it is put to a place again."""
+        nodes = (getattr(pipe, "source_node", None) for pipe in walk(self.pipe))
+        return all(is_repeatable(node) for node in nodes if isinstance(node, BaseNode))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_epoch": 0, "_loaded": False}

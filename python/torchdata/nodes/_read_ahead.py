@@ -16,6 +16,7 @@ Threads hold the work and the source, never the node, so that dropping the node 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -26,7 +27,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, NoReturn
 
 from torchdata.nodes._functions import not_the_end
-from torchdata.nodes.base_node import BaseNode, advance_of
+from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
 __all__ = ["Function", "ReadAhead"]
 
@@ -259,8 +260,10 @@ class ReadAhead:
         self._source = source
         self._functions = functions
         self._limit = limit
-        self._in_order = in_order
-        self._frequency = frequency
+        # What comes in no fixed order is not known by its number again: the source's state must tell all there is.
+        repeatable = is_repeatable(source)
+        self._in_order = in_order or not repeatable
+        self._frequency = frequency if repeatable else 1
         self._prepare = prepare
         self._process = os.getpid()
         state = state or {}
@@ -276,8 +279,6 @@ class ReadAhead:
         #: Results that came before their turn; of the reading's end, which comes last, one at most.
         self._waiting: dict[int, _Entry] = {}
         self._last: _Entry | None = None
-        self._begun_at = source, self._snapshot
-        self._yielded_any = self._next > 0 or bool(self._ahead)
         self._ended = False
         self._start(0, frozenset(self._ahead.union(range(self._next))))
 
@@ -370,7 +371,6 @@ class ReadAhead:
 
     def _note(self, index: int, snapshot: Any) -> None:
         """Notes that an item was yielded."""
-        self._yielded_any = True
         if index == self._next:
             self._pass(snapshot)
             if self._ahead:
@@ -417,8 +417,8 @@ class ReadAhead:
         """Ends the reading, and waits until no thread touches the source any more.
 
         Args:
-            rewind: whether to put the source back where it was, if nothing was yielded: what was read ahead is not
-                to count as begun where the consumer has begun nothing.
+            rewind: whether to put the source back to the place of the consumer, which is about to begin the next
+                epoch. What that is (the number that a sampler counts to) must not depend on how far threads came.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -436,9 +436,16 @@ class ReadAhead:
                 )
             time.sleep(nap)
             nap = min(0.005, nap + 0.0001)
-        if rewind and not self._yielded_any and not self._ended:
-            source, state = self._begun_at
-            source.reset(state)
+        if rewind and not self._ended and (work.index != self._next or work.ended):
+            self._rewind()
+
+    def _rewind(self) -> None:
+        self._source.reset(self._snapshot)
+        if self._steps:
+            advance = advance_of(self._source)
+            with contextlib.suppress(Exception):  # it comes to an end or fails, as it did before
+                for _ in range(self._steps):
+                    advance()
 
     def close(self) -> None:
         """Lets the threads end, without waiting."""

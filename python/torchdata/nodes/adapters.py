@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler
@@ -19,7 +19,46 @@ __all__ = ["IterableWrapper", "MapStyleWrapper", "SamplerWrapper"]
 K = TypeVar("K", covariant=True)
 
 
-class IterableWrapper(BaseNode[T]):
+class _Source(BaseNode[T]):
+    """A node that reads an iterator, from which it drops first what was yielded before a state was saved.
+
+    That is done when the first item is asked for: a node that is put back to a place only to begin the next epoch from
+    there costs nothing.
+    """
+
+    NUM_YIELDED_KEY = "_num_yielded"
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_yielded", "_to_drop"})
+
+    _num_yielded = 0
+    #: How many items are still to be dropped.
+    _to_drop = 0
+
+    def next(self) -> T:
+        """See `BaseNode.next`.
+
+        Raises:
+            ValueError: there are fewer items than were yielded when the state was saved.
+        """
+        if self._to_drop:
+            self._drop()
+        item: T = self._advance()
+        self._num_yielded += 1
+        return item
+
+    def _drop(self) -> None:
+        while self._to_drop:
+            try:
+                self._advance()
+            except StopIteration:
+                raise ValueError(
+                    f"{type(self).__name__}: the state was saved after {self._num_yielded} items, but there are only "
+                    f"{self._num_yielded - self._to_drop}; load it with the data that it was saved with"
+                ) from None
+            self._to_drop -= 1
+
+
+class IterableWrapper(_Source[T]):
     """Makes a node of an iterable, such as a list, an `IterableDataset` or a pipe.
 
     A state holds the place of an iterable that is `Stateful`, or that is a pipe of `torchdata.datapipes` (see
@@ -43,12 +82,7 @@ class IterableWrapper(BaseNode[T]):
         [1, 2, 3]
     """
 
-    NUM_YIELDED_KEY = "_num_yielded"
     ITERABLE_KEY = "iterable"
-
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_yielded"})
-
-    _num_yielded = 0
 
     def __init__(self, iterable: Iterable[T]) -> None:
         super().__init__()
@@ -61,31 +95,17 @@ class IterableWrapper(BaseNode[T]):
             self._stateful = iterable
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`.
-
-        Raises:
-            ValueError: the iterable has fewer items than it had yielded when the state was saved.
-        """
-        iterable: Any = self._stateful or self.iterable
-        if initial_state is None:
-            self._num_yielded = 0
-            iterator = iter(iterable)
+        """See `BaseNode.reset`."""
+        self._num_yielded = 0 if initial_state is None else initial_state[self.NUM_YIELDED_KEY]
+        iterable: Any = self.iterable
+        if self._stateful is None:
+            self._to_drop = self._num_yielded
         else:
-            self._num_yielded = initial_state[self.NUM_YIELDED_KEY]
-            if self._stateful is not None:
+            iterable = self._stateful
+            if initial_state is not None:
                 self._stateful.load_state_dict(initial_state[self.ITERABLE_KEY])
-                iterator = iter(iterable)
-            else:
-                iterator = iter(iterable)
-                _drop("IterableWrapper", iterator, self._num_yielded)
-        self._advance = iterator.__next__  # type: ignore[method-assign]
+        self._advance = iter(iterable).__next__  # type: ignore[method-assign]
         super().reset(initial_state)
-
-    def next(self) -> T:
-        """See `BaseNode.next`."""
-        item: T = self._advance()
-        self._num_yielded += 1
-        return item
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
@@ -94,13 +114,16 @@ class IterableWrapper(BaseNode[T]):
             state[self.ITERABLE_KEY] = self._stateful.state_dict()
         return state
 
+    def _repeats(self) -> bool:
+        return not isinstance(self._stateful, PipePlace) or self._stateful.is_repeatable()
+
     def shutdown(self) -> None:
         """See `BaseNode.shutdown`. Ends the threads of pipes, too."""
         if isinstance(self._stateful, PipePlace):
             self._stateful.shutdown()
 
 
-class SamplerWrapper(BaseNode[T]):
+class SamplerWrapper(_Source[T]):
     """Makes a node of a sampler, and tells it the epoch by `set_epoch` where it has that.
 
     A sampler that is not `Stateful` is read anew when a state is loaded, so its order must follow from the epoch.
@@ -121,14 +144,12 @@ class SamplerWrapper(BaseNode[T]):
         [0, 1, 2]
     """
 
-    NUM_YIELDED_KEY = "_num_yielded"
     EPOCH_KEY = "_epoch"
     SAMPLER_KEY = "_sampler"
     STARTED_KEY = "_started"
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_yielded", "_started"})
+    _of_a_run: ClassVar[frozenset[str]] = _Source._of_a_run | {"_started"}
 
-    _num_yielded = 0
     #: Whether an item of this epoch was asked for.
     _started = False
 
@@ -148,11 +169,7 @@ class SamplerWrapper(BaseNode[T]):
         self._is_stateful = isinstance(sampler, Stateful)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`.
-
-        Raises:
-            ValueError: the sampler has fewer items than it had yielded when the state was saved.
-        """
+        """See `BaseNode.reset`."""
         if initial_state is None:
             if self._started:
                 self.epoch = self.epoch_updater(self.epoch)
@@ -164,18 +181,14 @@ class SamplerWrapper(BaseNode[T]):
             self.sampler.load_state_dict(initial_state[self.SAMPLER_KEY])
         elif hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(self.epoch)
-        iterator: Iterator[Any] = iter(self.sampler)
-        if not self._is_stateful:
-            _drop("SamplerWrapper", iterator, self._num_yielded)
-        self._advance = iterator.__next__  # type: ignore[method-assign]
+        self._to_drop = 0 if self._is_stateful else self._num_yielded
+        self._advance = iter(self.sampler).__next__  # type: ignore[method-assign]
         super().reset(initial_state)
 
     def next(self) -> T:
         """See `BaseNode.next`."""
         self._started = True
-        item: T = self._advance()
-        self._num_yielded += 1
-        return item
+        return super().next()
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
@@ -218,15 +231,3 @@ def MapStyleWrapper(map_dataset: Mapping[Any, T], sampler: Sampler[Any]) -> Base
             f"{type(map_dataset).__name__}, which has no __getitem__"
         )
     return Mapper(SamplerWrapper(sampler), map_dataset.__getitem__)
-
-
-def _drop(node: str, iterator: Iterator[Any], count: int) -> None:
-    """Drops items that were yielded before a state was saved."""
-    for dropped in range(count):
-        try:
-            next(iterator)
-        except StopIteration:
-            raise ValueError(
-                f"{node}: the state was saved after {count} items, but there are only {dropped}; load it with the "
-                "data that it was saved with"
-            ) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-__all__ = ["BaseNode", "T", "advance_of", "check_node"]
+__all__ = ["BaseNode", "T", "advance_of", "check_node", "is_repeatable"]
 
 T = TypeVar("T", covariant=True)
 
@@ -136,6 +136,10 @@ class BaseNode(Iterator[T]):
         """What gives the next item of this node once it is reset, without a call in between where that can be."""
         return self.next
 
+    def _repeats(self) -> bool:
+        """Whether the node gives its items in the same order when it is put to a place again; its sources aside."""
+        return True
+
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name not in self._of_a_run}
         if "_BaseNode__initialized" in kept:
@@ -163,6 +167,15 @@ def check_node(node: str, argument: str, value: Any) -> Any:
             f"IterableWrapper(…) makes a node of an iterable, from_pipe(…) of a pipe"
         )
     return value
+
+
+def is_repeatable(node: BaseNode[Any]) -> bool:
+    """Whether a node that is reset to a state again gives the same items in the same order.
+
+    It does not where it, or a node that it reads, yields what is ready first. A reader that counts on reading an item
+    again keeps the item instead.
+    """
+    return node._repeats() and all(is_repeatable(source) for source in _sources_of(node))
 
 
 def _sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torchdata.datapipes._checks import check_int
-from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
 
 __all__ = ["Batcher", "Unbatcher"]
 
@@ -82,6 +83,7 @@ class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
     A state that is saved within a batch holds the place before it; the batch is read again when the state is loaded.
+    Where batches come in no fixed order, it holds the rest of the batch.
 
     Args:
         source: the node to read. Its items have a length and are read by index: lists, tuples, arrays, tensors.
@@ -97,18 +99,21 @@ class Unbatcher(BaseNode[T]):
 
     SOURCE_KEY = "source"
     BATCH_IDX_KEY = "batch_idx"
+    REST_KEY = "rest"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_advance", "_batch", "_before", "_index", "_length", "_skipped"}
+        {"_advance", "_batch", "_before", "_index", "_length", "_rereads", "_skipped"}
     )
 
     _batch: Any = ()
-    #: The place of the source before the batch.
+    #: The place of the source before the batch; None where the batch is not to be read again.
     _before: dict[str, Any] | None = None
     #: How many members of the batch were yielded, and how many it has.
     _index = _length = 0
     #: How many members of the batch that is read next were yielded before the state was saved.
     _skipped = 0
+    #: Whether a batch is the same when it is read again.
+    _rereads = True
 
     def __init__(self, source: BaseNode[Sequence[T]]) -> None:
         super().__init__()
@@ -116,11 +121,18 @@ class Unbatcher(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
+        if self._skipped and initial_state is None:
+            # The next epoch follows from the place of the source: behind the batch, which was not read again yet.
+            with contextlib.suppress(Exception):
+                self._advance()
         state = initial_state or {}
-        self._before, self._skipped = state.get(self.SOURCE_KEY), state.get(self.BATCH_IDX_KEY, 0)
-        self._batch, self._index, self._length = (), 0, 0
-        self.source.reset(self._before)
+        before = state.get(self.SOURCE_KEY)
+        self._skipped, self._batch = state.get(self.BATCH_IDX_KEY, 0), state.get(self.REST_KEY, ())
+        self._index, self._length = 0, len(self._batch)
+        self._before = None if self._batch else before
+        self.source.reset(before)
         self._advance = advance_of(self.source)  # type: ignore[method-assign]
+        self._rereads = is_repeatable(self.source)
         super().reset(initial_state)
 
     def next(self) -> T:
@@ -134,13 +146,18 @@ class Unbatcher(BaseNode[T]):
     def _read_batch(self) -> None:
         """Reads until a batch has a member that is to be yielded."""
         while self._index >= self._length:
-            before = self._before if self._skipped else self.source.state_dict()
+            before = self._before
+            if not self._skipped:
+                before = self.source.state_dict() if self._rereads else None
             index, self._skipped = self._skipped, 0  # an error of the source takes its batch along
             self._batch = self._advance()
             self._before, self._index, self._length = before, index, len(self._batch)
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
+        if self._index < self._length and self._before is None:
+            rest = [self._batch[index] for index in range(self._index, self._length)]
+            return {self.SOURCE_KEY: self.source.state_dict(), self.BATCH_IDX_KEY: 0, self.REST_KEY: rest}
         index = self._skipped or (self._index if self._index < self._length else 0)
         before = self._before if index else self.source.state_dict()
         return {self.SOURCE_KEY: before, self.BATCH_IDX_KEY: index}

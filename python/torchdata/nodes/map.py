@@ -104,6 +104,9 @@ class _ThreadMapper(ThreadedNode[T]):
             functions = self._workers.functions
         return self._begin_with([*functions], state, limit=self.max_concurrent, in_order=self.in_order)
 
+    def _repeats(self) -> bool:
+        return self.in_order or self.num_workers == 1
+
     def shutdown(self) -> None:
         if self._run is not None:
             self._run.close()
@@ -138,7 +141,8 @@ class ParallelMapper(BaseNode[T]):
     traceback of where it was raised; the results after it can still be read.
 
     A saved state counts what was yielded. What is under way is read, and the function called, again when it is loaded.
-    Out of order, a loaded state yields exactly the items that were not yielded, in any order.
+    Out of order, a loaded state yields exactly the items that were not yielded, in any order. Over a source that is out
+    of order itself, `in_order` is taken for true and `snapshot_frequency` for 1.
 
     Processes live from the first `reset` until `shutdown()`, or until the node is dropped. They are joined by the
     engine of this package: arrays cross in shared memory, one copy each way. A process that dies is a
