@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler
@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from torchdata.datapipes._checks import check_callable, check_int, check_iterable
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._pipe_place import PipePlace
-from torchdata.nodes.base_node import BaseNode, T
+from torchdata.nodes.base_node import BaseNode, NotReset, T
 from torchdata.nodes.map import Mapper
 from torchdata.nodes.types import Stateful
 
@@ -28,11 +28,16 @@ class _Source(BaseNode[T]):
 
     NUM_YIELDED_KEY = "_num_yielded"
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_yielded", "_to_drop"})
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_it", "_num_yielded", "_to_drop"})
 
+    _it: Iterator[Any]
     _num_yielded = 0
     #: How many items are still to be dropped.
     _to_drop = 0
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._it = NotReset(cls.__name__)
 
     def next(self) -> T:
         """See `BaseNode.next`.
@@ -42,14 +47,14 @@ class _Source(BaseNode[T]):
         """
         if self._to_drop:
             self._drop()
-        item: T = self._advance()
+        item: T = next(self._it)
         self._num_yielded += 1
         return item
 
     def _drop(self) -> None:
         while self._to_drop:
             try:
-                self._advance()
+                next(self._it)
             except StopIteration:
                 raise ValueError(
                     f"{type(self).__name__}: the state was saved after {self._num_yielded} items, but there are only "
@@ -104,7 +109,7 @@ class IterableWrapper(_Source[T]):
             iterable = self._stateful
             if initial_state is not None:
                 self._stateful.load_state_dict(initial_state[self.ITERABLE_KEY])
-        self._advance = iter(iterable).__next__  # type: ignore[method-assign]
+        self._it = iter(iterable)
         super().reset(initial_state)
 
     def get_state(self) -> dict[str, Any]:
@@ -182,13 +187,17 @@ class SamplerWrapper(_Source[T]):
         elif hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(self.epoch)
         self._to_drop = 0 if self._is_stateful else self._num_yielded
-        self._advance = iter(self.sampler).__next__  # type: ignore[method-assign]
+        self._it = iter(self.sampler)
         super().reset(initial_state)
 
     def next(self) -> T:
         """See `BaseNode.next`."""
         self._started = True
-        return super().next()
+        if self._to_drop:
+            self._drop()
+        item: T = next(self._it)
+        self._num_yielded += 1
+        return item
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""

@@ -9,9 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-__all__ = ["BaseNode", "T", "advance_of", "check_node", "is_repeatable"]
+__all__ = ["BaseNode", "NotReset", "T", "advance_of", "check_node", "is_repeatable"]
 
 T = TypeVar("T", covariant=True)
+
+
+class NotReset:
+    """Stands for what reads the source of a node that was never reset.
+
+    No method, which would slow down the attribute of that name in instances.
+
+    Args:
+        name: the class of the node.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self) -> Any:
+        raise RuntimeError(
+            f"{self._name}.next() was called before reset(): call reset() first, or read the node by next(node) or a "
+            "Loader, which do"
+        )
+
+    __next__ = __call__
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
 
 
 class BaseNode(Iterator[T]):
@@ -49,6 +73,13 @@ class BaseNode(Iterator[T]):
 
     #: Names of attributes that belong to a run, from one `reset` to the next; copies of the node leave them out.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
+
+    #: What gives the next item of the source. A reset puts it into the instance.
+    _advance: Callable[[], Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._advance = NotReset(cls.__name__)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.__initialized = False
@@ -108,7 +139,7 @@ class BaseNode(Iterator[T]):
             source.shutdown()
 
     def __require_init(self) -> None:
-        if "_BaseNode__initialized" not in self.__dict__:
+        if not hasattr(self, "_BaseNode__initialized"):  # a look into __dict__ would slow down all that follow
             name = type(self).__name__
             raise NotImplementedError(f"{name} was not set up: call super().__init__() in its __init__()")
 
@@ -124,13 +155,6 @@ class BaseNode(Iterator[T]):
             raise NotImplementedError(
                 f"{name} was not reset: call super().reset(initial_state) in its reset()"
             )
-
-    def _advance(self) -> Any:
-        # A reset puts what reads the source in its place, into the instance.
-        raise RuntimeError(
-            f"{type(self).__name__}.next() was called before reset(): call reset() first, or read the node by "
-            "next(node) or a Loader, which do"
-        )
 
     def _reader(self) -> Callable[[], Any]:
         """What gives the next item of this node once it is reset, without a call in between where that can be."""

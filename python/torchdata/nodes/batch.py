@@ -51,7 +51,7 @@ class Batcher(BaseNode[list[T]]):
         state = initial_state or {}
         self.source.reset(state.get(self.SOURCE_KEY))
         self._partial = state.get(self.PARTIAL_KEY, [])
-        self._advance = advance_of(self.source)  # type: ignore[method-assign]
+        self._advance = advance_of(self.source)
         super().reset(initial_state)
 
     def next(self) -> list[T]:
@@ -131,7 +131,7 @@ class Unbatcher(BaseNode[T]):
         self._index, self._length = 0, len(self._batch)
         self._before = None if self._batch else before
         self.source.reset(before)
-        self._advance = advance_of(self.source)  # type: ignore[method-assign]
+        self._advance = advance_of(self.source)
         self._rereads = is_repeatable(self.source)
         super().reset(initial_state)
 

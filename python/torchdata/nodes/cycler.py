@@ -49,7 +49,7 @@ class Cycler(BaseNode[T]):
         #: Passes over the source that have ended and were followed by another one.
         self._num_cycles = state.get(self.NUM_CYCLES_KEY, 0)
         self.source_node.reset(state.get(self.SOURCE_KEY))
-        self._advance = advance_of(self.source_node)  # type: ignore[method-assign]
+        self._advance = advance_of(self.source_node)
         super().reset(initial_state)
 
     def next(self) -> T:
@@ -61,7 +61,7 @@ class Cycler(BaseNode[T]):
             if self._num_cycles + 1 == self.max_cycles:
                 raise
         self.source_node.reset(None)
-        self._advance = advance_of(self.source_node)  # type: ignore[method-assign]
+        self._advance = advance_of(self.source_node)
         self._num_cycles += 1
         again: T = self._advance()
         return again

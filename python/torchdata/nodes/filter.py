@@ -46,7 +46,7 @@ class Filter(BaseNode[T]):
         self._num_filtered = state.get(self.NUM_FILTERED_KEY, 0)
         self._num_yielded = state.get(self.NUM_YIELDED_KEY, 0)
         self.source.reset(state.get(self.SOURCE_KEY))
-        self._advance = advance_of(self.source)  # type: ignore[method-assign]
+        self._advance = advance_of(self.source)
         super().reset(initial_state)
 
     def next(self) -> T:

@@ -44,7 +44,7 @@ class Header(BaseNode[T]):
         state = initial_state or {}
         self._num_yielded = state.get(self.NUM_YIELDED_KEY, 0)
         self.source_node.reset(state.get(self.SOURCE_KEY))
-        self._advance = advance_of(self.source_node)  # type: ignore[method-assign]
+        self._advance = advance_of(self.source_node)
         super().reset(initial_state)
 
     def next(self) -> T:

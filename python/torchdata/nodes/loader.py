@@ -116,13 +116,14 @@ class LoaderIterator(BaseNode[T]):
         # Not the loader, which holds this: what a half-read loader holds is to go with its last reference.
         self.root = loader.root
         self._restarts = loader.restart_on_stop_iteration
+        self._advance = self._first
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
         state = initial_state or {}
         self._item = _NONE
         self.root.reset(state.get(self.ROOT_KEY))
-        self._advance = advance_of(self.root)  # type: ignore[method-assign]
+        self._advance = advance_of(self.root)
         self._num_yielded = state.get(self.NUM_YIELDED_KEY, 0)
         self._restart_at = self._num_yielded if self._restarts and initial_state is not None else None
         super().reset(initial_state)
@@ -157,8 +158,8 @@ class LoaderIterator(BaseNode[T]):
 
     __next__ = next  # a call less per item
 
-    def _advance(self) -> Any:
-        # An iterator that is new.
+    def _first(self) -> Any:
+        """The first item of an iterator that was not reset yet."""
         self.reset(None)
         return self._advance()
 

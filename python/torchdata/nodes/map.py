@@ -53,7 +53,7 @@ class _InlineMapper(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         self.source.reset(None if initial_state is None else initial_state[self.SOURCE_KEY])
-        self._advance = advance_of(self.source)  # type: ignore[method-assign]
+        self._advance = advance_of(self.source)
         super().reset(initial_state)
 
     def next(self) -> T:
@@ -234,7 +234,7 @@ class ParallelMapper(BaseNode[T]):
             OSError: the system has no room for the processes.
         """
         self._it.reset(None if initial_state is None else initial_state[self.IT_STATE_KEY])
-        self._advance = advance_of(self._it)  # type: ignore[method-assign]
+        self._advance = advance_of(self._it)
         super().reset(initial_state)
 
     def next(self) -> T:

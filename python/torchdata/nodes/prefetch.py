@@ -45,7 +45,7 @@ class ThreadedNode(BaseNode[T]):
             self._run.leave(rewind=initial_state is None)
             self._run = None
         self._run = self._begin(initial_state)
-        self._advance = self._run.next  # type: ignore[method-assign]
+        self._advance = self._run.next
         super().reset(initial_state)
 
     def next(self) -> T:

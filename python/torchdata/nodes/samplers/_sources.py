@@ -89,12 +89,18 @@ class MultiNode(BaseNode[T]):
             StopIteration: the epoch is over.
             NothingThere: the source has no item to give.
         """
-        if name in self._exhausted and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
+        if (
+            self._exhausted
+            and name in self._exhausted
+            and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED
+        ):
             raise NothingThere
         try:
-            return self._tagged(name, self._advances[name]())
+            item = self._advances[name]()
         except StopIteration:
             self._exhausted.add(name)
+        else:
+            return self._tagged(name, item) if self.tag_output else item
         self._look_whether_over()
         if self._is_over:
             raise StopIteration
@@ -110,11 +116,9 @@ class MultiNode(BaseNode[T]):
             if self._is_over:
                 raise
             raise NothingThere from None
-        return self._tagged(name, item)
+        return self._tagged(name, item) if self.tag_output else item
 
     def _tagged(self, name: str, item: Any) -> Any:
-        if not self.tag_output:
-            return item
         if not isinstance(item, dict):
             return {"data": item, "dataset_key": name}
         if "dataset_key" in item:

@@ -100,7 +100,11 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         """See `BaseNode.next`."""
         self._started = True
         while not self._is_over:
-            choice = self._choices.next()
+            choices = self._choices
+            if choices.offset == _DRAWN:
+                choices.draw()
+            choice = choices.drawn[choices.offset]
+            choices.offset += 1
             try:
                 item: T = self._item_of(choice)
             except NothingThere:
@@ -108,7 +112,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             except StopIteration:
                 raise
             except BaseException:
-                self._choices.take_back()
+                choices.offset -= 1  # the next call reads the same source
                 raise
             self._num_yielded += 1
             return item
@@ -135,28 +139,21 @@ class _Choices:
         self._generator.manual_seed(seed)
         if state is not None:
             self._generator.set_state(state["g_state"])
-        self._draw()
-        self._offset = 0 if state is None else state["offset"]
+        self.draw()
+        if state is not None:
+            self.offset = state["offset"]
 
-    def _draw(self) -> None:
-        #: The generator's state before the drawn choices.
+    def draw(self) -> None:
+        """Draws further choices."""
+        #: The generator's state before them.
         self._before = self._generator.get_state()
         drawn = torch.multinomial(self._weights, _DRAWN, replacement=True, generator=self._generator)
-        self._drawn: list[int] = drawn.tolist()
-        self._offset = 0
-
-    def next(self) -> str:
-        if self._offset == _DRAWN:
-            self._draw()
-        self._offset += 1
-        return self._names[self._drawn[self._offset - 1]]
-
-    def take_back(self) -> None:
-        """Makes the latest choice the next one again."""
-        self._offset -= 1
+        self.drawn = [self._names[index] for index in drawn.tolist()]
+        #: How many of them were taken.
+        self.offset = 0
 
     def state(self) -> dict[str, Any]:
-        return {"g_state": self._before, "offset": self._offset}
+        return {"g_state": self._before, "offset": self.offset}
 
 
 def _check_weights(weights: Any, names: list[str]) -> None:
