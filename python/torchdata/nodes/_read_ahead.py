@@ -112,6 +112,8 @@ class _Work:
 
     def put(self, entry: _Entry) -> None:
         """Puts down a result for the consumer."""
+        if self.closed:  # an error that lay there would keep all this alive, through the frames of its traceback
+            return
         self.results.append(entry)
         if self.awaited:
             self.news.put(None)
@@ -175,6 +177,7 @@ class _Work:
     def close(self) -> None:
         """Lets each thread end after the call that it is in. Takes no lock, so the garbage collector may call it."""
         self.closed = True
+        self.results.clear()
         self.room.put(None)
         self.news.put(None)
 
