@@ -112,7 +112,9 @@ class _Work:
 
     def put(self, entry: _Entry) -> None:
         """Puts down a result for the consumer."""
-        if self.closed:  # an error that lay there would keep all this alive, through the frames of its traceback
+        if (
+            self.closed
+        ):  # an error that lay there would keep all this alive, through the frames of its traceback
             return
         self.results.append(entry)
         if self.awaited:

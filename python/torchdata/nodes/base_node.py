@@ -139,7 +139,9 @@ class BaseNode(Iterator[T]):
             source.shutdown()
 
     def __require_init(self) -> None:
-        if not hasattr(self, "_BaseNode__initialized"):  # a look into __dict__ would slow down all that follow
+        if not hasattr(
+            self, "_BaseNode__initialized"
+        ):  # a look into __dict__ would slow down all that follow
             name = type(self).__name__
             raise NotImplementedError(f"{name} was not set up: call super().__init__() in its __init__()")
 
