@@ -7,6 +7,7 @@ makes the rest out of the docstrings. Each object has one place; other modules t
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,6 +35,8 @@ MODULES = {
     "torchdata.datapipes.utils": "Utilities",
     "torchdata.datapipes.utils.decoder": "Decoders",
 }
+if importlib.util.find_spec("torch"):  # which the import of this one needs
+    MODULES["torchdata.nodes"] = "Nodes"
 
 #: What aliases of types mean, which cannot have docstrings.
 _ALIASES = {

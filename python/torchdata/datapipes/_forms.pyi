@@ -22,6 +22,7 @@ from torchdata.datapipes._registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter.compression import CompressionType
 from torchdata.datapipes.iter.tfrecords import TFRecordExampleSpec
+from torchdata.nodes import BaseNode
 
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
@@ -764,6 +765,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> MapDataPipe[Any]:
         """Reads an iter pipe into a dict when the first item is asked for, and is read by its keys from
         then on.
+        """
+
+    def to_node(
+        self,
+        seed: int | None = None,
+    ) -> BaseNode[T_co]:
+        """Makes a node of `torchdata.nodes` of the pipe, as `torchdata.nodes.from_pipe` does. Needs
+        PyTorch.
         """
 
     def unbatch(

@@ -4,7 +4,8 @@ Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the sou
 its files are there (*cached*), are to be made here (*missing*, with claims on the paths) or are being made elsewhere
 (*pending*), hands the missing ones to the pipes in between, and knows which paths may be yielded next. It runs in the
 thread that iterates the end of the cache; where a pipe in between reads ahead in a thread, `items` runs there.
-The section owns the claims; `_file_locks` says what a claim is, and docs/internals/disk-cache.md why nothing waits for ever.
+The section owns the claims; `_file_locks` says what a claim is, and docs/internals/disk-cache.md why nothing waits for
+ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pipe that reads a MapDataPipe by iterating: MapToIterConverter.
+"""What makes of one kind of source another: MapToIterConverter, and the form `to_node`.
 
 Runs in whichever process iterates the pipeline and owns a position in the indices.
 """
@@ -6,14 +6,17 @@ Runs in whichever process iterates the pipeline and owns a position in the indic
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchdata.datapipes._unloaded import Load, Step
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter.wrapping import _iterate_from
 from torchdata.datapipes.state import Counting
 
-__all__ = ["MapToIterConverter"]
+if TYPE_CHECKING:
+    from torchdata.nodes import BaseNode
+
+__all__ = ["MapToIterConverter", "to_node"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -70,4 +73,17 @@ def _is_map_pipe(value: Any) -> bool:
     return isinstance(value, MapDataPipe) or any(cls.__name__ == "MapDataPipe" for cls in type(value).__mro__)
 
 
+def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> BaseNode[T_co]:
+    """Makes a node of `torchdata.nodes` of the pipe, as `torchdata.nodes.from_pipe` does. Needs PyTorch.
+
+    Args:
+        datapipe: the last pipe of a graph.
+        seed: seeds the random pipes of the graph in each epoch; None leaves them to themselves.
+    """
+    from torchdata.nodes import from_pipe
+
+    return from_pipe(datapipe, seed)
+
+
 MapDataPipe.register_datapipe_as_function("to_iter_datapipe", MapToIterConverter)
+IterDataPipe.register_function("to_node", to_node)

@@ -1,0 +1,57 @@
+"""`torchdata.nodes`: data loading by composing iterators that know their place, after upstream's package of that name.
+
+Role: the public names. A node is read by `next`, may be reset to its beginning or to a saved state, and reads other
+nodes; `Loader` makes a loop of the last one. Importing it imports PyTorch, which the rest of `torchdata` does without.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError(
+        "torchdata.nodes needs PyTorch, which is not installed; install it with `pip install 'torchdata-rs[torch]'`",
+        name="torch",
+    ) from error
+
+from torchdata.nodes.adapters import IterableWrapper, MapStyleWrapper, SamplerWrapper
+from torchdata.nodes.base_node import BaseNode, T
+from torchdata.nodes.batch import Batcher, Unbatcher
+from torchdata.nodes.bridges import from_pipe, to_pipe
+from torchdata.nodes.cycler import Cycler
+from torchdata.nodes.filter import Filter
+from torchdata.nodes.header import Header
+from torchdata.nodes.loader import Loader
+from torchdata.nodes.map import Mapper, ParallelMapper
+from torchdata.nodes.pin_memory import PinMemory
+from torchdata.nodes.prefetch import Prefetcher
+from torchdata.nodes.samplers.multi_node_round_robin_sampler import MultiNodeRoundRobinSampler
+from torchdata.nodes.samplers.multi_node_weighted_sampler import MultiNodeWeightedSampler
+from torchdata.nodes.samplers.stop_criteria import StopCriteria
+from torchdata.nodes.types import Stateful
+
+__all__ = [
+    "BaseNode",
+    "Batcher",
+    "Cycler",
+    "Filter",
+    "Header",
+    "IterableWrapper",
+    "Loader",
+    "MapStyleWrapper",
+    "Mapper",
+    "MultiNodeRoundRobinSampler",
+    "MultiNodeWeightedSampler",
+    "ParallelMapper",
+    "PinMemory",
+    "Prefetcher",
+    "SamplerWrapper",
+    "Stateful",
+    "StopCriteria",
+    "T",
+    "Unbatcher",
+    "from_pipe",
+    "to_pipe",
+]

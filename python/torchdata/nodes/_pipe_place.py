@@ -1,0 +1,80 @@
+"""A pipe of `torchdata.datapipes` as a Stateful iterable: what lets a node read one.
+
+Role: keeps the seed and the epoch that the nodes' graph has no other place for. Owns the pipe's iteration.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torchdata.datapipes._traversal import walk
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.state import forget_state, load_state, save_state
+from torchdata.nodes.base_node import BaseNode, is_repeatable
+
+__all__ = ["PipePlace"]
+
+
+class PipePlace:
+    """Iterates over a pipe, epoch by epoch, and saves its exact place.
+
+    Args:
+        pipe: the pipe that ends the graph.
+        seed: seeds the random pipes of the graph, in each epoch anew; None leaves them to themselves.
+    """
+
+    def __init__(self, pipe: IterDataPipe[Any], seed: int | None = None) -> None:
+        self.pipe = pipe
+        self.seed = seed
+        #: The number of the next epoch.
+        self._epoch = 0
+        self._loaded = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._loaded:
+            self._loaded = False
+            return iter(self.pipe)
+        forget_state(self.pipe)
+        if self.seed is not None:
+            _set_seed(self.pipe, self.seed, self._epoch)
+        self._epoch += 1
+        return iter(self.pipe)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the pipe's graph, copied, so that it does not change when the iteration goes on."""
+        return {"epoch": self._epoch, "pipe": copy.deepcopy(save_state(self.pipe))}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on from the saved place. The state can be loaded again.
+
+        Raises:
+            ValueError: the state was saved from another graph.
+        """
+        load_state(self.pipe, copy.deepcopy(state_dict["pipe"]))
+        self._epoch = state_dict["epoch"]
+        self._loaded = True
+
+    def shutdown(self) -> None:
+        """Ends the threads of the pipe's graph."""
+        for pipe in walk(self.pipe):
+            shutdown = getattr(type(pipe), "shutdown", None)
+            if isinstance(pipe, IterDataPipe) and shutdown is not None:
+                shutdown(pipe)
+
+    def is_repeatable(self) -> bool:
+        """Whether the pipe gives its items in the same order when it is put to a place again."""
+        nodes = (getattr(pipe, "source_node", None) for pipe in walk(self.pipe))
+        return all(is_repeatable(node) for node in nodes if isinstance(node, BaseNode))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_epoch": 0, "_loaded": False}
+
+
+def _set_seed(pipe: IterDataPipe[Any], seed: int, epoch: int) -> None:
+    from torchdata.dataloader2.graph import set_graph_random_seed
+    from torchdata.dataloader2.random import SeedGenerator
+
+    of_epoch = SeedGenerator(seed).spawn(epoch).generate_seed()  # what it spawns would share seeds with it
+    set_graph_random_seed(pipe, SeedGenerator(of_epoch))

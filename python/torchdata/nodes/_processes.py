@@ -1,0 +1,245 @@
+"""The processes of a ParallelMapper: each takes items from a thread of the main process and gives back results.
+
+Role: main's side (`Workers`, `_Worker`) and the child's (`run_worker`). The engine's links join them: one for items and
+one for results per process, over shared memory. A thread sends an item, and waits for the answer; so there is at most
+one item in a process. `Workers` owns the processes, the links and the bells; `ending` ends the processes whatever
+happens.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any, NoReturn
+
+import torch
+
+import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
+from torchdata._engine.crossing import Handle, SharedPickle, close_inherited_pipes, pickle_graph
+from torchdata._engine.ending import ChildProcess, Ending
+from torchdata._engine.failures import describe, reraise
+from torchdata._engine.garbage import settle
+from torchdata._engine.interrupts import ignore_interrupts
+from torchdata._engine.obituary import CANNOT_WATCH, obituary
+from torchdata._engine.processes import default_budget
+from torchdata._engine.starting import new_child, start_all
+from torchdata._native import BellBoard, Collector, Link, Sender, drop_inherited, exit_with_parent
+from torchdata.nodes._functions import name_of_this_process, not_the_end
+
+__all__ = ["Workers"]
+
+#: Index of main's bell.
+_MAIN = 0
+
+#: Seconds after which a wait for an answer looks whether the process lives.
+_SLICE = 0.2
+
+
+@dataclass
+class _Setup:
+    """Everything that one child needs."""
+
+    name: str
+    #: Index of its bell.
+    index: int
+    function: Any
+    bells: Handle[BellBoard]
+    items: Handle[Link]
+    results: Handle[Link]
+    main_pid: int
+    #: Whether main is this process's parent, as it is under fork and spawn.
+    is_child_of_main: bool
+    gc_thresholds: tuple[int, int, int]
+
+
+class Workers:
+    """Processes that call a function.
+
+    Args:
+        function: what they call with each item.
+        count: how many there are.
+        context: how they start; None for Python's default.
+
+    Raises:
+        ValueError: there is no such way to start.
+        TypeError: the function cannot be pickled, which the way of starting needs.
+        OSError: the system has no room for a process.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], count: int, context: str | None) -> None:
+        starting = multiprocessing.get_context(context)
+        method = starting.get_start_method()
+        shipped = function if method == "fork" else _shipped(function, method)
+        budget = default_budget() // (2 * count)
+        bells = BellBoard(1 + count)
+        items, results = ([Link(budget) for _ in range(count)] for _ in range(2))
+        setups = [
+            _Setup(
+                name=f"worker process {number} of ParallelMapper",
+                index=1 + number,
+                function=shipped,
+                bells=Handle(bells),
+                items=Handle(items[number]),
+                results=Handle(results[number]),
+                main_pid=os.getpid(),
+                is_child_of_main=method != "forkserver",
+                gc_thresholds=gc.get_threshold(),
+            )
+            for number in range(count)
+        ]
+        self._processes = [new_child(starting, setup.name, run_worker, (setup,)) for setup in setups]
+        # Ends them even where nobody calls shutdown, at interpreter exit at the latest.
+        self._ending = Ending(list(self._processes), list(items), bells)
+        self._finalizer = weakref.finalize(self, self._ending.run_later)
+        try:
+            self._start(starting, method, [bells, *items, *results])
+            senders = [Sender([link], bells, _MAIN, [1 + number]) for number, link in enumerate(items)]
+            self._ending.commanders += senders
+            self.functions: Sequence[Callable[[Any], Any]] = [
+                _Worker(process, sender, Collector([link], bells, _MAIN, [1 + number], _refuse)).call
+                for number, (process, sender, link) in enumerate(
+                    zip(self._processes, senders, results, strict=True)
+                )
+            ]
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start(self, context: BaseContext, method: str, shared: list[Any]) -> None:
+        def close() -> None:
+            for one in shared:
+                one.close_descriptor()
+
+        if method == "fork":  # children inherit the mappings
+            close()
+        start_all(self._processes, method)
+        close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether all processes run."""
+        return not any(process.ended for process in self._processes)
+
+    def shutdown(self) -> None:
+        """Ends all processes: asks, waits, terminates, kills, reaps. May be called any number of times."""
+        self._ending.run()
+        self._finalizer.detach()
+
+
+class _Worker:
+    """One process, as its thread in main sees it."""
+
+    def __init__(self, process: ChildProcess, sender: Sender, collector: Collector) -> None:
+        self._process = process
+        self._sender = sender
+        self._collector = collector
+        #: Held while the process has an item. A thread of the last run may still wait for an answer.
+        self._calling = threading.Lock()
+        self._number = 0
+
+    def call(self, item: Any) -> Any:
+        """What the function returns for an item, in the process.
+
+        Raises:
+            WorkerExitedError: the process has died.
+            BaseException: what the function raised there.
+        """
+        with self._calling:
+            self._number += 1
+            self._sender.send_message((self._number, item), None, None, self._check_alive)
+            del item
+            while True:
+                ended = self._process.ended  # before the look: what it had sent by then is there
+                answer = self._collector.receive(0, 0.0 if ended else _SLICE)
+                if answer is not None and answer[0] == self._number:
+                    break
+                if answer is None and ended:
+                    self._mourn()
+        _, well, result = answer
+        if not well:
+            reraise(result)
+        return result
+
+    def _check_alive(self) -> None:
+        if self._process.ended:
+            self._mourn()
+
+    def _mourn(self) -> NoReturn:
+        from torchdata.dataloader2.error import WorkerExitedError
+
+        process = self._process
+        process.wait(1.0)
+        text = obituary(process.name, process.pid, process.exitcode)
+        raise WorkerExitedError(text, exitcode=process.exitcode, stage="calling map_fn")
+
+
+def _refuse(_peer: int, description: Any) -> NoReturn:
+    raise RuntimeError(f"a process sent an error out of turn: {description!r}")
+
+
+def _shipped(function: Any, method: str) -> SharedPickle:
+    try:
+        return SharedPickle(pickle_graph(function))
+    except Exception as error:
+        raise TypeError(
+            f"ParallelMapper: map_fn cannot be pickled, which start method {method!r} needs ({type(error).__name__}: "
+            f"{error}); open files, locks and connections in the function, or use multiprocessing_context='fork'"
+        ) from error
+
+
+def run_worker(setup: _Setup) -> None:
+    """The target of a process: calls the function with each item that comes, until it is told to stop."""
+    ignore_interrupts()
+    close_inherited_pipes()
+    drop_inherited([setup.items.shared, setup.results.shared], setup.bells.shared)
+    try:
+        exit_with_parent(setup.main_pid)
+    except ProcessLookupError:  # main is gone already
+        return
+    except OSError as error:  # without it this process might outlive main for ever
+        print(f"torchdata {setup.name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
+        sys.exit(CANNOT_WATCH)
+    if setup.is_child_of_main and os.getppid() != setup.main_pid:
+        return
+    items = Collector([setup.items.shared], setup.bells.shared, setup.index, [_MAIN], _refuse, name="main")
+    sender = Sender([setup.results.shared], setup.bells.shared, setup.index, [_MAIN])
+    torch.set_num_threads(1)  # the processes are the parallelism
+    function, failure = setup.function, None
+    if isinstance(function, SharedPickle):
+        try:
+            function = function.load()
+        except BaseException as error:
+            failure = describe(error, name_of_this_process())
+    settle(setup.gc_thresholds)
+    while True:
+        message = items.receive(0, None)
+        if message[0] == "stop":
+            gc.unfreeze()  # cycles in what is the user's are to be finalised where the interpreter ends in order
+            return
+        number, item = message
+        del message
+        answer = (False, failure) if failure is not None else _answer(function, item)
+        del item
+        try:
+            sender.send_message((number, *answer))
+        except Exception as error:  # the result does not pickle
+            sender.send_message((number, False, describe(error, name_of_this_process())))
+        del answer
+
+
+def _answer(function: Callable[[Any], Any], item: Any) -> tuple[bool, Any]:
+    try:
+        return True, function(item)
+    except StopIteration as error:
+        ended = not_the_end("map_fn of ParallelMapper")
+        ended.__cause__ = error
+        return False, describe(ended, name_of_this_process())
+    except BaseException as error:
+        return False, describe(error, name_of_this_process())

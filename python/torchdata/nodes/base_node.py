@@ -1,0 +1,219 @@
+"""BaseNode, the base of all nodes: its contract, and what nodes use to read their sources.
+
+Role: runs in whichever thread reads a node; one thread at a time does. A node owns the iteration of its sources from
+its own `reset` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
+
+__all__ = ["BaseNode", "NotReset", "T", "advance_of", "check_node", "is_repeatable"]
+
+T = TypeVar("T", covariant=True)
+
+
+class NotReset:
+    """Stands for what reads the source of a node that was never reset.
+
+    No method, which would slow down the attribute of that name in instances.
+
+    Args:
+        name: the class of the node.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self) -> Any:
+        raise RuntimeError(
+            f"{self._name}.next() was called before reset(): call reset() first, or read the node by next(node) or a "
+            "Loader, which do"
+        )
+
+    __next__ = __call__
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+
+class BaseNode(Iterator[T]):
+    """A step of data loading: an iterator that can be reset, to its beginning or to a saved place.
+
+    A subclass defines `next`, `reset` and `get_state`; it calls `super().__init__()` in its `__init__`, and
+    `super().reset(initial_state)` in its `reset`. It is read by `next(node)`, in a loop, or better through a `Loader`,
+    which handles epochs.
+
+    A copy (by pickle or `copy`) of a node has its parameters and begins anew.
+
+    Args:
+        *args: not used; subclasses may pass on what they got.
+        **kwargs: not used, either.
+
+    Example:
+        >>> from torchdata.nodes import BaseNode, Loader
+        >>> class Countdown(BaseNode):
+        ...     def __init__(self, start):
+        ...         super().__init__()
+        ...         self.start = start
+        ...     def reset(self, initial_state=None):
+        ...         super().reset(initial_state)
+        ...         self.left = self.start if initial_state is None else initial_state["left"]
+        ...     def next(self):
+        ...         if self.left == 0:
+        ...             raise StopIteration
+        ...         self.left -= 1
+        ...         return self.left
+        ...     def get_state(self):
+        ...         return {"left": self.left}
+        >>> list(Loader(Countdown(3)))
+        [2, 1, 0]
+    """
+
+    #: Names of attributes that belong to a run, from one `reset` to the next; copies of the node leave them out.
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
+
+    #: What gives the next item of the source. A reset puts it into the instance.
+    _advance: Callable[[], Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._advance = NotReset(cls.__name__)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.__initialized = False
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            if self.__initialized:
+                return self.next()
+        except AttributeError:
+            self.__require_init()
+            raise
+        self.__begin()
+        return self.next()
+
+    def next(self) -> T:
+        """The next item. Subclasses define it; callers use `next(node)`, which resets a node that is new.
+
+        Raises:
+            StopIteration: there are no more items.
+            RuntimeError: the node was never reset.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define next()")
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """Puts the node at the beginning of an epoch, or at a saved place. Subclasses reset their sources here.
+
+        Args:
+            initial_state: what `state_dict()` returned; None for the beginning.
+        """
+        self.__require_init()
+        self.__initialized = True
+
+    def get_state(self) -> dict[str, Any]:
+        """The place of the node, with those of its sources. Subclasses define it; callers use `state_dict()`."""
+        raise NotImplementedError(f"{type(self).__name__} must define get_state()")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last item, for `reset`: a dict that pickles and does not change any more.
+
+        A node that is new is reset to its beginning first.
+        """
+        self.__require_init()
+        if not self.__initialized:
+            self.__begin()
+        return self.get_state()
+
+    def shutdown(self) -> None:
+        """Ends all threads and processes of the node and of all nodes that it reads. May be called any number of times.
+
+        Its state can still be saved. To be read further it must be reset first; nodes without threads or processes
+        do not mind.
+        """
+        for source in _sources_of(self):
+            source.shutdown()
+
+    def __require_init(self) -> None:
+        if not hasattr(
+            self, "_BaseNode__initialized"
+        ):  # a look into __dict__ would slow down all that follow
+            name = type(self).__name__
+            raise NotImplementedError(f"{name} was not set up: call super().__init__() in its __init__()")
+
+    def __begin(self) -> None:
+        self.reset(None)
+        self._require_reset()
+
+    def _require_reset(self) -> None:
+        """Raises NotImplementedError unless `reset` has come through to this class."""
+        self.__require_init()
+        if not self.__initialized:
+            name = type(self).__name__
+            raise NotImplementedError(
+                f"{name} was not reset: call super().reset(initial_state) in its reset()"
+            )
+
+    def _reader(self) -> Callable[[], Any]:
+        """What gives the next item of this node once it is reset, without a call in between where that can be."""
+        return self.next
+
+    def _repeats(self) -> bool:
+        """Whether the node gives its items in the same order when it is put to a place again; its sources aside."""
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in self.__dict__.items() if name not in self._of_a_run}
+        if "_BaseNode__initialized" in kept:
+            kept["_BaseNode__initialized"] = False
+        return kept
+
+
+def advance_of(source: BaseNode[T]) -> Callable[[], T]:
+    """What reads the next item of a source that was just reset. Costs less per item than `next(source)`.
+
+    Raises:
+        NotImplementedError: the source's class does not call `super().reset()` or `super().__init__()`.
+    """
+    source._require_reset()
+    if type(source).__next__ is not BaseNode.__next__:
+        return source.__next__
+    return source._reader()
+
+
+def check_node(node: str, argument: str, value: Any) -> Any:
+    """Raises TypeError unless `value` is a node."""
+    if not isinstance(value, BaseNode):
+        raise TypeError(
+            f"{node}: {argument} must be a node, but got {value!r} of type {type(value).__name__}; wrap it: "
+            f"IterableWrapper(…) makes a node of an iterable, from_pipe(…) of a pipe"
+        )
+    return value
+
+
+def is_repeatable(node: BaseNode[Any]) -> bool:
+    """Whether a node that is reset to a state again gives the same items in the same order.
+
+    It does not where it, or a node that it reads, yields what is ready first. A reader that counts on reading an item
+    again keeps the item instead.
+    """
+    return node._repeats() and all(is_repeatable(source) for source in _sources_of(node))
+
+
+def _sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
+    """The nodes that a node holds in its attributes, also in lists and dicts, each once."""
+    found: dict[int, BaseNode[Any]] = {}
+    for value in vars(node).values():
+        held = (
+            value.values()
+            if isinstance(value, Mapping)
+            else value
+            if isinstance(value, (list, tuple))
+            else [value]
+        )
+        found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)
+    return list(found.values())

@@ -1,0 +1,163 @@
+"""Nodes that put items together and take them apart: Batcher, Unbatcher."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torchdata.datapipes._checks import check_int
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
+
+__all__ = ["Batcher", "Unbatcher"]
+
+
+class Batcher(BaseNode[list[T]]):
+    """Puts every `batch_size` items into a list.
+
+    Where the source raises an error in the middle of a batch, the items before it stay for the next call.
+
+    Args:
+        source: the node to read.
+        batch_size: items per batch.
+        drop_last: whether to leave out a last batch that is shorter.
+
+    Raises:
+        TypeError: `source` is no node, or `batch_size` no integer.
+        ValueError: `batch_size` is not positive.
+
+    Example:
+        >>> from torchdata.nodes import Batcher, IterableWrapper
+        >>> list(Batcher(IterableWrapper(range(5)), 2, drop_last=False))
+        [[0, 1], [2, 3], [4]]
+    """
+
+    SOURCE_KEY = "source"
+    PARTIAL_KEY = "partial"
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_partial"})
+
+    #: What was read of a batch when the source raised an error.
+    _partial: list[Any] = []  # noqa: RUF012 - never changed in place
+
+    def __init__(self, source: BaseNode[T], batch_size: int, drop_last: bool = True) -> None:
+        super().__init__()
+        self.source = check_node("Batcher", "source", source)
+        self.batch_size = check_int("Batcher", "batch_size", batch_size, least=1)
+        self.drop_last = drop_last
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`."""
+        state = initial_state or {}
+        self.source.reset(state.get(self.SOURCE_KEY))
+        self._partial = state.get(self.PARTIAL_KEY, [])
+        self._advance = advance_of(self.source)
+        super().reset(initial_state)
+
+    def next(self) -> list[T]:
+        """See `BaseNode.next`."""
+        batch: list[T] = []
+        if self._partial:
+            batch, self._partial = list(self._partial), []
+        advance, append = self._advance, batch.append
+        try:
+            for _ in range(self.batch_size - len(batch)):
+                append(advance())
+        except StopIteration:
+            if self.drop_last or not batch:
+                raise
+        except BaseException:
+            self._partial = batch
+            raise
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`."""
+        state = {self.SOURCE_KEY: self.source.state_dict()}
+        if self._partial:
+            state[self.PARTIAL_KEY] = list(self._partial)
+        return state
+
+
+class Unbatcher(BaseNode[T]):
+    """Yields the members of the source's items, one by one.
+
+    A state that is saved within a batch holds the place before it; the batch is read again when the state is loaded.
+    Where batches come in no fixed order, it holds the rest of the batch.
+
+    Args:
+        source: the node to read. Its items have a length and are read by index: lists, tuples, arrays, tensors.
+
+    Raises:
+        TypeError: `source` is no node.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, Unbatcher
+        >>> list(Unbatcher(IterableWrapper([[1, 2], [], [3]])))
+        [1, 2, 3]
+    """
+
+    SOURCE_KEY = "source"
+    BATCH_IDX_KEY = "batch_idx"
+    REST_KEY = "rest"
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset(
+        {"_advance", "_batch", "_before", "_index", "_length", "_rereads", "_skipped"}
+    )
+
+    _batch: Any = ()
+    #: The place of the source before the batch; None where the batch is not to be read again.
+    _before: dict[str, Any] | None = None
+    #: How many members of the batch were yielded, and how many it has.
+    _index = _length = 0
+    #: How many members of the batch that is read next were yielded before the state was saved.
+    _skipped = 0
+    #: Whether a batch is the same when it is read again.
+    _rereads = True
+
+    def __init__(self, source: BaseNode[Sequence[T]]) -> None:
+        super().__init__()
+        self.source = check_node("Unbatcher", "source", source)
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`."""
+        if self._skipped and initial_state is None:
+            # The next epoch follows from the place of the source: behind the batch, which was not read again yet.
+            with contextlib.suppress(Exception):
+                self._advance()
+        state = initial_state or {}
+        before = state.get(self.SOURCE_KEY)
+        self._skipped, self._batch = state.get(self.BATCH_IDX_KEY, 0), state.get(self.REST_KEY, ())
+        self._index, self._length = 0, len(self._batch)
+        self._before = None if self._batch else before
+        self.source.reset(before)
+        self._advance = advance_of(self.source)
+        self._rereads = is_repeatable(self.source)
+        super().reset(initial_state)
+
+    def next(self) -> T:
+        """See `BaseNode.next`."""
+        if self._index == self._length:
+            self._read_batch()
+        item: T = self._batch[self._index]
+        self._index += 1
+        return item
+
+    def _read_batch(self) -> None:
+        """Reads until a batch has a member that is to be yielded."""
+        while self._index >= self._length:
+            before = self._before
+            if not self._skipped:
+                before = self.source.state_dict() if self._rereads else None
+            index, self._skipped = self._skipped, 0  # an error of the source takes its batch along
+            self._batch = self._advance()
+            self._before, self._index, self._length = before, index, len(self._batch)
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`."""
+        if self._index < self._length and self._before is None:
+            rest = [self._batch[index] for index in range(self._index, self._length)]
+            return {self.SOURCE_KEY: self.source.state_dict(), self.BATCH_IDX_KEY: 0, self.REST_KEY: rest}
+        index = self._skipped or (self._index if self._index < self._length else 0)
+        before = self._before if index else self.source.state_dict()
+        return {self.SOURCE_KEY: before, self.BATCH_IDX_KEY: index}

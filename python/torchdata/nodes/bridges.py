@@ -1,0 +1,106 @@
+"""Bridges between nodes and the pipes of `torchdata.datapipes`: from_pipe, to_pipe. Both keep the exact place.
+
+Role: `from_pipe` is a node over a graph of pipes, `to_pipe` a pipe over a graph of nodes; so one graph may hold both.
+`pipe.to_node()` is the functional form of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchdata.dataloader2.random.seed_generator import check_seed
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.nodes._pipe_place import PipePlace
+from torchdata.nodes.adapters import IterableWrapper
+from torchdata.nodes.base_node import BaseNode, T, check_node
+
+__all__ = ["from_pipe", "to_pipe"]
+
+
+def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper[T]:
+    """Makes a node of a pipe. Its state is the exact place of the pipe's graph, buffers and generators included.
+
+    A saved state is copied. Where it is large (a shuffle of many items), and a node with threads reads this one, give
+    that a `snapshot_frequency` above 1.
+
+    Args:
+        pipe: the last pipe of a graph.
+        seed: seeds the random pipes of the graph in each epoch, so that later epochs, too, are those that a run which
+            was never stopped has. None leaves them to themselves: an epoch that was begun goes on exactly, but later
+            ones are drawn anew.
+
+    Raises:
+        TypeError: `pipe` is no pipe that is read by iterating, or `seed` is no integer.
+        ValueError: `seed` is out of range.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.nodes import Batcher, from_pipe
+        >>> list(Batcher(from_pipe(IterableWrapper(range(4)).map(str)), 2))
+        [['0', '1'], ['2', '3']]
+    """
+    if not isinstance(pipe, IterDataPipe):
+        raise TypeError(
+            f"from_pipe: pipe must be an IterDataPipe, but got {pipe!r} of type {type(pipe).__name__}; IterableWrapper "
+            "makes a node of any iterable, and a pipe that is read by index has `.to_iter_datapipe()`"
+        )
+    node: IterableWrapper[T] = IterableWrapper(pipe)
+    node._stateful = PipePlace(pipe, None if seed is None else check_seed(seed))
+    return node
+
+
+class NodePipe(IterDataPipe[T]):
+    """The pipe that `to_pipe` makes: reads a node.
+
+    Args:
+        source_node: the node to read.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, to_pipe
+        >>> list(to_pipe(IterableWrapper(range(3))))
+        [0, 1, 2]
+    """
+
+    def __init__(self, source_node: BaseNode[T]) -> None:
+        self.source_node = check_node("to_pipe", "source_node", source_node)
+        self._restored: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        restored, self._restored = self._restored, None
+        source: BaseNode[T] = self.source_node
+        source.reset(restored)
+        return source
+
+    def reset(self) -> None:
+        """Begins the next epoch of the node."""
+        self._restored = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the node."""
+        return {"node": self.source_node.state_dict() if self._restored is None else self._restored}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on from the saved place of the node."""
+        self._restored = state_dict["node"]
+
+    def shutdown(self) -> None:
+        """Ends the threads and processes of the node."""
+        self.source_node.shutdown()
+
+
+def to_pipe(node: BaseNode[T]) -> IterDataPipe[T]:
+    """Makes a pipe of a node; the state of the pipe's graph then holds that of the node's.
+
+    Args:
+        node: the last node of a graph.
+
+    Raises:
+        TypeError: `node` is no node.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, to_pipe
+        >>> list(to_pipe(IterableWrapper(range(4))).batch(2))
+        [[0, 1], [2, 3]]
+    """
+    return NodePipe(node)

@@ -1,0 +1,71 @@
+"""Cycler: reads its source again and again."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torchdata.datapipes._checks import check_int
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+
+__all__ = ["Cycler"]
+
+
+class Cycler(BaseNode[T]):
+    """Resets its source where that ends, and goes on: one epoch of this node is many of the source.
+
+    Ends where a whole pass over the source yields nothing.
+
+    Args:
+        source_node: the node to read.
+        max_cycles: how often the source is read; None for ever.
+
+    Raises:
+        TypeError: `source_node` is no node, or `max_cycles` no integer.
+        ValueError: `max_cycles` is not positive.
+
+    Example:
+        >>> from torchdata.nodes import Cycler, IterableWrapper
+        >>> list(Cycler(IterableWrapper("ab"), max_cycles=2))
+        ['a', 'b', 'a', 'b']
+    """
+
+    SOURCE_KEY = "source"
+    NUM_CYCLES_KEY = "_num_cycles"
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_cycles"})
+
+    _num_cycles = 0
+
+    def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:
+        super().__init__()
+        self.source_node = check_node("Cycler", "source_node", source_node)
+        self.max_cycles = (
+            None if max_cycles is None else check_int("Cycler", "max_cycles", max_cycles, least=1)
+        )
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`."""
+        state = initial_state or {}
+        #: Passes over the source that have ended and were followed by another one.
+        self._num_cycles = state.get(self.NUM_CYCLES_KEY, 0)
+        self.source_node.reset(state.get(self.SOURCE_KEY))
+        self._advance = advance_of(self.source_node)
+        super().reset(initial_state)
+
+    def next(self) -> T:
+        """See `BaseNode.next`."""
+        try:
+            item: T = self._advance()
+            return item
+        except StopIteration:
+            if self._num_cycles + 1 == self.max_cycles:
+                raise
+        self.source_node.reset(None)
+        self._advance = advance_of(self.source_node)
+        self._num_cycles += 1
+        again: T = self._advance()
+        return again
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`."""
+        return {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_CYCLES_KEY: self._num_cycles}

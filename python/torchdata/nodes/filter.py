@@ -1,0 +1,72 @@
+"""Filter: drops items that a function does not want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torchdata.datapipes._checks import check_callable
+from torchdata.nodes._functions import not_the_end
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+
+__all__ = ["Filter"]
+
+
+class Filter(BaseNode[T]):
+    """Yields the items for which a function returns something true.
+
+    Args:
+        source: the node to read.
+        filter_fn: called with each item.
+
+    Raises:
+        TypeError: `source` is no node, or `filter_fn` no function.
+
+    Example:
+        >>> from torchdata.nodes import Filter, IterableWrapper
+        >>> list(Filter(IterableWrapper(range(6)), lambda n: n % 2 == 0))
+        [0, 2, 4]
+    """
+
+    SOURCE_KEY = "source"
+    NUM_FILTERED_KEY = "_num_filtered"
+    NUM_YIELDED_KEY = "_num_yielded"
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_filtered", "_num_yielded"})
+
+    def __init__(self, source: BaseNode[T], filter_fn: Callable[[T], Any]) -> None:
+        super().__init__()
+        self.source = check_node("Filter", "source", source)
+        check_callable("Filter", "filter_fn", filter_fn)
+        self.filter_fn = filter_fn
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`."""
+        state = initial_state or {}
+        self._num_filtered = state.get(self.NUM_FILTERED_KEY, 0)
+        self._num_yielded = state.get(self.NUM_YIELDED_KEY, 0)
+        self.source.reset(state.get(self.SOURCE_KEY))
+        self._advance = advance_of(self.source)
+        super().reset(initial_state)
+
+    def next(self) -> T:
+        """See `BaseNode.next`."""
+        advance, wants = self._advance, self.filter_fn
+        while True:
+            item: T = advance()
+            try:
+                wanted = wants(item)
+            except StopIteration as error:
+                raise not_the_end("filter_fn of Filter") from error
+            if wanted:
+                self._num_yielded += 1
+                return item
+            self._num_filtered += 1
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`. Tells how many items were dropped and yielded, too."""
+        return {
+            self.SOURCE_KEY: self.source.state_dict(),
+            self.NUM_FILTERED_KEY: self._num_filtered,
+            self.NUM_YIELDED_KEY: self._num_yielded,
+        }

@@ -1,0 +1,60 @@
+"""Header: ends an epoch early."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torchdata.datapipes._checks import check_int
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+
+__all__ = ["Header"]
+
+
+class Header(BaseNode[T]):
+    """Yields the first `n` items of each epoch and leaves the others unread.
+
+    Args:
+        source_node: the node to read.
+        n: most items that are yielded.
+
+    Raises:
+        TypeError: `source_node` is no node, or `n` no integer.
+        ValueError: `n` is negative.
+
+    Example:
+        >>> from torchdata.nodes import Header, IterableWrapper
+        >>> list(Header(IterableWrapper(range(100)), 3))
+        [0, 1, 2]
+    """
+
+    SOURCE_KEY = "source"
+    NUM_YIELDED_KEY = "_num_yielded"
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_yielded"})
+
+    _num_yielded = 0
+
+    def __init__(self, source_node: BaseNode[T], n: int) -> None:
+        super().__init__()
+        self.source_node = check_node("Header", "source_node", source_node)
+        self.n = check_int("Header", "n", n, least=0)
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`."""
+        state = initial_state or {}
+        self._num_yielded = state.get(self.NUM_YIELDED_KEY, 0)
+        self.source_node.reset(state.get(self.SOURCE_KEY))
+        self._advance = advance_of(self.source_node)
+        super().reset(initial_state)
+
+    def next(self) -> T:
+        """See `BaseNode.next`."""
+        if self._num_yielded >= self.n:
+            raise StopIteration
+        item: T = self._advance()
+        self._num_yielded += 1
+        return item
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`."""
+        return {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_YIELDED_KEY: self._num_yielded}

@@ -1,0 +1,171 @@
+"""Loader: makes an iterable with epochs and a state of a graph of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, ClassVar, Generic
+
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+
+__all__ = ["Loader", "LoaderIterator"]
+
+#: Stands for no item.
+_NONE = object()
+
+
+class Loader(Generic[T]):
+    """What a training loop reads: each `iter()` is an epoch of the graph that ends in `root`.
+
+    There is one iterator; a new `iter()` begins the next epoch with it. A state that was loaded is where the next
+    `iter()` begins. As a context manager it ends threads and processes at the end, as `shutdown` does.
+
+    Args:
+        root: the last node.
+        restart_on_stop_iteration: what the next `iter()` does with a state that was saved at the end of an epoch:
+            begin the next epoch, or end at once.
+
+    Raises:
+        TypeError: `root` is no node.
+
+    Example:
+        >>> from torchdata.nodes import Batcher, IterableWrapper, Loader
+        >>> loader = Loader(Batcher(IterableWrapper(range(4)), 2))
+        >>> [list(loader) for epoch in range(2)]
+        [[[0, 1], [2, 3]], [[0, 1], [2, 3]]]
+    """
+
+    def __init__(self, root: BaseNode[T], restart_on_stop_iteration: bool = True) -> None:
+        self.root = check_node("Loader", "root", root)
+        self.restart_on_stop_iteration = restart_on_stop_iteration
+        self._it: LoaderIterator[T] | None = None
+        #: Whether the iterator stands at the beginning because a state was asked for, and not yet for a loop.
+        self._began_for_state = False
+        self._loaded: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        if self._it is None:
+            self._it = LoaderIterator(self)
+        began, self._began_for_state = self._began_for_state, False
+        if self._loaded is not None:
+            self._it.reset(self._loaded)
+            self._loaded = None
+        elif not began:
+            self._it.reset(None)
+        return self._it
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next `iter()` begin at a saved place.
+
+        Args:
+            state_dict: what `state_dict()` of a loader over the same graph returned.
+        """
+        self._loaded = state_dict
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place of the latest iterator, or of what was loaded since. It pickles, and does not change any more.
+
+        Before the first iteration it is the beginning.
+        """
+        if self._loaded is not None:
+            return self._loaded
+        if self._it is None:
+            iter(self)
+            self._began_for_state = True
+        assert self._it is not None
+        return self._it.state_dict()
+
+    def shutdown(self) -> None:
+        """Ends all threads and processes of the graph. May be called any number of times; `iter()` starts new ones."""
+        self.root.shutdown()
+
+    def __enter__(self) -> Loader[T]:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+
+class LoaderIterator(BaseNode[T]):
+    """The iterator of a `Loader`.
+
+    Args:
+        loader: whose graph it reads.
+    """
+
+    NUM_YIELDED_KEY = "num_yielded"
+    ROOT_KEY = "root"
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_before_item", "_item", "_restart_at"})
+
+    _num_yielded = 0
+    #: An item that `has_next` has read, and the place before it.
+    _item: Any = _NONE
+    _before_item: dict[str, Any] | None = None
+    #: How many items were yielded where the end of the graph would be that of an epoch that was over when its state was
+    #: saved; None where there is no such place.
+    _restart_at: int | None = None
+
+    def __init__(self, loader: Loader[T]) -> None:
+        super().__init__()
+        # Not the loader, which holds this: what a half-read loader holds is to go with its last reference.
+        self.root = loader.root
+        self._restarts = loader.restart_on_stop_iteration
+        self._advance = self._first
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`."""
+        state = initial_state or {}
+        self._item = _NONE
+        self.root.reset(state.get(self.ROOT_KEY))
+        self._advance = advance_of(self.root)
+        self._num_yielded = state.get(self.NUM_YIELDED_KEY, 0)
+        self._restart_at = self._num_yielded if self._restarts and initial_state is not None else None
+        super().reset(initial_state)
+
+    def has_next(self) -> bool:
+        """Whether there is another item. It is read, and held for the next call of `next`."""
+        if self._item is _NONE:
+            before = self.state_dict()
+            try:
+                self._item = self.next()
+            except StopIteration:
+                return False
+            self._before_item = before
+            self._num_yielded -= 1
+        return True
+
+    def next(self) -> T:
+        """See `BaseNode.next`."""
+        item: T
+        if self._item is not _NONE:
+            item, self._item = self._item, _NONE
+        else:
+            try:
+                item = self._advance()
+            except StopIteration:
+                if self._num_yielded != self._restart_at:
+                    raise
+                self.reset(None)
+                item = self._advance()
+        self._num_yielded += 1
+        return item
+
+    __next__ = next  # a call less per item
+
+    def _first(self) -> Any:
+        """The first item of an iterator that was not reset yet."""
+        self.reset(None)
+        return self._advance()
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`."""
+        if self._item is not _NONE:
+            assert self._before_item is not None
+            return self._before_item
+        return {self.ROOT_KEY: self.root.state_dict(), self.NUM_YIELDED_KEY: self._num_yielded}

@@ -1,0 +1,272 @@
+"""Nodes that call a function with each item: Mapper, ParallelMapper.
+
+`ParallelMapper` puts one of three nodes to work: `_InlineMapper`, where there are no workers, `_ThreadMapper` over
+threads, or over threads that each speak to a process; and where items are batched for them, `_Unpacker` behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from torchdata.datapipes._checks import check_callable, check_int
+from torchdata.nodes._functions import Failure, MapEach, not_the_end
+from torchdata.nodes._processes import Workers
+from torchdata.nodes._read_ahead import ReadAhead
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+from torchdata.nodes.batch import Batcher, Unbatcher
+from torchdata.nodes.prefetch import ThreadedNode
+
+__all__ = ["MapOverBatch", "Mapper", "ParallelMapper", "X"]
+
+X = TypeVar("X")
+
+
+class MapOverBatch(Generic[X, T]):
+    """Makes of a function of items one of lists of them.
+
+    Args:
+        map_fn: called with each member of a list.
+
+    Example:
+        >>> from torchdata.nodes.map import MapOverBatch
+        >>> MapOverBatch(str)([1, 2])
+        ['1', '2']
+    """
+
+    def __init__(self, map_fn: Callable[[X], T]) -> None:
+        self.map_fn = map_fn
+
+    def __call__(self, xlist: Sequence[X]) -> Sequence[T]:
+        return [self.map_fn(x) for x in xlist]
+
+
+class _InlineMapper(BaseNode[T]):
+    """Calls the function where it is read."""
+
+    SOURCE_KEY = "source"
+
+    def __init__(self, source: BaseNode[Any], map_fn: Callable[[Any], T]) -> None:
+        super().__init__()
+        self.source = source
+        self.map_fn = map_fn
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        self.source.reset(None if initial_state is None else initial_state[self.SOURCE_KEY])
+        self._advance = advance_of(self.source)
+        super().reset(initial_state)
+
+    def next(self) -> T:
+        item = self._advance()
+        try:
+            return self.map_fn(item)
+        except StopIteration as error:
+            raise not_the_end("map_fn of Mapper") from error
+
+    def get_state(self) -> dict[str, Any]:
+        return {self.SOURCE_KEY: self.source.state_dict()}
+
+
+class _ThreadMapper(ThreadedNode[T]):
+    """Calls the function in threads, or through them in processes."""
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers"})
+
+    #: The processes; they outlive a run.
+    _workers: Workers | None = None
+
+    def __init__(
+        self,
+        source: BaseNode[Any],
+        map_fn: Callable[[Any], T],
+        num_workers: int,
+        in_order: bool,
+        method: str,
+        multiprocessing_context: str | None,
+        max_concurrent: int,
+        snapshot_frequency: int,
+    ) -> None:
+        super().__init__(source, snapshot_frequency)
+        self._called = "ParallelMapper"
+        self.map_fn = map_fn
+        self.num_workers = num_workers
+        self.in_order = in_order
+        self.method = method
+        self.multiprocessing_context = multiprocessing_context
+        self.max_concurrent = max_concurrent
+
+    def _begin(self, state: dict[str, Any] | None) -> ReadAhead:
+        functions: Sequence[Callable[[Any], Any]] = [self.map_fn] * self.num_workers
+        if self.method == "process":
+            if self._workers is None or not self._workers.alive:
+                self._end_workers()
+                self._workers = Workers(self.map_fn, self.num_workers, self.multiprocessing_context)
+            functions = self._workers.functions
+        return self._begin_with([*functions], state, limit=self.max_concurrent, in_order=self.in_order)
+
+    def _repeats(self) -> bool:
+        return self.in_order or self.num_workers == 1
+
+    def shutdown(self) -> None:
+        if self._run is not None:
+            self._run.close()
+        self._end_workers()  # which also ends the calls in them
+        super().shutdown()
+
+    def _end_workers(self) -> None:
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown()
+
+
+class _Unpacker(Unbatcher[T]):
+    """Yields the members of lists of results, and raises the errors among them, each at its place."""
+
+    def next(self) -> T:
+        item: Any = super().next()
+        if type(item) is Failure:
+            error: BaseException = item.raisable()
+            del item
+            try:
+                raise error
+            finally:
+                del error
+        return item  # type: ignore[no-any-return]
+
+
+class ParallelMapper(BaseNode[T]):
+    """Calls a function with each item, in several threads or processes.
+
+    One of the threads at a time reads the source. An error of the function comes in the place of its result, with the
+    traceback of where it was raised; the results after it can still be read.
+
+    A saved state counts what was yielded. What is under way is read, and the function called, again when it is loaded.
+    Out of order, a loaded state yields exactly the items that were not yielded, in any order. Over a source that is out
+    of order itself, `in_order` is taken for true and `snapshot_frequency` for 1.
+
+    Processes live from the first `reset` until `shutdown()`, or until the node is dropped. They are joined by the
+    engine of this package: arrays cross in shared memory, one copy each way. A process that dies is a
+    `WorkerExitedError` (of `torchdata.dataloader2.error`), which names it; the next `reset` starts new ones.
+
+    Args:
+        source: the node to read.
+        map_fn: called with each item. In threads, it must be safe to call from several at once; in processes, it must
+            be picklable unless they are forked (lambdas and local functions are).
+        num_workers: threads or processes; with 0 the function is called where the node is read.
+        in_order: whether results come in the source's order. If not, they come as they are ready.
+        method: `"thread"` or `"process"`.
+        multiprocessing_context: how processes start: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's default.
+        max_concurrent: most items that are taken from the source and not yet yielded; at most `num_workers`. None for
+            twice as many as that.
+        snapshot_frequency: how many items there are from one saved state of the source to the next, as for
+            `Prefetcher`; with `prebatch`, how many batches.
+        prebatch: how many items go to a worker together. Worth it where items are small; None for one by one.
+
+    Raises:
+        TypeError: `source` is no node, `map_fn` no function, or a number no integer.
+        ValueError: a number is out of its range, or `method` or `multiprocessing_context` is unknown.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, ParallelMapper
+        >>> list(ParallelMapper(IterableWrapper(["a", "bc"]), len, num_workers=2))
+        [1, 2]
+    """
+
+    IT_STATE_KEY = "it_state"
+
+    def __init__(
+        self,
+        source: BaseNode[X],
+        map_fn: Callable[[X], T],
+        num_workers: int,
+        in_order: bool = True,
+        method: Literal["thread", "process"] = "thread",
+        multiprocessing_context: str | None = None,
+        max_concurrent: int | None = None,
+        snapshot_frequency: int = 1,
+        prebatch: int | None = None,
+    ) -> None:
+        super().__init__()
+        name = "ParallelMapper"
+        self.source: BaseNode[Any] = check_node(name, "source", source)
+        check_callable(name, "map_fn", map_fn)
+        self.map_fn: Callable[[Any], Any] = map_fn
+        self.num_workers = check_int(name, "num_workers", num_workers, least=0)
+        self.in_order = in_order
+        if method not in ("thread", "process"):
+            raise ValueError(f'{name}: method must be "thread" or "process", but got {method!r}')
+        self.method = method
+        self.multiprocessing_context = multiprocessing_context
+        self.max_concurrent = max_concurrent
+        if max_concurrent is not None:
+            check_int(name, "max_concurrent", max_concurrent, least=1)
+            if 0 < self.num_workers < max_concurrent:
+                raise ValueError(
+                    f"{name}: max_concurrent must be at most num_workers={num_workers}, but got {max_concurrent}; "
+                    "None stands for twice as many"
+                )
+        self.snapshot_frequency = check_int(name, "snapshot_frequency", snapshot_frequency, least=0)
+        self.prebatch = None if prebatch is None else check_int(name, "prebatch", prebatch, least=1)
+        if self.prebatch is not None:
+            self.map_fn = MapEach(self.map_fn)
+            self.source = Batcher(self.source, self.prebatch, drop_last=False)
+        mapper: BaseNode[Any]
+        if self.num_workers == 0:
+            mapper = _InlineMapper(self.source, self.map_fn)
+        else:
+            mapper = _ThreadMapper(
+                self.source,
+                self.map_fn,
+                self.num_workers,
+                in_order,
+                method,
+                multiprocessing_context,
+                2 * self.num_workers if max_concurrent is None else max_concurrent,
+                self.snapshot_frequency,
+            )
+        self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`. Threads of the last run end after the calls that they are in.
+
+        Raises:
+            TimeoutError: the source has been busy with one item for a minute.
+            OSError: the system has no room for the processes.
+        """
+        self._it.reset(None if initial_state is None else initial_state[self.IT_STATE_KEY])
+        self._advance = advance_of(self._it)
+        super().reset(initial_state)
+
+    def next(self) -> T:
+        """See `BaseNode.next`."""
+        item: T = self._advance()
+        return item
+
+    def _reader(self) -> Callable[[], Any]:
+        return self._advance if type(self).next is ParallelMapper.next else self.next
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`."""
+        return {self.IT_STATE_KEY: self._it.state_dict()}
+
+    def shutdown(self) -> None:
+        """See `BaseNode.shutdown`. Waits for calls that are under way in threads, for some seconds at most."""
+        self._it.shutdown()
+
+
+def Mapper(source: BaseNode[X], map_fn: Callable[[X], T]) -> ParallelMapper[T]:
+    """Calls a function with each item, where the node is read: a `ParallelMapper` without workers.
+
+    Args:
+        source: the node to read.
+        map_fn: called with each item.
+
+    Raises:
+        TypeError: `source` is no node, or `map_fn` no function.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, Mapper
+        >>> list(Mapper(IterableWrapper([1, 2]), str))
+        ['1', '2']
+    """
+    return ParallelMapper(source, map_fn, num_workers=0)

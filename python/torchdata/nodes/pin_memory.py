@@ -1,0 +1,59 @@
+"""PinMemory: copies items into pinned memory, in a thread."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchdata.datapipes.utils.pinning import pin_memory_fn
+from torchdata.nodes._read_ahead import ReadAhead
+from torchdata.nodes.base_node import BaseNode, T
+from torchdata.nodes.prefetch import ThreadedNode
+
+__all__ = ["PinMemory"]
+
+
+class PinMemory(ThreadedNode[T]):
+    """Copies the tensors of each item into pinned memory, one item ahead, in a thread.
+
+    Copies to the GPU then overlap with computing: `tensor.to(device, non_blocking=True)`.
+
+    Args:
+        source: the node to read. It runs in the thread, all nodes that it reads included.
+        pin_memory_device: the CUDA device that the memory is pinned for, such as `"cuda:1"`; empty for the one that
+            is current when the node is made.
+        snapshot_frequency: how many items there are from one saved state of the source to the next, as for
+            `Prefetcher`.
+
+    Raises:
+        TypeError: `source` is no node, or `pin_memory_device` no string.
+        ValueError: `snapshot_frequency` is negative.
+        RuntimeError: there is no CUDA device.
+
+    Example:
+        >>> import torch
+        >>> from torchdata.nodes import IterableWrapper, PinMemory
+        >>> if torch.cuda.is_available():
+        ...     pinned = PinMemory(IterableWrapper([torch.zeros(2)]))
+    """
+
+    def __init__(self, source: BaseNode[T], pin_memory_device: str = "", snapshot_frequency: int = 1) -> None:
+        super().__init__(source, snapshot_frequency)
+        if not isinstance(pin_memory_device, str):
+            raise TypeError(
+                f"PinMemory: pin_memory_device must be the name of a CUDA device, but got {pin_memory_device!r}"
+            )
+        if not torch.cuda.is_available():
+            raise RuntimeError(
+                f"PinMemory needs a CUDA device, but PyTorch {torch.__version__} finds none; leave the node out where "
+                "torch.cuda.is_available() is False"
+            )
+        self.pin_memory_device = pin_memory_device
+        self._device = torch.device(pin_memory_device or f"cuda:{torch.cuda.current_device()}")
+
+    def _begin(self, state: dict[str, Any] | None) -> ReadAhead:
+        pin = partial(pin_memory_fn, device=self._device)
+        # One thread copies; torch would otherwise take all cores for it, and this holds for the thread alone.
+        return self._begin_with([pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))

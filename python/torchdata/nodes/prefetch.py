@@ -1,0 +1,104 @@
+"""Prefetcher: reads its source ahead in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torchdata.datapipes._checks import check_int
+from torchdata.nodes._read_ahead import Function, ReadAhead
+from torchdata.nodes.base_node import BaseNode, T, check_node
+
+__all__ = ["Prefetcher", "ThreadedNode"]
+
+
+class ThreadedNode(BaseNode[T]):
+    """A node that reads its source in threads. Subclasses say what these do, in `_begin`."""
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run"})
+
+    _run: ReadAhead | None = None
+
+    def __init__(self, source: BaseNode[Any], snapshot_frequency: int) -> None:
+        super().__init__()
+        #: What the node is called in messages.
+        self._called = type(self).__name__
+        self.source = check_node(self._called, "source", source)
+        self.snapshot_frequency = check_int(self._called, "snapshot_frequency", snapshot_frequency, least=0)
+
+    def _begin(self, state: dict[str, Any] | None) -> ReadAhead:
+        raise NotImplementedError(f"{type(self).__name__} must define _begin")
+
+    def _begin_with(
+        self, functions: list[Function], state: dict[str, Any] | None, *, limit: int, **options: Any
+    ) -> ReadAhead:
+        settings = {"in_order": True, "frequency": self.snapshot_frequency, **options}
+        return ReadAhead(self._called, self.source, functions, limit=limit, state=state, **settings)
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`. Threads of the last run end; the new ones read ahead from here on.
+
+        Raises:
+            TimeoutError: the source has been busy with one item for a minute.
+        """
+        if self._run is not None:
+            self._run.leave(rewind=initial_state is None)
+            self._run = None
+        self._run = self._begin(initial_state)
+        self._advance = self._run.next
+        super().reset(initial_state)
+
+    def next(self) -> T:
+        """See `BaseNode.next`."""
+        item: T = self._advance()
+        return item
+
+    def _reader(self) -> Callable[[], Any]:
+        return self._advance if type(self).next is ThreadedNode.next else self.next
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`. What was read ahead is not part of it: it is read again."""
+        assert self._run is not None, "state_dict() resets a node that is new"
+        return self._run.state()
+
+    def shutdown(self) -> None:
+        """See `BaseNode.shutdown`. Waits for calls of users' functions that are under way, for some seconds at most."""
+        if self._run is not None:
+            self._run.close()
+        super().shutdown()
+        if self._run is not None:
+            self._run.join(_SECONDS)
+
+
+#: How long `shutdown` waits for threads, which end after the call that they are in.
+_SECONDS = 5.0
+
+
+class Prefetcher(ThreadedNode[T]):
+    """Reads its source ahead in a thread, so that waiting for it overlaps with what comes after.
+
+    An error of the source comes at its place.
+
+    Args:
+        source: the node to read. It runs in the thread, all nodes that it reads included.
+        prefetch_factor: most items that are held ready.
+        snapshot_frequency: how many items there are from one saved state of the source to the next. Loading a state
+            reads up to so many items again. Where the source's state is large, take more than 1; 0 means none but at
+            the beginning.
+
+    Raises:
+        TypeError: `source` is no node, or a number is no integer.
+        ValueError: `prefetch_factor` is not positive, or `snapshot_frequency` is negative.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, Prefetcher
+        >>> list(Prefetcher(IterableWrapper(range(3)), prefetch_factor=2))
+        [0, 1, 2]
+    """
+
+    def __init__(self, source: BaseNode[T], prefetch_factor: int, snapshot_frequency: int = 1) -> None:
+        super().__init__(source, snapshot_frequency)
+        self.prefetch_factor = check_int("Prefetcher", "prefetch_factor", prefetch_factor, least=1)
+
+    def _begin(self, state: dict[str, Any] | None) -> ReadAhead:
+        return self._begin_with([None], state, limit=self.prefetch_factor)

@@ -1,0 +1,1 @@
+"""Nodes that read several nodes, and choose from which the next item comes."""

@@ -1,0 +1,138 @@
+"""What nodes over several sources share: which of them have ended, and what to do then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+from torchdata.nodes.samplers.stop_criteria import StopCriteria
+
+__all__ = ["MultiNode", "NothingThere"]
+
+_CRITERIA = (
+    StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,
+    StopCriteria.ALL_DATASETS_EXHAUSTED,
+    StopCriteria.FIRST_DATASET_EXHAUSTED,
+    StopCriteria.CYCLE_FOREVER,
+)
+
+
+class NothingThere(Exception):
+    """A source that was chosen has no item to give; another one is to be chosen."""
+
+
+class MultiNode(BaseNode[T]):
+    """The base of nodes over several sources. Subclasses choose a source, and read it by `_item_of`.
+
+    Args:
+        source_nodes: the nodes to read, by name.
+        stop_criteria: when the epoch ends; a name of `StopCriteria`.
+        tag_output: whether items tell the source they are of.
+    """
+
+    DATASET_NODE_STATES_KEY = "dataset_node_states"
+    DATASETS_EXHAUSTED_KEY = "datasets_exhausted"
+
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advances", "_exhausted", "_barren", "_is_over"})
+
+    _is_over = False
+
+    def __init__(self, source_nodes: Mapping[str, BaseNode[T]], stop_criteria: str, tag_output: bool) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if not isinstance(source_nodes, Mapping) or not source_nodes:
+            raise ValueError(
+                f"{name}: source_nodes must be a dict of nodes by name, but got {source_nodes!r}"
+            )
+        for key, node in source_nodes.items():
+            check_node(name, f"source_nodes[{key!r}]", node)
+        if stop_criteria not in _CRITERIA:
+            raise ValueError(
+                f"{name}: stop_criteria must be one of {', '.join(_CRITERIA)}, but got {stop_criteria!r}"
+            )
+        self.source_nodes = source_nodes
+        self.dataset_names = list(source_nodes)
+        self.stop_criteria = stop_criteria
+        self.tag_output = tag_output
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`."""
+        state = initial_state or {}
+        states = state.get(self.DATASET_NODE_STATES_KEY, {})
+        for name in self.dataset_names:
+            self.source_nodes[name].reset(states.get(name))
+        self._advances: dict[str, Callable[[], T]] = {
+            name: advance_of(node) for name, node in self.source_nodes.items()
+        }
+        exhausted = state.get(self.DATASETS_EXHAUSTED_KEY, {})
+        #: Names of the sources that have ended at least once.
+        self._exhausted = {name for name in self.dataset_names if exhausted.get(name)}
+        #: Names of those that end without an item.
+        self._barren: set[str] = set()
+        self._look_whether_over()
+        super().reset(initial_state)
+
+    def _look_whether_over(self) -> None:
+        ended, everyone = len(self._exhausted), len(self.dataset_names)
+        if self.stop_criteria == StopCriteria.CYCLE_FOREVER:
+            self._is_over = len(self._barren) == everyone
+        elif self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED:
+            self._is_over = ended > 0
+        else:
+            self._is_over = ended == everyone
+
+    def _item_of(self, name: str) -> Any:
+        """The next item of a source. One that has ended begins anew where the criterion says so.
+
+        Raises:
+            StopIteration: the epoch is over.
+            NothingThere: the source has no item to give.
+        """
+        if (
+            self._exhausted
+            and name in self._exhausted
+            and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED
+        ):
+            raise NothingThere
+        try:
+            item = self._advances[name]()
+        except StopIteration:
+            self._exhausted.add(name)
+        else:
+            return self._tagged(name, item) if self.tag_output else item
+        self._look_whether_over()
+        if self._is_over:
+            raise StopIteration
+        if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
+            raise NothingThere
+        self.source_nodes[name].reset(None)
+        self._advances[name] = advance_of(self.source_nodes[name])
+        try:
+            item = self._advances[name]()
+        except StopIteration:
+            self._barren.add(name)
+            self._look_whether_over()
+            if self._is_over:
+                raise
+            raise NothingThere from None
+        return self._tagged(name, item) if self.tag_output else item
+
+    def _tagged(self, name: str, item: Any) -> Any:
+        if not isinstance(item, dict):
+            return {"data": item, "dataset_key": name}
+        if "dataset_key" in item:
+            raise ValueError(
+                f"{type(self).__name__}: an item of {name!r} has a key 'dataset_key' already, which tag_output adds; "
+                "rename it, or leave tag_output out"
+            )
+        return {**item, "dataset_key": name}
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`."""
+        return {
+            self.DATASETS_EXHAUSTED_KEY: {name: name in self._exhausted for name in self.dataset_names},
+            self.DATASET_NODE_STATES_KEY: {
+                name: self.source_nodes[name].state_dict() for name in self.dataset_names
+            },
+        }

@@ -1,0 +1,69 @@
+"""MultiNodeRoundRobinSampler: takes items of several nodes in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torchdata.nodes.base_node import BaseNode, T
+from torchdata.nodes.samplers._sources import MultiNode, NothingThere
+from torchdata.nodes.samplers.stop_criteria import StopCriteria
+
+__all__ = ["MultiNodeRoundRobinSampler"]
+
+
+class MultiNodeRoundRobinSampler(MultiNode[T]):
+    """Yields an item of each source in turn.
+
+    Args:
+        source_nodes: the nodes to read, by name.
+        stop_criteria: when the epoch ends; a name of `StopCriteria`.
+        tag_output: whether items tell the source they are of: a dict gets the key `"dataset_key"`, anything else
+            becomes a dict with that key and `"data"`.
+
+    Raises:
+        TypeError: a source is no node.
+        ValueError: there are no sources, or `stop_criteria` is unknown; while reading, an item has the key already.
+
+    Example:
+        >>> from torchdata.nodes import IterableWrapper, MultiNodeRoundRobinSampler, StopCriteria
+        >>> sources = {"a": IterableWrapper("aaa"), "b": IterableWrapper("b")}
+        >>> list(MultiNodeRoundRobinSampler(sources, StopCriteria.ALL_DATASETS_EXHAUSTED))
+        ['a', 'b', 'a', 'a']
+    """
+
+    CURRENT_DATASET_INDEX_KEY = "current_dataset_index"
+
+    _of_a_run: ClassVar[frozenset[str]] = MultiNode._of_a_run | {"_current"}
+
+    _current = 0
+
+    def __init__(
+        self,
+        source_nodes: Mapping[str, BaseNode[T]],
+        stop_criteria: str = StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,
+        tag_output: bool = False,
+    ) -> None:
+        super().__init__(source_nodes, stop_criteria, tag_output)
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        """See `BaseNode.reset`."""
+        self._current = (initial_state or {}).get(self.CURRENT_DATASET_INDEX_KEY, 0)
+        super().reset(initial_state)
+
+    def next(self) -> T:
+        """See `BaseNode.next`."""
+        names = self.dataset_names
+        while not self._is_over:
+            try:
+                item: T = self._item_of(names[self._current])
+            except NothingThere:
+                self._current = (self._current + 1) % len(names)
+                continue
+            self._current = (self._current + 1) % len(names)
+            return item
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        """See `BaseNode.get_state`."""
+        return {**super().get_state(), self.CURRENT_DATASET_INDEX_KEY: self._current}

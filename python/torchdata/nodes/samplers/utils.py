@@ -1,0 +1,48 @@
+"""Which rank this process is, and the seeds of ranks."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["get_rank_and_world_size", "seed_of_rank"]
+
+
+def get_rank_and_world_size() -> tuple[int, int]:
+    """The rank of this process and the number of ranks.
+
+    They are those of `torch.distributed` where it is initialised, else of the variables RANK and WORLD_SIZE, else 0
+    and 1.
+
+    Raises:
+        ValueError: the rank is not from 0 to one less than the number of ranks.
+    """
+    if dist.is_available() and dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    else:
+        try:
+            rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        except ValueError:
+            rank, world_size = 0, 1
+    if not 0 <= rank < world_size:
+        raise ValueError(
+            f"Invalid rank {rank}: with a world size of {world_size} it must be from 0 to {world_size - 1}; look at "
+            "the variables RANK and WORLD_SIZE"
+        )
+    return rank, world_size
+
+
+def seed_of_rank(seed: int, rank: int, world_size: int, epoch: int) -> int:
+    """The seed of an epoch on a rank: that of torchdata 0.11, so that orders are those that it gave.
+
+    Args:
+        seed: the user's seed.
+        rank: number of the rank.
+        world_size: number of ranks.
+        epoch: number of the epoch, from 0.
+    """
+    generator = torch.Generator()
+    generator.manual_seed(seed * world_size + rank)
+    return int(torch.randint(0, 2**32 - 1, size=(epoch + 1,), generator=generator)[-1].item())

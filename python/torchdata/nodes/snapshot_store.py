@@ -1,0 +1,134 @@
+"""Stores of snapshots: how a node's thread hands the places of its source to whoever yields the items.
+
+Role: for nodes with threads that users write, as upstream has them. The nodes here send each snapshot along with its
+item.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torchdata.nodes.exception_wrapper import ExceptionWrapper
+
+__all__ = ["MonotonicIndex", "QueueSnapshotStore", "SnapshotStore"]
+
+#: Seconds after which a wait looks whether the thread is alive.
+_SLICE = 0.1
+
+
+@dataclass
+class MonotonicIndex:
+    """Counts: 0, 1, 2 and so on.
+
+    Args:
+        initial: the first number.
+    """
+
+    initial: int = 0
+
+    def __post_init__(self) -> None:
+        self._next = self.initial
+
+    def get(self) -> int:
+        """The next number."""
+        self._next += 1
+        return self._next - 1
+
+
+class SnapshotStore(Protocol):
+    """Takes snapshots from one thread, and gives them to another one by their versions."""
+
+    def append(self, snapshot: Any, version: int) -> None:
+        """Adds a snapshot whose version is greater than those before it."""
+        ...
+
+    def pop_version(self, version: int) -> Any | None:
+        """The snapshot of that version; None where there is none. It and older ones are dropped."""
+        ...
+
+    def append_initial_snapshot(self, snapshot: Any) -> None:
+        """Adds the snapshot of the beginning, or an `ExceptionWrapper` in its place."""
+        ...
+
+    def get_initial_snapshot(self, thread: threading.Thread, timeout: float) -> Any:
+        """Waits for the snapshot of the beginning."""
+        ...
+
+
+class QueueSnapshotStore(SnapshotStore):
+    """A snapshot store for threads of one process.
+
+    Example:
+        >>> from torchdata.nodes.snapshot_store import QueueSnapshotStore
+        >>> store = QueueSnapshotStore()
+        >>> store.append({"position": 3}, version=2)
+        >>> store.pop_version(1), store.pop_version(2)
+        (None, {'position': 3})
+    """
+
+    SNAPSHOT_INIT_VERSION = -1
+
+    def __init__(self) -> None:
+        self._snapshots: deque[tuple[int, Any]] = deque()
+        self._changed = threading.Condition()
+        self._latest: int | None = None
+
+    def append(self, snapshot: Any, version: int) -> None:
+        """Adds a snapshot.
+
+        Raises:
+            ValueError: `version` is not greater than the one before it.
+        """
+        with self._changed:
+            if self._latest is not None and version <= self._latest:
+                raise ValueError(
+                    f"version {version} of a snapshot comes after version {self._latest}; count upwards"
+                )
+            self._latest = version
+            self._snapshots.append((version, snapshot))
+            self._changed.notify_all()
+
+    def pop_version(self, version: int) -> Any | None:
+        """The snapshot of that version; None where there is none. It and older ones are dropped."""
+        found = None
+        with self._changed:
+            while self._snapshots and self._snapshots[0][0] <= version:
+                oldest, snapshot = self._snapshots.popleft()
+                if oldest == version:
+                    found = snapshot
+        return found
+
+    def append_initial_snapshot(self, snapshot: Any) -> None:
+        """Adds the snapshot of the beginning, or an `ExceptionWrapper` in its place."""
+        self.append(snapshot, self.SNAPSHOT_INIT_VERSION)
+
+    def get_initial_snapshot(self, thread: threading.Thread, timeout: float = 60.0) -> Any:
+        """Waits for the snapshot of the beginning.
+
+        Args:
+            thread: who is to add it.
+            timeout: seconds to wait.
+
+        Raises:
+            RuntimeError: the thread has ended without adding it, or the time is up.
+            Exception: what an `ExceptionWrapper` in its place holds.
+        """
+        until = time.monotonic() + timeout
+        with self._changed:
+            while not self._snapshots and thread.is_alive() and time.monotonic() < until:
+                self._changed.wait(_SLICE)
+            found = self._snapshots.popleft() if self._snapshots else None
+        if found is None or found[0] != self.SNAPSHOT_INIT_VERSION:
+            why = (
+                f"has not come within {timeout:g} s"
+                if thread.is_alive()
+                else "did not come: its thread has ended"
+            )
+            raise RuntimeError(f"the initial snapshot {why}")
+        if isinstance(found[1], ExceptionWrapper):
+            found[1].reraise()  # type: ignore[no-untyped-call]
+        return found[1]
