@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import torchdata
@@ -78,7 +79,7 @@ def examples(page: Path) -> list[Example]:
     found = blocks(page)
     return [
         Example(block, after.code if after and after.language == "text" and not after.comment else "")
-        for block, after in zip(found, [*found[1:], None], strict=True)
+        for block, after in zip_longest(found, found[1:])
         if block.language == "python" and block.reason is None
     ]
 

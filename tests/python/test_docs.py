@@ -101,7 +101,11 @@ each_page = pytest.mark.parametrize(
 )
 
 
-@each_page
+@pytest.mark.parametrize(
+    "page",
+    with_examples := [page for page in PAGES if doc_blocks.examples(page)],
+    ids=[str(page.relative_to(ROOT / "docs")) for page in with_examples],
+)
 def test_the_examples_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) -> None:
     examples = doc_blocks.examples(page)
     for package in ("torch", "accelerate"):
