@@ -119,11 +119,15 @@ test-loom: ## The engine's lock-free parts under every interleaving: loom
 	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee target/test-loom.log
 	@$(call some_ran,target/test-loom.log)
 
+# Tests of processes mostly wait, so two files of them run side by side. But for these, which watch the clock as well.
+WATCHING = tests/python/test_multiprocessing*.py tests/python/test_chaos.py
+
 .PHONY: test-python
 test-python: setup ## The facade: pytest
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -n 2 -m 'not alone'
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m alone $(addprefix --ignore-glob=,$(WATCHING))
+	$(BIN)/python -m pytest -m alone $(wildcard $(WATCHING))
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
@@ -133,7 +137,7 @@ PORTABLE_TESTS = $(filter-out %_interrupts.py %_sigchld.py,$(wildcard tests/pyth
 
 .PHONY: test-portable
 test-portable: setup ## The worker tests once more, on the engine's portable fallback
-	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest $(PORTABLE_TESTS) $(ARGS)
+	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PORTABLE_TESTS) $(ARGS)
 
 # Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.12 3.14" …
 PYTHONS ?= 3.12 3.13

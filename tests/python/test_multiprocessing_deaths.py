@@ -43,12 +43,17 @@ class Sleeps:
 
 
 class Kills:
-    def __init__(self, at, number):
+    """Ends its worker at an item, once there is a file, if one is named."""
+
+    def __init__(self, at, number, once=None):
         self.at = at
         self.number = number
+        self.once = once
 
     def __call__(self, x):
         if x == self.at:
+            while self.once is not None and not os.path.exists(self.once):
+                time.sleep(0.01)
             time.sleep(0.1)
             os.kill(os.getpid(), self.number)
             time.sleep(1000)
@@ -56,13 +61,17 @@ class Kills:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method):
-    datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, signal.SIGKILL))
+def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, tmp_path):
+    # The other worker may start later than this one could die.
+    others_are_up = tmp_path / "up"
+    datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, signal.SIGKILL, others_are_up))
     received = []
     with loader(datapipe, multiprocessing_context=method) as dl:
         with pytest.raises(WorkerExitedError, match=r"worker process 1 .* was killed by SIGKILL") as caught:
             for x in dl:
                 received.append(x)
+                if x == 12:
+                    others_are_up.touch()
         assert received == list(range(13))
         assert caught.value.worker == 1
         assert caught.value.exitcode == -signal.SIGKILL
