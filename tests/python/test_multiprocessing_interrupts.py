@@ -22,7 +22,7 @@ from torchdata._engine.interrupts import InterruptsHeld, interrupt_waits, interr
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Presses of Ctrl-C in each test, at random moments. Spawned workers take a second to start.
-TRIES = {"fork": 8, "forkserver": 6, "spawn": 4}
+TRIES = {"fork": 12, "forkserver": 12, "spawn": 6}
 
 SCRIPT = """
 import gc, json, os, sys, time
