@@ -63,7 +63,7 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --extras demo
+	VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --release --extras demo
 	touch $@
 
 # PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
@@ -119,34 +119,42 @@ test-loom: ## The engine's lock-free parts under every interleaving: loom
 	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee target/test-loom.log
 	@$(call some_ran,target/test-loom.log)
 
-# Tests of processes mostly wait, so two files of them run side by side. But for these, which watch the clock as well.
-WATCHING = tests/python/test_multiprocessing*.py tests/python/test_chaos.py
+# Tests of processes mostly wait, so two files of them run side by side; those of worker processes beside each other only.
+# But these, which watch the clock as well, run one by one.
+WATCHING = $(addprefix tests/python/engine/,test_multiprocessing_interrupts.py test_multiprocessing_sigchld.py test_chaos.py)
+WORKERS  = $(filter-out $(WATCHING),$(wildcard tests/python/engine/test_multiprocessing*.py))
 
 .PHONY: test-python
 test-python: setup ## The facade: pytest
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -n 2 -m 'not alone'
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m alone $(addprefix --ignore-glob=,$(WATCHING))
-	$(BIN)/python -m pytest -m alone $(wildcard $(WATCHING))
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m alone $(addprefix --ignore=,$(WORKERS) $(WATCHING))
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(WORKERS)
+	$(BIN)/python -m pytest $(WATCHING)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 # Signals are handled in Python, alike on both backings: their tests, which take long, run once.
-PORTABLE_TESTS = $(filter-out %_interrupts.py %_sigchld.py,$(wildcard tests/python/test_multiprocessing*.py))
-
 .PHONY: test-portable
 test-portable: setup ## The worker tests once more, on the engine's portable fallback
-	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PORTABLE_TESTS) $(ARGS)
+	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(WORKERS) $(ARGS)
 
 # Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.12 3.14" …
 PYTHONS ?= 3.12 3.13
 .PHONY: test-pythons
 test-pythons: wheel ## The loader's tests on CPython 3.12 and 3.13, with the wheel
-	$(BIN)/python tools/other_pythons.py --versions $(PYTHONS) -- "$$(ls -t dist/*.whl | head -n 1)" $(ARGS)
+	$(BIN)/python tools/other_pythons.py --versions $(PYTHONS) -- "$$(ls -t dist/torchdata_rs-*.whl | head -n 1)" $(ARGS)
 
 # cargo calls a run without tests a success.
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
+
+# A failure prints the seed, the graph and the way through it; `make fuzz ARGS="--kind graphs --seed N --graphs 1"` does it
+# again, or `--kind loaders`, which has the graphs in loaders with workers. Without `--kind` each gets half of the time.
+MINUTES ?= 10
+.PHONY: fuzz
+fuzz: setup ## Random graphs, alone and in loaders, saved and resumed at every position: make fuzz MINUTES=30
+	cd tests/python/support && ../../../$(BIN)/python -m random_graphs $(MINUTES) $(ARGS)
 
 ##@ Work
 
@@ -161,8 +169,9 @@ stubs: setup ## Write the typed functional forms anew, after a pipe was added or
 	$(BIN)/python tools/typed_forms.py
 
 .PHONY: tree
-tree: setup ## Write docs/tree.md anew, after a file was added, moved or described otherwise
+tree: setup ## Write docs/tree.md and docs/imports.svg anew, after a file was added, moved or described otherwise
 	$(BIN)/python tools/tree.py
+	$(BIN)/python tools/import_picture.py
 
 .PHONY: docs
 docs: setup ## Build the documentation, a site to read without a network, into target/site/
@@ -181,6 +190,7 @@ bench-rust: ## The engine alone: criterion
 .PHONY: wheel
 wheel: $(STAMPS)/venv ## Build a wheel for this machine into dist/
 	$(BIN)/maturin build --release --out dist
+	$(BIN)/python tools/name_wheel.py dist
 
 # zig links for the glibc of manylinux_2_28, whichever this machine has; it is found as the module of the interpreter on PATH.
 $(STAMPS)/wheels: $(STAMPS)/venv
@@ -190,11 +200,12 @@ $(STAMPS)/wheels: $(STAMPS)/venv
 .PHONY: wheels
 wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for Linux and an sdist, and try both
 	rm -rf dist
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/maturin build --release --zig --compatibility $(MANYLINUX) --out dist
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --zig --compatibility $(MANYLINUX) --out dist
 	$(BIN)/maturin sdist --out dist
-	@$(BIN)/auditwheel show dist/*.whl | tr '\n' ' ' | grep -Eq 'platform tag: "manylinux_2_(.|1.|2[0-8])_' \
-	  || { $(BIN)/auditwheel show dist/*.whl; echo "error: the wheel needs more than $(MANYLINUX)" >&2; exit 1; }
-	$(BIN)/python tools/try_package.py dist/*.whl
+	$(BIN)/python tools/name_wheel.py dist
+	@$(BIN)/auditwheel show dist/torchdata_rs-*.whl | tr '\n' ' ' | grep -Eq 'platform tag: "manylinux_2_(.|1.|2[0-8])_' \
+	  || { $(BIN)/auditwheel show dist/torchdata_rs-*.whl; echo "error: the wheel needs more than $(MANYLINUX)" >&2; exit 1; }
+	$(BIN)/python tools/try_package.py dist/torchdata_rs-*.whl dist/torchdata-*.whl
 	$(BIN)/python tools/try_package.py dist/*.tar.gz
 
 .PHONY: clean

@@ -76,11 +76,14 @@ fn a_link_of_another_release_or_with_impossible_sizes_is_refused() {
     let attach = |link: &Link| Link::attach_within(link.fd().try_clone_to_owned().unwrap(), SHORT);
     let (link, _bells) = open(SMALL);
     let raw = Raw::new(&link);
-    raw.u32(VERSION).store(1, Relaxed);
-    assert!(matches!(attach(&link), Err(OpenError::Version { found: 1, expected: 2 })));
+    let ours = raw.u32(VERSION).load(Relaxed);
+    raw.u32(VERSION).store(ours - 1, Relaxed);
+    assert!(
+        matches!(attach(&link), Err(OpenError::Version { found, expected }) if (found, expected) == (ours - 1, ours))
+    );
     raw.u32(VERSION).store(0, Relaxed);
     assert!(matches!(attach(&link), Err(OpenError::NotReady(_))));
-    raw.u32(VERSION).store(2, Relaxed);
+    raw.u32(VERSION).store(ours, Relaxed);
     for (field, right) in [(0, SMALL.ring_capacity), (8, SMALL.return_capacity), (16, SMALL.arena_capacity)] {
         for wrong in [0, 1, 4095, right + 4096, right * 2, u64::MAX, 1 << 63, u64::MAX - 4095] {
             raw.u64(RING_CAPACITY + field).store(wrong, Relaxed);
@@ -96,11 +99,11 @@ fn attaching_waits_for_a_creator_that_is_not_done_yet() {
     let _watchdog = watchdog(30);
     let (link, _bells) = open(SMALL);
     let raw = Raw::new(&link);
-    raw.u32(VERSION).store(0, Relaxed);
+    let ours = raw.u32(VERSION).swap(0, Relaxed);
     thread::scope(|scope| {
         let attached = scope.spawn(|| Link::attach(link.fd().try_clone_to_owned().unwrap()));
         thread::sleep(Duration::from_millis(30));
-        raw.u32(VERSION).store(2, Relaxed);
+        raw.u32(VERSION).store(ours, Relaxed);
         assert!(attached.join().unwrap().is_ok());
     });
 }

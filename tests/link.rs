@@ -392,6 +392,32 @@ fn units_of_older_epochs_are_dropped_and_their_blocks_return() {
 }
 
 #[test]
+fn a_consumer_goes_on_over_the_link_of_another_producer_and_its_leases_stay() {
+    let _watchdog = watchdog(30);
+    let (mut dead, mut receiver) = pair(SMALL, 5);
+    for number in 0..2 {
+        dead.send(&item_of(number, &[4096])).unwrap();
+    }
+    let kept: Vec<_> = (0..2).map(|_| receiver.receive().unwrap().unwrap()).collect();
+    drop(dead);
+    let (link, bells) = open(SMALL);
+    receiver.end = receiver.end.replaced_by(&link).unwrap();
+    let mut heir = Sender::new(&link, &bells);
+    for number in 2..7 {
+        heir.send(&item_of(number, &[4096])).unwrap(); // as many as the window has
+    }
+    assert_eq!(heir.end.permit(), Ok(Permit::Wait));
+    for number in 2..7 {
+        assert!(receiver.receive().unwrap().unwrap().item() == item_of(number, &[4096]));
+    }
+    assert_eq!(heir.end.permit(), Ok(Permit::Now));
+    for (number, arrived) in kept.iter().enumerate() {
+        assert!(arrived.item() == item_of(number, &[4096]), "its memory went with its producer");
+    }
+    assert!(matches!(receiver.end.replaced_by(&link), Err(OpenError::Taken(_))), "one consumer has it");
+}
+
+#[test]
 fn a_producer_is_never_further_ahead_than_its_window() {
     let _watchdog = watchdog(30);
     for window in [1, 2, 7] {

@@ -30,6 +30,7 @@ MODULES = {
     "torchdata.dataloader2.graph": "Graphs",
     "torchdata.dataloader2.shuffle_spec": "Shuffle specifications",
     "torchdata.dataloader2.utils": "What workers do at their start",
+    "torchdata.metrics": "Metrics",
     "torchdata.datapipes": "Pipes of your own",
     "torchdata.datapipes.state": "State of pipelines",
     "torchdata.datapipes.utils": "Utilities",
@@ -37,6 +38,8 @@ MODULES = {
 }
 if importlib.util.find_spec("torch"):  # which the import of this one needs
     MODULES["torchdata.nodes"] = "Nodes"
+    MODULES["torchdata.stateful_dataloader"] = "StatefulDataLoader"
+    MODULES["torchdata.stateful_dataloader.sampler"] = "Samplers"
 
 #: What aliases of types mean, which cannot have docstrings.
 _ALIASES = {

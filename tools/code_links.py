@@ -21,18 +21,12 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from torchdata.datapipes import map as map_pipes
 
 #: Class names of iter pipes by functional form.
-_FORMS = {
-    form: cls.__name__
-    for cls, form in functional_forms().items()
-    if not issubclass(cls, map_pipes.MapDataPipe)
-}
+_FORMS = {form: cls.__name__ for cls, form in functional_forms().items() if not issubclass(cls, map_pipes.MapDataPipe)}
 #: Functional forms that are names of other things, too: only `.map` links, and `map` does not.
 _AMBIGUOUS = {"enumerate", "filter", "map", "slice", "zip"}
 #: Names of what is in the reference, and of the built-in classes.
 _PUBLIC = {
-    name
-    for module in [*MODULES, "torchdata.datapipes.iter"]
-    for name in importlib.import_module(module).__all__
+    name for module in [*MODULES, "torchdata.datapipes.iter"] for name in importlib.import_module(module).__all__
 }
 _PUBLIC |= set(vars(builtins)) | {"MapDataPipe"}
 
@@ -97,9 +91,7 @@ def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
         paragraphs = "\n".join(lines).split("\n\n")
         lines[:] = "\n\n".join(part for part in paragraphs if not part.startswith("Role: ")).split("\n")
     lines[:] = [
-        line
-        if line.lstrip().startswith((">>>", "..."))
-        else re.sub(r"(?<![`:\w])`([^`]+)`(?!`)", r"``\1``", line)
+        line if line.lstrip().startswith((">>>", "...")) else re.sub(r"(?<![`:\w])`([^`]+)`(?!`)", r"``\1``", line)
         for line in lines
     ]
     form = functional_forms().get(value) if isinstance(value, type) else None

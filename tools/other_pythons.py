@@ -51,8 +51,8 @@ def run_tests(python: str, wheel: Path, folder: Path, arguments: list[str]) -> i
     # The environment may hold an older build of the same version.
     subprocess.run([*pip, "--force-reinstall", "--no-deps", str(wheel)], check=True)
     if not arguments:
-        tests = [*sorted(ROOT.glob("tests/python/test_multiprocessing*.py"))]
-        arguments = [str(path) for path in [*tests, ROOT / "tests/python/test_dataloader2.py"]]
+        tests = [*sorted(ROOT.glob("tests/python/engine/test_multiprocessing*.py"))]
+        arguments = [str(path) for path in [*tests, ROOT / "tests/python/dataloader2/test_dataloader2.py"]]
     # Not by `-m`, which would put the checkout on the path.
     pytest = [str(folder / "bin" / "pytest"), "-p", "no:cacheprovider", *arguments]
     return subprocess.run(pytest, cwd=ROOT).returncode
@@ -64,9 +64,7 @@ def main() -> int:
     parser.add_argument("--versions", nargs="+", default=["3.12", "3.13"], metavar="X.Y")
     parser.add_argument("--folder", type=Path, default=ROOT / ".pythons", help="of the virtual environments")
     parser.add_argument("wheel", type=Path)
-    parser.add_argument(
-        "pytest", nargs="*", help="arguments for pytest, behind `--`; the loader's tests if none"
-    )
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, behind `--`; the loader's tests if none")
     options = parser.parse_args()
     statuses = []
     for version in options.versions:
@@ -75,9 +73,7 @@ def main() -> int:
             print(f"CPython {version} is not installed: left out", file=sys.stderr)
             continue
         print(f"CPython {version}: {python}", flush=True)
-        statuses.append(
-            run_tests(python, options.wheel.resolve(), options.folder.resolve() / version, options.pytest)
-        )
+        statuses.append(run_tests(python, options.wheel.resolve(), options.folder.resolve() / version, options.pytest))
     if not statuses:
         print("error: none of these versions is installed; pyenv install one of them", file=sys.stderr)
         return 1

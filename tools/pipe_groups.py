@@ -128,9 +128,7 @@ NAMES: dict[str, Any] = {
     "path": lambda item: f"{item}.txt",
     "opened": _opened,
     "shard": _shard,
-    "hashes": {
-        name: hashlib.md5(text).hexdigest() for name, text in (("a.txt", b"one\ntwo\n"), ("b.txt", b"six\n"))
-    },
+    "hashes": {name: hashlib.md5(text).hexdigest() for name, text in (("a.txt", b"one\ntwo\n"), ("b.txt", b"six\n"))},
     "basichandlers": basichandlers,
 }
 
@@ -406,9 +404,7 @@ GROUPS = (
                 [[("a.txt.xz", STREAM)]],
                 run="opened('a.txt.xz').load_from_xz()",
             ),
-            Sample(
-                "DataFrameMaker", "a.dataframe(2)", [[("a", 1), ("b", 2)]], shown=[[[("a", 1), ("b", 2)]]]
-            ),
+            Sample("DataFrameMaker", "a.dataframe(2)", [[("a", 1), ("b", 2)]], shown=[[[("a", 1), ("b", 2)]]]),
             Sample(
                 "ParquetDataFrameLoader",
                 "a.load_parquet_as_df()",
@@ -424,15 +420,9 @@ GROUPS = (
         (
             Sample("HttpReader", "a.read_from_http()", [["https://…/a"]], shown=[[("https://…/a", STREAM)]]),
             Sample("GDriveReader", "a.read_from_gdrive()", [["https://drive…"]], shown=[[("a.zip", STREAM)]]),
-            Sample(
-                "OnlineReader", "a.read_from_remote()", [["https://…/a"]], shown=[[("https://…/a", STREAM)]]
-            ),
-            Sample(
-                "S3FileLister", "a.list_files_by_s3()", [["s3://b/x/"]], shown=[["s3://b/x/1", "s3://b/x/2"]]
-            ),
-            Sample(
-                "S3FileLoader", "a.load_files_by_s3()", [["s3://b/x/1"]], shown=[[("s3://b/x/1", STREAM)]]
-            ),
+            Sample("OnlineReader", "a.read_from_remote()", [["https://…/a"]], shown=[[("https://…/a", STREAM)]]),
+            Sample("S3FileLister", "a.list_files_by_s3()", [["s3://b/x/"]], shown=[["s3://b/x/1", "s3://b/x/2"]]),
+            Sample("S3FileLoader", "a.load_files_by_s3()", [["s3://b/x/1"]], shown=[[("s3://b/x/1", STREAM)]]),
             Sample(
                 "FSSpecFileLister",
                 "a.list_files_by_fsspec()",

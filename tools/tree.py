@@ -21,7 +21,7 @@ FOLDERS = ("rust", "python/torchdata", "benches", "tests", "tools")
 #: Listed as one line each: many small files of one kind.
 SUMMARISED = {
     "python/torchdata/demo/data/": "real images, for the demo",
-    "tests/python/": "the facade; the folders there are random drivers and tables of pipes",
+    "tests/python/": "the facade, in the folders of python/torchdata; servers, tables and random drivers in support/",
     "tests/common/": "watchdog, streams and child processes for the engine's tests",
 }
 INTRODUCTION = """\
@@ -69,9 +69,7 @@ def page() -> str:
             if folder in seen:
                 continue
             seen.add(folder)
-            inside = next(
-                (p for p in (ROOT / folder / n for n in ("__init__.py", "mod.rs")) if p.exists()), None
-            )
+            inside = next((p for p in (ROOT / folder / n for n in ("__init__.py", "mod.rs")) if p.exists()), None)
             line(folder, SUMMARISED.get(folder) or (described(inside) if inside else ""))
 
     for path in listed():

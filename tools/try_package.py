@@ -1,8 +1,9 @@
 """Installs a wheel or an sdist into a fresh virtual environment, and loads data through workers with it.
 
-Role: the last look at what is given to users, from outside of the checkout. `make wheels` runs it on both files.
+Role: the last look at what is given to users, from outside of the checkout. `make wheels` runs it on both files. With
+the wheel of the name `torchdata` (`name_wheel.py`) it also looks for what programs look for by that name.
 
-    try_package.py FILE
+    try_package.py FILE [NAME_WHEEL]
 """
 
 from __future__ import annotations
@@ -36,9 +37,25 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
+#: What programs do to find out whether there is a StatefulDataLoader. Where the package warned, this would fail.
+ASKING = """
+from importlib import metadata
+import torchdata
 
-def try_package(package: Path) -> None:
+version = metadata.version("torchdata")
+assert tuple(map(int, version.split("+")[0].split("."))) >= (0, 8, 0), version
+assert version.endswith("+rs." + metadata.version("torchdata-rs")), version
+assert not [file for file in metadata.files("torchdata") if ".dist-info" not in str(file)]
+print("distribution torchdata", version)
+"""
+
+
+def try_package(package: Path, name: Path | None = None) -> None:
     """Installs and uses the package.
+
+    Args:
+        package: a wheel or an sdist.
+        name: the wheel of the name `torchdata`, to be tried as well.
 
     Raises:
         subprocess.CalledProcessError: that failed; what it printed tells why.
@@ -48,15 +65,20 @@ def try_package(package: Path) -> None:
         venv.create(home / "venv", with_pip=True)
         python = str(home / "venv" / "bin" / "python")
         (home / "program.py").write_text(PROGRAM, encoding="utf-8")
-        alone = {
-            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYO3_PYTHON")
-        }
+        alone = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYO3_PYTHON")}
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-        for command in ([*pip, str(package.resolve())], [python, "program.py"]):
+        commands = [[*pip, str(package.resolve())], [python, "program.py"]]
+        if name is not None:
+            # Asked for by name pip is content with it, and does not put upstream's files over ours.
+            content = [*pip, "--no-index", "torchdata", "torchdata==0.11.0"]
+            commands += [
+                [*pip, str(name.resolve())], [python, "-W", "error", "-c", ASKING], content, [python, "program.py"]
+            ]  # fmt: skip
+        for command in commands:
             subprocess.run(command, cwd=home, env=alone, check=True)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        sys.exit(f"usage: {sys.argv[0]} FILE")
-    try_package(Path(sys.argv[1]))
+    if len(sys.argv) not in (2, 3) or not all(Path(file).is_file() for file in sys.argv[1:]):
+        sys.exit(f"usage: {sys.argv[0]} FILE [NAME_WHEEL]")
+    try_package(*map(Path, sys.argv[1:]))

@@ -59,7 +59,7 @@ class Stub:
         self.variables: set[str] = set()
         self.from_import("typing", "Generic")
         self.from_import("typing", "TypeVar")
-        self.from_import("torchdata.datapipes._registry", "FunctionalForms")
+        self.from_import("torchdata.datapipes._pipe.registry", "FunctionalForms")
 
     def from_import(self, module: str, name: str) -> None:
         """Asks for `from module import name`."""
@@ -83,9 +83,7 @@ class Stub:
         for wanted in (False, True):
             plain = sorted(line for line in self.imports if ours(line.split()[1]) is wanted)
             froms = [
-                _import(module, sorted(names))
-                for module, names in sorted(self.froms.items())
-                if ours(module) is wanted
+                _import(module, sorted(names)) for module, names in sorted(self.froms.items()) if ours(module) is wanted
             ]
             if plain or froms:
                 yield "\n".join([*plain, *froms]) + "\n"
@@ -155,9 +153,7 @@ class Form:
         one_a_line = "".join(f"\n        {text}," for text in parameters) + "\n    "
         listed = "self" if len(parameters) == 1 else one_a_line
         summary = inspect.cleandoc(self.maker.__doc__ or "").partition("\n\n")[0]
-        lines = textwrap.wrap(
-            " ".join(summary.split()), 107, initial_indent='        """', subsequent_indent=" " * 8
-        )
+        lines = textwrap.wrap(" ".join(summary.split()), 107, initial_indent='        """', subsequent_indent=" " * 8)
         doc = "\n".join(lines) + ('"""' if len(lines) < 2 else '\n        """')
         return f"    def {name}({listed}) -> {self._returned()}:\n{doc}\n"
 
@@ -187,9 +183,7 @@ class Form:
             assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
             said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
         follows = any(
-            self.variables.get(node.id, "Any") != "Any"
-            for node in ast.walk(said)
-            if isinstance(node, ast.Name)
+            self.variables.get(node.id, "Any") != "Any" for node in ast.walk(said) if isinstance(node, ast.Name)
         )
         shown = self._annotation(ast.unparse(said)) if follows else self._any()
         if CALLED_BY_USERS.isdisjoint(dir(maker)):

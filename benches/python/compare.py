@@ -3,6 +3,9 @@
 Every measurement is a child process of its own; the contenders of a workload take turns, and medians, ratios and the
 project's goals are printed. torch and upstream live in a virtual environment of their own, made on the first
 run. Run: `python benches/python/compare.py [--quick] [--only NAME]`; `make bench` does.
+
+With `--before FOLDER` the rivals are left out. Then an earlier state of this project takes turns with the present one:
+FOLDER is the `python/` of a checkout whose extension is built (`make build` there does it).
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from typing import Any
 
 from comparison import environment, formats, items, memory
 from comparison.report import Report, Runs
-from comparison.workloads import WORKERS, WORKLOADS, Contender, Workload, ours
+from comparison.workloads import BEFORE, OURS, WORKERS, WORKLOADS, Contender, Workload, ours
 
 HERE = Path(__file__).resolve().parent
 BENCH = HERE.parent.parent / ".bench"
-APART = ("upstream", "torch", "spdl")
+APART = ("upstream", "torch", "spdl", "torch-indexed")
 """Contenders that live in an environment of their own."""
 
 GRACE_S = 5
@@ -40,9 +43,17 @@ class Harness:
     """Starts the children, each in a process group of its own, and reads what they print."""
 
     def __init__(
-        self, upstream_python: Path | None, jpegs: Path | None, files: Path | None, seconds: float
+        self,
+        upstream_python: Path | None,
+        stateful_python: Path | None,
+        jpegs: Path | None,
+        files: Path | None,
+        seconds: float,
+        before: Path | None = None,
     ) -> None:
+        self.before = before
         self.upstream_python = upstream_python
+        self.stateful_python = stateful_python
         self.jpegs = jpegs
         self.files = files
         self.seconds = seconds
@@ -64,10 +75,10 @@ class Harness:
         environ = dict(os.environ)
         environ.pop("PYTHONDONTWRITEBYTECODE", None)  # nobody is to compile modules at every start
         python = sys.executable
-        if contender.program in APART:
-            python = os.path.abspath(
-                str(self.upstream_python)
-            )  # not resolved: a link leads out of the environment
+        if contender.name == BEFORE:
+            environ["PYTHONPATH"] = str(self.before)
+        if (other := self.python_apart(contender)) is not None:
+            python = os.path.abspath(str(other))  # not resolved: a link leads out of the environment
             environ.pop("PYTHONPATH", None)  # it may lead to this project's torchdata
         elif "PYTHONPATH" in environ:  # the children run in a folder of their own
             places = environ["PYTHONPATH"].split(os.pathsep)
@@ -92,14 +103,23 @@ class Harness:
                 os.killpg(child.pid, signal.SIGKILL)
             child.communicate()
 
+    def python_apart(self, contender: Contender) -> Path | None:
+        """The Python of a contender that has an environment of its own."""
+        if contender.program == "upstream-stateful":
+            return self.stateful_python
+        return self.upstream_python if contender.program in APART else None
+
     def can_run(self, workload: Workload, contender: Contender) -> bool:
-        if contender.program in APART and self.upstream_python is None:
+        apart = contender.program == "upstream-stateful" or contender.program in APART
+        if apart and self.python_apart(contender) is None:
+            return False
+        if contender.program == "stateful" and importlib.util.find_spec("torch") is None:
             return False
         if workload.kind == "format":
             return self.files is not None
         if workload.item in ("tensor", "collated") and importlib.util.find_spec("torch") is None:
             return False
-        return workload.item not in ("decoded", "collated") or self.jpegs is not None
+        return workload.item not in ("decoded", "collated", "images") or self.jpegs is not None
 
     def run(self, workload: Workload, contender: Contender) -> dict[str, float] | None:
         """One measurement; None (and a line that says why) if the child fails."""
@@ -111,13 +131,13 @@ class Harness:
                     os.killpg(child.pid, signal.SIGKILL)
                 errors = child.communicate()[1].strip().splitlines() or ["it printed nothing"]
                 complain(workload, contender, errors[-1])
-                self.ours_failed |= contender.program == "ours"
+                self.ours_failed |= contender.name == OURS
                 return None
             try:
                 child.wait(GRACE_S)
             except subprocess.TimeoutExpired:
                 complain(workload, contender, f"did not end within {GRACE_S} s of its last item; killed")
-                self.ours_failed |= contender.program == "ours"
+                self.ours_failed |= contender.name == OURS
             figures: dict[str, float] = json.loads(line)
             return figures
 
@@ -166,40 +186,53 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheels", type=Path, help="folder that may hold a wheel of torch")
     parser.add_argument("--upstream-python", type=Path, help="Python that has upstream and torch already")
-    parser.add_argument(
-        "--quick", action="store_true", help="one repetition instead of five, shorter windows"
-    )
+    parser.add_argument("--stateful-python", type=Path, help="Python that has torchdata 0.11 and torch already")
+    parser.add_argument("--quick", action="store_true", help="one repetition instead of five, shorter windows")
     parser.add_argument("--only", action="append", choices=names, help="this workload alone; may be repeated")
+    parser.add_argument(
+        "--before", type=Path, help="python/ of an earlier state of this project, to compare with it alone"
+    )
     parser.add_argument("--repetitions", type=int, help="runs of every contender")
     return parser.parse_args()
+
+
+def installed(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path | None:
+    """The Python of an environment; None (and a line that says why) where it cannot be made."""
+    try:
+        return environment.upstream_python(home, packages, wheels)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"! no torch and no {packages[0]} in this run: {error}", file=sys.stderr)
+        return None
 
 
 def main() -> None:
     """Prepares, compares, reports."""
     asked = arguments()
-    python = asked.upstream_python
-    if python is None:
-        try:
-            python = environment.upstream_python(BENCH, asked.wheels)
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(f"! no torch and no upstream in this run: {error}", file=sys.stderr)
+    chosen = [one for one in WORKLOADS if not asked.only or one.name in asked.only]
+    if asked.before:
+        chosen = [one.beside_before() for one in chosen]
+    python, stateful = asked.upstream_python, asked.stateful_python
+    if python is None and any(other.program in APART for one in chosen for other in one.contenders):
+        python = installed(BENCH / "upstream", environment.UPSTREAM, asked.wheels)
+    if stateful is None and any(other.program == "upstream-stateful" for one in chosen for other in one.contenders):
+        stateful = installed(BENCH / "stateful", environment.STATEFUL, asked.wheels)
     jpegs = environment.jpeg_folder(BENCH)
     if jpegs is None:
         print("! no JPEG workload in this run: Pillow is not installed", file=sys.stderr)
     files = environment.format_files(BENCH)
     if files is None:
         print("! no tar and TFRecord workloads in this run: the test extra is not installed", file=sys.stderr)
-    harness = Harness(python, jpegs, files, seconds=1.0 if asked.quick else 1.5)
+    before = asked.before and asked.before.resolve(strict=True)
+    harness = Harness(python, stateful, jpegs, files, seconds=1.0 if asked.quick else 1.5, before=before)
     repetitions = asked.repetitions or (1 if asked.quick else 5)
     report = Report()
     cores, load = os.cpu_count(), os.getloadavg()[0]
     print(f"{WORKERS} workers, medians of {repetitions}, {cores} cores, load {load:.1f} before the run")
     if load > 0.5:
         print("! others use this machine: where cores are short (JPEG, start-up), ratios mean little")
-    for workload in WORKLOADS:
-        if not asked.only or workload.name in asked.only:
-            report.workload(workload, harness.compare(workload, repetitions))
-    if not asked.only or "memory" in asked.only:
+    for workload in chosen:
+        report.workload(workload, harness.compare(workload, repetitions))
+    if not before and (not asked.only or "memory" in asked.only):
         seconds = 8.0 if asked.quick else 40.0
         report.memory(harness.watch_memory(seconds), seconds)
     report.summary()

@@ -154,12 +154,7 @@ def cases(items: list[int], bare: bool = False) -> dict[str, tuple[Callable[[], 
         ),
         "chain of five, per item": (
             lambda: (
-                pipe.map(plus_one)
-                .filter(not_seven)
-                .batch(BATCH)
-                .unbatch()
-                .shuffle(buffer_size=BUFFER)
-                .map(plus_one)
+                pipe.map(plus_one).filter(not_seven).batch(BATCH).unbatch().shuffle(buffer_size=BUFFER).map(plus_one)
             ),
             lambda: gen_map(
                 plus_one,
@@ -202,14 +197,10 @@ def seconds(make: Callable[[], Iterable[Any]]) -> float:
 
 def main() -> None:
     """Measures and prints every case."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000, help="ints in the source (%(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="runs of each side (%(default)s)")
-    parser.add_argument(
-        "--bare", action="store_true", help="the plain side reads the ints without a generator"
-    )
+    parser.add_argument("--bare", action="store_true", help="the plain side reads the ints without a generator")
     arguments = parser.parse_args()
     items = list(range(arguments.items))
     print(f"{'ns per source item':26}{'pipes':>9}{'plain':>9}{'ratio':>8}")

@@ -12,12 +12,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-__all__ = ["RAISED_IN", "explain", "fold"]
+__all__ = ["RAISED_IN", "explain", "fold", "name_of"]
 
 #: The attribute of an exception that came from another process: that process, in words.
 RAISED_IN = "_torchdata_raised_in"
 #: The attribute in which an exception carries its place in the graph.
-_PLACE = "_torchdata_place"
+_ORIGIN = "_torchdata_origin"
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 _DEMO = os.path.join(_PACKAGE, "demo") + os.sep  # a program on the public API, like those of users
@@ -78,43 +78,43 @@ def explain(error: BaseException, frames: TracebackType | None, datapipe: Any, y
         fold(error)
     if hasattr(error, RAISED_IN):
         return  # the note tells the place in that process
-    if _PLACE not in error.__dict__:
-        error.__dict__[_PLACE] = _place_of(datapipe, yielded)
-    _note(error, error.__dict__[_PLACE], datapipe)
+    if _ORIGIN not in error.__dict__:
+        error.__dict__[_ORIGIN] = _origin_of(datapipe, yielded)
+    _note(error, error.__dict__[_ORIGIN], datapipe)
 
 
-def _place_of(datapipe: Any, yielded: int | None) -> dict[str, Any]:
+def _origin_of(datapipe: Any, yielded: int | None) -> dict[str, Any]:
     """Where an exception was raised: the first pipe that it passed. In plain words, as it is pickled with the error."""
-    from torchdata.datapipes._traversal import sources_of  # which imports the pipes, and they this module
+    from torchdata.datapipes._pipe.traversal import sources_of  # late: its package imports this module
 
     sources = [_represented(source) for source in sources_of(datapipe)]
     return {
         "pipe": id(datapipe),  # in this process
-        "name": _named(datapipe),
+        "name": name_of(datapipe),
         "behind": f", behind {' and '.join(sources)}" if sources else "",
         "did": "began to iterate" if yielded is None else f"made its {_ordinal(yielded + 1)} item",
         "note": None,
     }
 
 
-def _note(error: BaseException, place: dict[str, Any], last: Any) -> None:
+def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
     """Notes the place in the graph that ends in `last`; in place of the note before, which knew less of the graph."""
-    from torchdata.datapipes._traversal import walk
+    from torchdata.datapipes._pipe.traversal import walk
 
     numbers = list(map(id, walk(last)))
-    if place["pipe"] not in numbers:
+    if origin["pipe"] not in numbers:
         return  # raised in another graph, and stored
-    which = f" ({_ordinal(numbers.index(place['pipe']) + 1)} of {len(numbers)} pipes{place['behind']})"
+    which = f" ({_ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['behind']})"
     if len(numbers) == 1:
         which = ""
-    text = f"This exception was raised while {place['name']}{which} {place['did']}."
-    if place["note"] is None:
+    text = f"This exception was raised while {origin['name']}{which} {origin['did']}."
+    if origin["note"] is None:
         error.add_note(text)
     else:
         notes = getattr(error, "__notes__", [])
-        if place["note"] in notes:
-            notes[notes.index(place["note"])] = text
-    place["note"] = text
+        if origin["note"] in notes:
+            notes[notes.index(origin["note"])] = text
+    origin["note"] = text
 
 
 def _represented(datapipe: Any) -> str:
@@ -125,7 +125,7 @@ def _represented(datapipe: Any) -> str:
         return type(datapipe).__qualname__
 
 
-def _named(datapipe: Any) -> str:
+def name_of(datapipe: Any) -> str:
     """A pipe in words, with the user's function that it calls, if there is one."""
     name = _represented(datapipe)
     if name != type(datapipe).__qualname__:

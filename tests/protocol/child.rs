@@ -3,6 +3,8 @@
 use torchdata_core::protocol::{Control, Deal, Grant, Reader, Step, Stream, Wish};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
+use super::saving::digest;
+use super::shared::Shared;
 use super::world::{Act, After, Doing, Main, Setting, World};
 
 impl Setting {
@@ -12,7 +14,10 @@ impl Setting {
             return;
         }
         let mut after = world.clone();
-        let mut push = |name, after| steps.push((Act::Child(index, name), Ok(after)));
+        let mut push = |name, after: World| {
+            let after = after.broken.map_or(Ok(after), |broken| Err(broken.to_owned()));
+            steps.push((Act::Child(index, name), after));
+        };
         if world.main == Main::Gone {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
@@ -21,6 +26,12 @@ impl Setting {
         if child.doing != Doing::InGraph && !child.control.is_empty() {
             after.obey(self, index);
             return push("obeys", after);
+        }
+        if let Some(after) = self.saved(world, index) {
+            push("puts a snapshot aside", after);
+        }
+        if let Some((name, after)) = self.looked_into(world, index) {
+            push(name, after);
         }
         let done = match child.doing {
             Doing::Idle | Doing::Gone => None,
@@ -40,6 +51,16 @@ impl Setting {
     }
 }
 
+/// The links that a child writes to, and which of them is its first.
+pub fn outgoing<'a>(
+    setting: &Setting,
+    index: usize,
+    out: &'a mut Shared<Link>,
+    dealt: &'a mut Shared<Link>,
+) -> (&'a mut Shared<Link>, usize) {
+    if setting.is_dispatcher(index) { (dealt, 0) } else { (out, index) }
+}
+
 impl World {
     /// Whether the next step of a child is in its graph, with nothing but its own.
     pub fn is_by_itself(&self, setting: &Setting, index: usize) -> bool {
@@ -52,14 +73,15 @@ impl World {
 
     pub fn obey(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
-        let command = child.control.pop_front().expect("a command waits");
-        match Control::obey(command) {
+        let ordered = child.control.pop_front().expect("a command waits");
+        match Control::obey(ordered.command) {
             Step::Begin(epoch) => {
                 self.finish(setting, index);
                 let child = &mut self.children[index];
                 child.pump.begin(Stream::first(epoch));
                 child.doing = Doing::Pumping;
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
+                child.begin(setting, &ordered);
             }
             Step::ApplyAndGoOn => {
                 child.acknowledged += 1;
@@ -82,34 +104,48 @@ impl World {
         }
     }
 
-    /// The links that a child writes to.
-    pub fn outgoing<'a>(setting: &Setting, index: usize, out: &'a mut [Link], dealt: &'a mut [Link]) -> &'a mut [Link] {
-        if setting.is_dispatcher(index) { dealt } else { &mut out[index..=index] }
+    /// Sends the unit that is due, if there is room.
+    fn send(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
+        let Self { children, out, dealt, .. } = self;
+        let (links, first) = outgoing(setting, index, out, dealt);
+        let pump = &mut children[index].pump;
+        let (target, unit) = pump.departing.take()?;
+        let item = unit.item();
+        if links[first + target].units.len() < setting.ring {
+            links[first + target].units.push_back(unit);
+            if let Some(item) = item {
+                pump.sending[target].sent();
+                pump.count(setting, target, digest(item));
+            }
+        } else if matches!(
+            pump.sending[target].reader(links[first + target].grant),
+            Some(Reader::Left | Reader::Ahead | Reader::Done)
+        ) {
+            pump.count(setting, target, 0);
+        } else {
+            pump.departing = Some((target, unit));
+            return None; // the ring is full
+        }
+        if item.is_some() {
+            self.between_items(setting, index);
+        }
+        Some("sends")
     }
 
     /// One step of the pump.
     pub fn pump(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
+        if self.children[index].pump.departing.is_some() {
+            return self.send(setting, index);
+        }
         let Self { children, out, dealt, .. } = self;
         let child = &mut children[index];
-        let links = Self::outgoing(setting, index, out, dealt);
+        let (links, first) = outgoing(setting, index, out, dealt);
         let pump = &mut child.pump;
-        if let Some((target, unit)) = pump.departing {
-            let link = &mut links[target];
-            if link.units.len() < setting.ring {
-                link.units.push_back(unit);
-                if matches!(unit.kind, Kind::Item(..)) {
-                    pump.sending[target].sent();
-                }
-            } else if !matches!(
-                pump.sending[target].reader(link.grant),
-                Some(Reader::Left | Reader::Ahead | Reader::Done)
-            ) {
-                return None; // the ring is full
-            }
-            pump.departing = None;
-            return Some("sends");
-        }
         if pump.ending {
+            if !child.failed && pump.lacks_some() {
+                self.broken = Some("the graph ends before all has come again that the reader has");
+                return Some("has ended");
+            }
             let Some(target) = pump.dealing.turn() else {
                 if setting.is_dispatcher(index) && setting.rules.passes {
                     child.doing = Doing::Between;
@@ -125,15 +161,17 @@ impl World {
             return Some("is about to end");
         }
         let Pump { dealing, sending, .. } = pump;
-        let deal = dealing.next(|reader| permit(setting.rules, &mut sending[reader], &links[reader]));
+        let deal = dealing.next(|reader| permit(setting.rules, &mut sending[reader], &links[first + reader]));
         match deal {
             Deal::WaitFor(_) => None,
             Deal::Nobody => {
                 pump.ending = true;
                 Some("is wanted no more")
             }
-            Deal::To(_) | Deal::Skip(_) => {
-                child.target = if let Deal::To(target) = deal { Some(target) } else { None };
+            Deal::To(target) | Deal::Skip(target) => {
+                child.target = target;
+                child.skips = matches!(deal, Deal::Skip(_));
+                child.may_save = false;
                 child.doing = Doing::InGraph;
                 Some("asks its graph")
             }
@@ -158,15 +196,15 @@ impl World {
     /// One step in the graph, which ends with an item for the pump, or at its end.
     pub fn run_graph(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
         let child = &mut self.children[index];
-        let epoch = child.pump.stream().epoch();
         if child.made.1 > 0 {
             child.made.1 -= 1;
-            let item = child.made.0;
-            self.hand_over(index, Kind::Item(epoch, item));
+            let item = (child.epoch, child.made.0);
+            self.hand_over(setting, index, item);
             return Some("makes an item");
         }
         if child.failed {
-            self.hand_over(index, Kind::Error);
+            child.pump.ending = true;
+            child.doing = Doing::Pumping;
             return Some("fails");
         }
         if setting.is_dispatcher(index) {
@@ -214,14 +252,20 @@ impl World {
     /// Reads what is dealt to a worker, or waits for it.
     pub fn read_share(&mut self, setting: &Setting, index: usize) -> Option<&'static str> {
         let child = &mut self.children[index];
-        let (link, out) = (&mut self.dealt[index], &mut self.out[index]);
+        let link = &mut self.dealt[index];
         let epoch = child.pump.stream().epoch();
         let wanted = Stream::new(epoch, child.pass + 1);
+        if std::mem::take(&mut child.looked) && child.share.receiving.stream() == wanted {
+            child.share.set_window(link, setting.dispatch_window);
+            child.share_account = std::mem::take(&mut child.share_start);
+            return Some("asks for its share");
+        }
         if child.share.receiving.stream() != wanted {
             if !setting.rules.passes && child.pass > 0 {
                 return None; // nobody will send anything: it waits for ever
             }
             child.share.begin(link, wanted, setting.dispatch_window);
+            child.share_account = std::mem::take(&mut child.share_start);
             return Some("asks for its share");
         }
         if setting.header_of(index).is_some_and(|most| child.read >= most) {
@@ -245,19 +289,25 @@ impl World {
                 self.out[index].starving = 0;
                 return Some("gives the epoch up");
             }
-            if out.starving != epoch {
-                out.starving = epoch;
+            if self.out[index].starving != epoch {
+                self.out[index].starving = epoch;
                 return Some("starves");
             }
             return None;
         }
-        out.starving = 0;
+        if self.out[index].starving != 0 {
+            self.out[index].starving = 0;
+        }
         match link.units.pop_front().expect("one waits").kind {
             Kind::Item(of, item) => {
                 child.share.took(link);
                 child.read += 1;
                 child.made = (item, setting.outputs[usize::from(item)]);
-                debug_assert_eq!(of, epoch);
+                if of != child.epoch {
+                    self.broken = Some("an item of another epoch is dealt to a worker");
+                } else if setting.saves() {
+                    child.share_account.count(digest((of, item)));
+                }
             }
             Kind::End => {
                 child.pass += 1;
@@ -265,21 +315,35 @@ impl World {
                 child.exhausted = child.pass >= setting.passes;
             }
             Kind::Error => child.failed = true,
+            Kind::Dealt(dealt) => {
+                child.relay = Some(dealt);
+                return Some("keeps a snapshot to be passed on");
+            }
+            Kind::Saved(_) => unreachable!("workers send these to main"),
         }
         Some("takes of its share")
     }
 
-    /// Gives the pump what the graph has made, for whose turn it is.
-    pub fn hand_over(&mut self, index: usize, kind: Kind) {
+    /// Gives the pump an item that the graph has made: for whose turn it is, or for nobody.
+    fn hand_over(&mut self, setting: &Setting, index: usize, item: (u32, u8)) {
         let child = &mut self.children[index];
-        let pump = &mut child.pump;
         child.doing = Doing::Pumping;
-        if kind == Kind::Error {
-            pump.ending = true;
+        let (pump, target) = (&mut child.pump, std::mem::take(&mut child.target));
+        if !std::mem::take(&mut child.skips) {
+            pump.departing = Some((target, Unit { stream: pump.stream(), kind: Kind::Item(item.0, item.1) }));
+            pump.dealing.advance();
             return;
         }
-        let unit = Unit { stream: pump.stream(), kind };
-        pump.departing = child.target.map(|target| (target, unit));
-        pump.dealing.advance();
+        if pump.sending[target].owed() > 0 {
+            pump.count(setting, target, digest(item));
+            pump.sending[target].made_again();
+            if pump.has_made_other_items_again(target) {
+                self.broken = Some("what is made again is not what the reader has");
+            }
+        } else {
+            pump.count(setting, target, 0);
+        }
+        self.children[index].pump.dealing.advance();
+        self.between_items(setting, index);
     }
 }

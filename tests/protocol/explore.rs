@@ -37,7 +37,7 @@ impl Display for Explored {
 }
 
 /// 128 bits that stand for a state. Of 10^7 states two are mistaken for each other once in 10^24 explorations.
-fn fingerprint(state: &impl Hash) -> u128 {
+pub fn fingerprint(state: &impl Hash) -> u128 {
     let mut hasher = Fingerprint(1, 2);
     state.hash(&mut hasher);
     u128::from(hasher.0) << 64 | u128::from(hasher.1)

@@ -6,9 +6,16 @@
 
 mod child;
 mod explore;
+mod going_on;
 mod main_process;
 mod memory;
+mod restarting;
+mod resuming;
+mod saving;
+mod shared;
 mod world;
+
+use std::cell::RefCell;
 
 use explore::explore;
 use world::{PRESENT, Rules, Setting};
@@ -26,13 +33,20 @@ fn setting(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting 
         passes: 1,
         header: None,
         leavers: 3,
+        looks: false,
         in_order: true,
         breaks: false,
         pauses: false,
         calls: false,
-        deaths: false,
+        deaths: 0,
+        restarts: false,
+        snapshots: 0,
+        resumes: 0,
+        look_back: 1,
+        follows: true,
         reads_ahead: false,
         fails_at: None,
+        checked: RefCell::default(),
     }
 }
 
@@ -50,11 +64,12 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
         ("halts, calls meanwhile, goes on", with(&|s| s.pauses = true)),
         ("calls", with(&|s| s.calls = true)),
-        ("a death", with(&|s| s.deaths = true)),
+        ("a death", with(&|s| s.deaths = 1)),
         ("reading ahead, breaks", with(&|s| (s.reads_ahead, s.breaks) = (true, true))),
         ("two passes", with(&|s| s.passes = 2)),
         ("shares left early", with(&|s| s.header = Some(1))),
         ("shares left early, two passes", with(&|s| (s.header, s.passes) = (Some(1), 2))),
+        ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ]
 }
@@ -147,7 +162,7 @@ fn strict_order_alone_stands_still_with_uneven_work() {
 
 #[test]
 fn a_death_that_stops_the_epoch_looks_like_its_end() {
-    let setting = Setting { deaths: true, ..setting(1, false, &[1, 1]) };
+    let setting = Setting { deaths: 1, ..setting(1, false, &[1, 1]) };
     assert!(found(setting, |rules| rules.deaths = false).contains("as if it were whole"));
 }
 

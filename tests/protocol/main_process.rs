@@ -3,7 +3,8 @@
 use torchdata_core::protocol::{Command, Control, Next, Stream};
 
 use super::memory::Kind;
-use super::world::{Act, After, CONTROL, Child, Doing, Ended, Main, Setting, Thread, World};
+use super::saving::{Ordered, digest};
+use super::world::{Act, After, CONTROL, Child, Doing, Ended, Main, Rules, Setting, Thread, World};
 
 /// What asking for an item came to.
 pub enum Asked {
@@ -21,9 +22,15 @@ impl Setting {
         let mut push = |name, after: After| steps.push((Act::Main(name), after));
         if world.main != Main::Gone && !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
             // Commanding and waiting for answers look at who lives.
-            if world.children.iter().any(|child| child.doing == Doing::Gone) {
-                after.main = Main::Stopping(0);
-                return push("learns of a death", Ok(after));
+            if world.is_dead() && !(self.restarts && world.main == Main::Between) {
+                let mut learnt = world.clone();
+                if !self.restarts || !learnt.replace_dead(self) {
+                    learnt.main = Main::Stopping(0);
+                }
+                push("learns of a death", Ok(learnt));
+                if !self.restarts {
+                    return;
+                }
             }
         }
         match world.main {
@@ -34,12 +41,11 @@ impl Setting {
             }
             Main::Between => {
                 after.epoch += 1;
-                after.begin_collecting(self);
-                after.main = Main::Telling(after.epoch, self.children());
+                after.begin_epoch(self, None);
                 push("begins an epoch", Ok(after));
             }
             Main::Telling(_, 0) if self.reads_ahead => {
-                after.main = Main::Replacing(after.epoch);
+                after.main = Main::Replacing(after.number);
                 push("has told all", Ok(after));
             }
             Main::Telling(_, 0) => {
@@ -47,8 +53,9 @@ impl Setting {
                 push("has told all", Ok(after));
             }
             Main::Telling(epoch, left) => {
+                let ordered = after.ordered(left - 1);
                 let child = &mut after.children[left - 1]; // the dispatching process first
-                if tell(child, Command::Epoch(epoch)) {
+                if world.told >> (left - 1) & 1 == 1 || tell(child, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
                 }
@@ -71,7 +78,10 @@ impl Setting {
                 }
             }
             Main::Calling(0, paused) => {
-                let obeyed = |world: &World| world.children.iter().all(|child| child.acknowledged > 0);
+                let obeyed = |world: &World| {
+                    let mut children = world.children.iter().enumerate();
+                    children.all(|(index, child)| child.acknowledged > 0 || world.rests(index))
+                };
                 if obeyed(world) {
                     let window = if paused { 0 } else { self.window };
                     after.set_window(window);
@@ -84,7 +94,7 @@ impl Setting {
                 }
             }
             Main::Calling(left, paused) => {
-                if tell(&mut after.children[left - 1], Command::Call) {
+                if tell(&mut after.children[left - 1], plainly(Command::Call)) {
                     after.main = Main::Calling(left - 1, paused);
                     push("calls a child", Ok(after));
                 }
@@ -98,7 +108,7 @@ impl Setting {
                 push("reaps", Ok(after));
             }
             Main::Stopping(count) => {
-                let _ = tell(&mut after.children[count], Command::Stop); // or it is terminated
+                let _ = tell(&mut after.children[count], plainly(Command::Stop)); // or it is terminated
                 after.thread = None;
                 after.main = Main::Stopping(count + 1);
                 push("tells a child to stop", Ok(after));
@@ -113,7 +123,7 @@ impl Setting {
             return;
         }
         let mut after = world.clone();
-        if self.rules.late_readers && thread.epoch != world.epoch {
+        if self.rules.late_readers && thread.epoch != world.number {
             return; // told to leave; it takes nothing
         }
         let asked = after.ask(self);
@@ -151,6 +161,9 @@ impl Setting {
             after.main = Main::Calling(self.children(), false);
             push("calls", after);
         }
+        if idle && world.resumes > 0 {
+            self.going_on_steps(world, steps);
+        }
         let mut after = world.clone();
         let asked = if self.reads_ahead {
             match after.thread.as_mut().and_then(|thread| thread.holds.take()) {
@@ -165,6 +178,9 @@ impl Setting {
             Err(broken) => Err(broken),
             Ok(Asked::Item(item)) => after.deliver(self, item).map(|()| after),
             Ok(Asked::Ended(Ended::Over)) => after.complete(self).map(|()| after),
+            Ok(Asked::Ended(Ended::Failed)) if self.is_to_go_on(world) => {
+                Err("it fails though it can go on".to_owned())
+            }
             Ok(Asked::Ended(Ended::Failed)) => {
                 after.set_window(0);
                 after.thread = None;
@@ -178,14 +194,18 @@ impl Setting {
     }
 }
 
-pub fn tell(child: &mut Child, command: Command) -> bool {
+pub fn plainly(command: Command) -> Ordered {
+    Ordered { command, epoch: 0, start: None }
+}
+
+pub fn tell(child: &mut Child, ordered: Ordered) -> bool {
     if child.control.len() == CONTROL || child.doing == Doing::Gone {
         return child.doing == Doing::Gone; // a death is found elsewhere
     }
-    if let Some(order) = Control::order_of(command) {
+    if let Some(order) = Control::order_of(ordered.command) {
         child.order = order;
     }
-    child.control.push_back(command);
+    child.control.push_back(ordered);
     true
 }
 
@@ -194,22 +214,29 @@ impl World {
         self.collecting.begin();
         self.delivered = 0;
         self.seen = 0;
+        self.given = 0;
         self.waits = false;
         self.stopped = false;
         for peer in 0..setting.workers {
             self.held[peer].clear();
-            self.ends[peer].begin(&mut self.out[peer], Stream::first(self.epoch), setting.window);
+            self.ends[peer].begin(&mut self.out[peer], Stream::first(self.number), setting.window);
         }
     }
 
     pub fn set_window(&mut self, window: u64) {
-        for (end, link) in self.ends.iter_mut().zip(&mut self.out) {
+        for (end, link) in self.ends.iter_mut().zip(self.out.iter_mut()) {
             end.set_window(link, window);
         }
     }
 
-    pub fn is_dead(&self) -> bool {
-        self.children.iter().any(|child| child.doing == Doing::Gone)
+    /// By worker, whether a unit of the stream that is read waits; what is over is dropped.
+    fn arrived(&mut self, rules: Rules) -> Vec<bool> {
+        let Self { ends, out, .. } = self;
+        let looks = ends.iter().enumerate().map(|(peer, end)| match end.glance(&out[peer], rules) {
+            Some(waits) => waits,
+            None => end.look(&mut out[peer], rules),
+        });
+        looks.collect()
     }
 
     /// One look of the collector.
@@ -219,20 +246,23 @@ impl World {
             return Ok(Asked::Ended(Ended::Over));
         }
         let waiting: usize = self.out.iter().map(|link| link.units.len()).sum();
-        let arrived: Vec<bool> = self.ends.iter().zip(&mut self.out).map(|(end, link)| end.look(link, rules)).collect();
+        let arrived = self.arrived(rules);
         if self.out.iter().map(|link| link.units.len()).sum::<usize>() < waiting {
             return Ok(Asked::Busy); // what is over was dropped
         }
         let ready: Vec<bool> =
             self.held.iter().zip(&arrived).map(|(held, &arrived)| !held.is_empty() || arrived).collect();
-        let starves: Vec<bool> = self.out.iter().map(|link| link.starving == self.epoch && rules.take_in).collect();
+        let starves: Vec<bool> = self.out.iter().map(|link| link.starving == self.number && rules.take_in).collect();
         let mut collecting = self.collecting.clone();
         let next = collecting.next(|peer| ready[peer], |peer| arrived[peer], |peer| starves[peer]);
         self.collecting = collecting;
         // A death is found while main waits; by then something may have come.
         if self.waits && self.is_dead() && !self.bereaved {
-            self.bereaved = true;
             self.waits = false;
+            if setting.restarts && self.replace_dead(setting) {
+                return Ok(Asked::Busy);
+            }
+            self.bereaved = true;
             if rules.deaths {
                 self.collecting.bereave();
             } else if matches!(next, Next::Deliver(_)) {
@@ -246,17 +276,28 @@ impl World {
             Next::Deliver(peer) => {
                 self.waits = false;
                 let taken_in = self.held[peer].pop_front();
+                let is_new = taken_in.is_none();
                 let unit = taken_in.or_else(|| self.out[peer].units.pop_front()).expect("it was ready");
                 match unit.kind {
                     Kind::Item(epoch, item) => {
                         self.collecting.advance();
-                        if taken_in.is_none() {
+                        if setting.saves() {
+                            let given = self.given;
+                            let lag = |total| setting.lag(total, given);
+                            self.both_books().for_each(|books| books.deliver(peer, digest((epoch, item)), lag));
+                        }
+                        if is_new {
                             self.ends[peer].took(&mut self.out[peer]);
                         }
                         Ok(Asked::Item((epoch, item)))
                     }
                     Kind::End => {
                         self.collecting.end(peer);
+                        self.both_books().for_each(|books| books.end(peer));
+                        Ok(Asked::Busy)
+                    }
+                    kind @ (Kind::Saved(_) | Kind::Dealt(_)) => {
+                        self.keep(setting, peer, &kind);
                         Ok(Asked::Busy)
                     }
                     Kind::Error => Ok(Asked::Ended(Ended::Failed)),
@@ -286,10 +327,9 @@ impl World {
 
     /// What main does while it waits for answers.
     pub fn relieve(&mut self, setting: &Setting) -> Option<Result<(), String>> {
-        let arrived: Vec<bool> =
-            self.ends.iter().zip(&mut self.out).map(|(end, link)| end.look(link, setting.rules)).collect();
-        let epoch = self.epoch;
-        let starves: Vec<bool> = (0..setting.workers).map(|peer| self.out[peer].starving == epoch).collect();
+        let arrived = self.arrived(setting.rules);
+        let number = self.number;
+        let starves: Vec<bool> = (0..setting.workers).map(|peer| self.out[peer].starving == number).collect();
         if let Some(peer) = self.collecting.to_take_in(|peer| arrived[peer], |peer| starves[peer]) {
             self.take_in(peer);
             return Some(Ok(()));
@@ -315,6 +355,9 @@ impl World {
             return Err(format!("item {item} is delivered as number {} of {expected:?}", self.delivered));
         }
         self.delivered += 1;
+        if setting.saves() {
+            self.given += 1;
+        }
         // Out of order: how often each item came, four bits each.
         self.seen += 1 << (4 * u32::from(item));
         let most = expected.iter().filter(|&&other| other == item).count() as u32;

@@ -1,24 +1,38 @@
 //! The memory of the loader in small: rings, words, and what the two ends of a link know.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use torchdata_core::protocol::{Dealing, Grant, Judgement, Permit, Receiving, Sending, Stream, Wish};
+use torchdata_core::protocol::{
+    Account, Dealing, Dealt, Grant, Judgement, Permit, Receiving, Sending, Snapshot, Stream, Wish,
+};
 
+use super::saving::Graph;
 use super::world::Rules;
 
 /// What a unit says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The epoch in which it was made, and which item it is.
     Item(u32, u8),
     End,
     Error,
+    /// A worker's snapshot.
+    Saved(Arc<Snapshot<Graph>>),
+    /// The dispatching process's, perhaps passed on by a worker.
+    Dealt(Arc<Dealt<Graph>>),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Unit {
     pub stream: Stream,
     pub kind: Kind,
+}
+
+impl Unit {
+    pub fn item(&self) -> Option<(u32, u8)> {
+        if let Kind::Item(epoch, item) = self.kind { Some((epoch, item)) } else { None }
+    }
 }
 
 /// A link: what lies in shared memory.
@@ -74,6 +88,15 @@ impl ReadEnd {
         self.tell(link, self.receiving.relief(), self.receiving.window().max(1));
     }
 
+    /// Whether a unit of the stream that is read waits; None where others are to be dropped first.
+    pub fn glance(&self, link: &Link, rules: Rules) -> Option<bool> {
+        match self.receiving.judge(link.units.front().map_or(self.receiving.stream(), |unit| unit.stream)) {
+            Judgement::Take => Some(!link.units.is_empty()),
+            Judgement::Leave if rules.streams => Some(false),
+            Judgement::Leave | Judgement::Drop => None,
+        }
+    }
+
     /// Drops what is over, and tells whether a unit of the stream that is read, waits.
     pub fn look(&self, link: &mut Link, rules: Rules) -> bool {
         while let Some(unit) = link.units.front() {
@@ -94,11 +117,22 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
+    /// By link: what went out in this stream, by earlier runs of it, too; kept where snapshots are.
+    pub accounts: Vec<Account>,
+    /// By link: the checksum behind what is made again.
+    pub expected: Vec<Option<u64>>,
 }
 
 impl Pump {
     pub fn new(links: usize) -> Self {
-        Self { dealing: Dealing::new(links), sending: vec![Sending::default(); links], departing: None, ending: false }
+        Self {
+            dealing: Dealing::new(links),
+            sending: vec![Sending::default(); links],
+            departing: None,
+            ending: false,
+            accounts: vec![Account::default(); links],
+            expected: vec![None; links],
+        }
     }
 
     pub fn begin(&mut self, stream: Stream) {
@@ -106,6 +140,8 @@ impl Pump {
         self.sending.iter_mut().for_each(|sending| sending.begin(stream));
         self.departing = None;
         self.ending = false;
+        self.accounts.fill(Account::default());
+        self.expected.fill(None);
     }
 
     pub fn stream(&self) -> Stream {

@@ -3,12 +3,17 @@
 //! What is decided is decided by the machines of `torchdata_core::protocol`; here are only memory and processes. `Rules` turns
 //! back single ones of their decisions, to what they were before defects were mended.
 
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
 
-use torchdata_core::protocol::{Collecting, Command};
+use torchdata_core::protocol::{Account, Books, Collecting, Dealt};
 
 use super::explore::{self, Model};
+use super::going_on::GoingOn;
 use super::memory::{Link, Pump, ReadEnd, Unit};
+use super::saving::{Graph, Ordered};
+use super::shared::Shared;
 
 /// What the protocol does; all true in the present one.
 #[derive(Debug, Clone, Copy)]
@@ -27,10 +32,35 @@ pub struct Rules {
     pub passes: bool,
     /// A worker that is done with its epoch, or has left a pass, says so.
     pub leaving: bool,
+    /// A snapshot that waits to be passed on is dropped when an epoch begins.
+    pub relays_end: bool,
+    /// A worker's snapshot says what it has read of its share also before it has opened that, where it goes on.
+    pub opening: bool,
+    /// A place is that of what the user was given, not of what main has taken.
+    pub rewinding: bool,
+    /// A place takes a snapshot of the dispatching process that no worker's reading is before.
+    pub joining: bool,
+    /// What a replaced worker makes again includes what main has received and not delivered yet.
+    pub receiving: bool,
+    /// With dispatching all children are replaced together.
+    pub together: bool,
 }
 
-pub const PRESENT: Rules =
-    Rules { streams: true, take_in: true, deaths: true, late_readers: true, calls: true, passes: true, leaving: true };
+pub const PRESENT: Rules = Rules {
+    streams: true,
+    take_in: true,
+    deaths: true,
+    late_readers: true,
+    calls: true,
+    passes: true,
+    leaving: true,
+    relays_end: true,
+    opening: true,
+    rewinding: true,
+    joining: true,
+    receiving: true,
+    together: true,
+};
 
 /// Which loader, and what may happen to it.
 #[derive(Debug, Clone)]
@@ -51,18 +81,32 @@ pub struct Setting {
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
+    /// The first worker may look into its share for a snapshot before its graph asks for an item of it.
+    pub looks: bool,
     /// Main may leave an epoch after any item.
     pub breaks: bool,
     /// Main may halt everybody after any item, once, call everybody then, and go on.
     pub pauses: bool,
     /// Main may call everybody after any item, once.
     pub calls: bool,
-    /// One process may die at any moment.
-    pub deaths: bool,
+    /// So many processes may die, at any moment.
+    pub deaths: u8,
+    /// Dead children are replaced.
+    pub restarts: bool,
+    /// Snapshots that children put aside in all, at most.
+    pub snapshots: u8,
+    /// How often an epoch is left and gone on with, from any place that can be asked for.
+    pub resumes: u8,
+    /// Deliveries that the books remember beyond those that were not given.
+    pub look_back: usize,
+    /// Whether the books are told how many items the user was given.
+    pub follows: bool,
     /// A thread in main reads one item ahead.
     pub reads_ahead: bool,
     /// The number of the source's item at which the graph fails: of a worker, or where items are dispatched, of that process.
     pub fails_at: Option<u8>,
+    /// What was checked of main's places.
+    pub checked: RefCell<HashSet<u128>>,
 }
 
 /// What a child is doing.
@@ -82,14 +126,17 @@ pub enum Doing {
 #[derive(Debug, Clone, Hash)]
 pub struct Child {
     pub doing: Doing,
-    pub control: VecDeque<Command>,
+    pub control: VecDeque<Ordered>,
     pub order: u64,
     pub acknowledged: u8,
     pub pump: Pump,
-    /// Whom the item is for that the graph makes; None: for nobody.
-    pub target: Option<usize>,
+    /// Whose share the item is that the graph makes, and whether it goes nowhere.
+    pub target: usize,
+    pub skips: bool,
     /// Of a worker: its end of the link from the dispatching process.
     pub share: ReadEnd,
+    /// Whether it has looked into its share, and asked for nothing of it yet.
+    pub looked: bool,
     /// Items of the source that it has read in this pass, and passes that it has begun.
     pub read: u8,
     pub pass: u32,
@@ -98,12 +145,50 @@ pub struct Child {
     /// Whether the source has ended for it.
     pub exhausted: bool,
     pub failed: bool,
+    /// The epoch whose items the graph makes.
+    pub epoch: u32,
+    /// Whether something has happened since the last snapshot.
+    pub may_save: bool,
+    /// The link that gets the next snapshot.
+    pub next_link: usize,
+    /// What it has read of its share in this pass, and had read where it goes on.
+    pub share_account: Account,
+    pub share_start: Account,
+    /// The dispatching process's snapshot that waits to be passed on.
+    pub relay: Option<Arc<Dealt<Graph>>>,
+}
+
+impl Child {
+    pub fn new(links: usize) -> Self {
+        Self {
+            doing: Doing::Idle,
+            control: VecDeque::new(),
+            order: 0,
+            acknowledged: 0,
+            pump: Pump::new(links),
+            target: 0,
+            skips: false,
+            share: ReadEnd::default(),
+            looked: false,
+            read: 0,
+            pass: 0,
+            made: (0, 0),
+            exhausted: false,
+            failed: false,
+            epoch: 0,
+            may_save: false,
+            next_link: 0,
+            share_account: Account::default(),
+            share_start: Account::default(),
+            relay: None,
+        }
+    }
 }
 
 /// What main is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// About to begin an epoch: its collector has begun, and so many children have been told.
+    /// About to begin an epoch: its collector has begun, and so many children are to be told.
     Telling(u32, usize),
     /// The old thread that reads ahead is to be replaced.
     Replacing(u32),
@@ -136,6 +221,8 @@ pub enum Ended {
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
+    /// As the streams count: an epoch that is gone on with counts once more.
+    pub number: u32,
     pub epoch: u32,
     pub collecting: Collecting,
     pub ends: Vec<ReadEnd>,
@@ -149,11 +236,28 @@ pub struct World {
     pub paused_once: bool,
     pub called: u8,
     pub thread: Option<Thread>,
-    pub may_die: bool,
-    pub children: Vec<Child>,
+    pub deaths: u8,
+    /// Snapshots that may still be taken, and resumptions.
+    pub snapshots: u8,
+    pub resumes: u8,
+    /// Items that the user was given in this run of the epoch.
+    pub given: u8,
+    pub books: Arc<Books<Graph>>,
+    /// Books that forget nothing.
+    pub all: Arc<Books<Graph>>,
+    /// Where the epoch that is being begun goes on.
+    pub going_on: Option<Arc<GoingOn>>,
+    /// By child: the epoch's number, items received when one died last, and how many died there.
+    pub tries: Vec<(u32, u64, u8)>,
+    /// By child, a bit each: dead and wanted no more in this epoch; told to begin it when it took a place.
+    pub resting: u8,
+    pub told: u8,
+    /// What a child did that it must not.
+    pub broken: Option<&'static str>,
+    pub children: Shared<Child>,
     /// Links of the workers to main, and of the dispatching process to the workers.
-    pub out: Vec<Link>,
-    pub dealt: Vec<Link>,
+    pub out: Shared<Link>,
+    pub dealt: Shared<Link>,
 }
 
 /// The world after a step, or what the step breaks.
@@ -174,6 +278,11 @@ pub const CONTROL: usize = 3;
 impl Setting {
     pub fn children(&self) -> usize {
         self.workers + usize::from(self.dispatches)
+    }
+
+    pub fn fresh_children(&self) -> Shared<Child> {
+        let workers = (0..self.workers).map(|_| Child::new(1));
+        workers.chain(self.dispatches.then(|| Child::new(self.workers))).collect()
     }
 
     /// What a worker makes of the items of its share, in order: (item of the source, place among what was made of it).
@@ -210,25 +319,10 @@ impl Model for Setting {
     type Step = Act;
 
     fn start(&self) -> World {
-        let links = |number: usize| vec![Link::new(); number];
-        let child = |links: usize| Child {
-            doing: Doing::Idle,
-            control: VecDeque::new(),
-            order: 0,
-            acknowledged: 0,
-            pump: Pump::new(links),
-            target: None,
-            share: ReadEnd::default(),
-            read: 0,
-            pass: 0,
-            made: (0, 0),
-            exhausted: false,
-            failed: false,
-        };
-        let mut children = vec![child(1); self.workers];
-        children.extend(self.dispatches.then(|| child(self.workers)));
+        let links = |number: usize| (0..number).map(|_| Link::new()).collect();
         World {
             main: Main::Between,
+            number: 0,
             epoch: 0,
             collecting: Collecting::new(self.workers, self.in_order),
             ends: vec![ReadEnd::default(); self.workers],
@@ -241,8 +335,18 @@ impl Model for Setting {
             paused_once: false,
             called: 0,
             thread: None,
-            may_die: self.deaths,
-            children,
+            deaths: self.deaths,
+            snapshots: self.snapshots,
+            resumes: self.resumes,
+            given: 0,
+            books: Arc::new(Books::remembering(self.workers, self.look_back, self.look_back)),
+            all: Arc::new(Books::new(self.workers)),
+            going_on: None,
+            tries: vec![(0, 0, 0); self.children()],
+            resting: 0,
+            told: 0,
+            broken: None,
+            children: self.fresh_children(),
             out: links(self.workers),
             dealt: links(if self.dispatches { self.workers } else { 0 }),
         }
@@ -254,19 +358,22 @@ impl Model for Setting {
 
     fn steps(&self, world: &World) -> Vec<(Act, After)> {
         let mut steps = Vec::new();
+        if let Err(broken) = self.check_places(world) {
+            steps.push((Act::Main("is asked for its state"), Err(broken)));
+        }
         self.main_steps(world, &mut steps);
         for index in 0..self.children() {
             self.child_steps(world, index, &mut steps);
-            if world.may_die && world.children[index].doing != Doing::Gone {
+            if world.deaths > 0 && world.children[index].doing != Doing::Gone {
                 let mut after = world.clone();
-                after.may_die = false;
+                after.deaths -= 1;
                 after.children[index].doing = Doing::Gone;
                 steps.push((Act::Dies(index), Ok(after)));
             }
         }
-        if world.may_die && world.main != Main::Gone {
+        if world.deaths > 0 && world.main != Main::Gone && !self.restarts {
             let mut after = world.clone();
-            after.may_die = false;
+            after.deaths = 0;
             after.main = Main::Gone;
             after.thread = None;
             steps.push((Act::MainDies, Ok(after)));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
@@ -17,8 +18,10 @@ import torchdata
 from http_server import Server, running
 from loopback import Loopback
 
-# Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's.
-settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Deadlines measure the machine, not the code; the watchdog of each test is pytest-timeout's. All changes are judged by
+# the same examples: `pytest --hypothesis-profile=random` looks for others.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("project", settings.get_profile("random"), derandomize=True)
 settings.load_profile("project")
 
 
@@ -37,6 +40,7 @@ ALONE = (
     "test_random_loaders",
     "test_reference",
     "test_site",
+    "test_stateful",
 )
 
 
@@ -44,6 +48,14 @@ def pytest_configure() -> None:
     """Lets Ctrl-C work in the processes of tests: a shell that runs them in the background has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only tests that run alone are wanted, leaves out files that have none: most of the time went into them."""
+    if config.option.markexpr != "alone" or not collection_path.match("test_*.py"):
+        return None
+    runs_alone = collection_path.stem.startswith(ALONE) or "mark.alone" in collection_path.read_text(encoding="utf-8")
+    return None if runs_alone else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,13 +71,11 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _small_heap() -> Iterator[None]:
-    """Keeps what the imports left out of the garbage collector's sight: many tests collect, some at every item."""
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap() -> None:
+    """Keeps what imports and earlier files left out of the sight of the garbage collector: many tests collect."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
@@ -73,12 +83,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the documentation as `make docs` builds it. Whatever Sphinx warns of fails it."""
     for module in ("furo", "myst_parser", "sphinx"):
         pytest.importorskip(module, reason="it is a tool of development")
-    folder = tmp_path_factory.mktemp("site")
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # one for all of them
+        root = root.parent
+    folder = root / "site"
+    with (root / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "index.html").exists():
+            folder.mkdir(exist_ok=True)
+            _build_site(folder)
+    return folder
+
+
+def _build_site(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
     command = [sys.executable, str(Path(__file__).resolve().parents[2] / "tools/build_site.py"), str(folder)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=folder, env=environment)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
-    return folder
 
 
 @pytest.fixture

@@ -30,8 +30,7 @@ def decoding(workers: int, seconds: float) -> float:
     context = multiprocessing.get_context("fork")
     start, rates = context.Barrier(workers), context.SimpleQueue()
     processes = [
-        context.Process(target=_decode, args=(number, workers, seconds, start, rates))
-        for number in range(workers)
+        context.Process(target=_decode, args=(number, workers, seconds, start, rates)) for number in range(workers)
     ]
     for process in processes:
         process.start()

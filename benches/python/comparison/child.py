@@ -1,6 +1,6 @@
 """One run of one contender: `python -m comparison.child '{"contender": …}'` prints one line of JSON.
 
-The order (a JSON object) holds: contender (ours, upstream, torch, bare), kind (of measurement), item (a key
+The order (a JSON object) holds: contender (ours, upstream, torch, bare, …), kind (of measurement), item (a key
 of `items.MAKERS`), start_method, workers, seconds and options. Worker processes that are spawned import this
 file anew, so it imports nothing but the standard library at its top.
 """
@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 from comparison import items
+
+INDEXED = ("stateful", "upstream-stateful", "torch-indexed")
+"""Contenders that are loaders of torch's kind."""
 
 
 class Run:
@@ -23,10 +27,13 @@ class Run:
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
         self.options: dict[str, Any] = order["options"]
+        if "stats" in self.options:
+            os.environ["TORCHDATA_STATS"] = self.options["stats"]
         for name in self.options.get("imports", ()):  # what the user's program has loaded already
             importlib.import_module(name)
-        self.make = items.MAKERS[order["item"]]
-        builders = {"torch": self._torch, "spdl": self._spdl}
+        self.make = items.MAKERS.get(order["item"])
+        self.is_indexed = order["contender"] in INDEXED
+        builders = {"torch": self._torch, "spdl": self._spdl, **dict.fromkeys(INDEXED, self._indexed)}
         self.build = builders.get(order["contender"], self._pipes)()
 
     def _torch(self) -> Callable[[range], Any]:
@@ -40,13 +47,30 @@ class Run:
 
         return lambda source: spdl_pool.Pool(source, self.make, self.order["workers"])
 
-    def _pipes(self) -> Callable[[range], Any]:
+    def _indexed(self) -> Callable[[range], Any]:
+        from comparison import indexed
+
+        indexed.loader(self.order, 64)  # imports are no part of any measurement
+        return lambda source: indexed.loader(self.order, len(source))
+
+    @property
+    def consume(self) -> Callable[[Any], None]:
+        """Takes items and touches them."""
+        from comparison import measure
+
+        if self.is_indexed:
+            from comparison import indexed
+
+            return indexed.consume
+        return measure.CONSUMERS["lists" if self.options.get("together", 1) > 1 else self.order["item"]]
+
+    def _pipes(self) -> Callable[..., Any]:
         import torchdata.dataloader2  # noqa: F401 - imports are no part of any measurement
         from comparison import pipes
 
         graph = pipes.dispatched if self.options.get("dispatched") else pipes.shared_out
-        start_method, workers = self.order["start_method"], self.order["workers"]
-        return lambda source: pipes.loader(graph(source, self.make), start_method, workers)
+        start_method, workers = self.order["start_method"], self.options.get("workers", self.order["workers"])
+        return lambda source, **options: pipes.loader(graph(source, self.make), start_method, workers, **options)
 
 
 def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
@@ -55,8 +79,8 @@ def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
     run = Run(order)
     together = run.options.get("together", 1)
     loader = run.build(range(items.ENDLESS))
-    consume = measure.CONSUMERS["lists" if together > 1 else order["item"]]
-    return {"value": measure.rate(iter(loader), consume, order["seconds"]) * together}, loader
+    warm_up = run.options.get("warm_up", measure.WARM_UP_S)
+    return {"value": measure.rate(iter(loader), run.consume, order["seconds"], warm_up) * together}, loader
 
 
 def first_item(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
@@ -109,7 +133,21 @@ def format_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
     return formats.rate(order)
 
 
+def restart(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import restarting
+
+    return restarting.measure(Run(order).build, order)
+
+
+def of_states(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    from comparison import states
+
+    found: tuple[dict[str, float], Any] = getattr(states, order["kind"])(order)
+    return found
+
+
 KINDS = {
+    **dict.fromkeys(("state_rate", "state_time", "state_size", "resume_time"), of_states),
     "rate": rate,
     "first_item": first_item,
     "turn_around": turn_around,
@@ -117,6 +155,7 @@ KINDS = {
     "array_floor": array_floor,
     "in_process": in_process,
     "format": format_rate,
+    "restart": restart,
 }
 
 

@@ -8,27 +8,32 @@ import sys
 from pathlib import Path
 
 UPSTREAM = ("torchdata==0.9.0", "numpy", "requests", "pillow", "spdl")
+STATEFUL = ("torchdata==0.11.0", "numpy", "pillow")
+"""What the two environments hold beside torch."""
+
 JPEGS, WIDTH, HEIGHT = 64, 500, 375
 
 
-def upstream_python(bench: Path, wheels: Path | None) -> Path:
-    """The interpreter of `.bench/upstream`, which is made if it is missing or was not finished.
+def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path:
+    """The interpreter of an environment, which is made if it is missing or was not finished.
 
-    torch comes from a wheel in the folder `wheels` if there is one for this Python, else from the package index.
+    Args:
+        home: its folder.
+        packages: what it holds beside torch.
+        wheels: folder from which torch is taken if it has a wheel for this Python; else it comes from the index.
     """
-    home = bench / "upstream"
     python, finished = home / "bin" / "python", home / "finished"
-    if finished.exists() and finished.read_text() == " ".join(UPSTREAM):
+    if finished.exists() and finished.read_text() == " ".join(packages):
         return python
-    print(f"installing upstream torchdata 0.9.0 and torch into {home} …", file=sys.stderr, flush=True)
+    print(f"installing {packages[0]} and torch into {home} …", file=sys.stderr, flush=True)
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
     tag = f"-cp{sys.version_info.major}{sys.version_info.minor}-"
     local = sorted(wheel for wheel in wheels.glob("torch-*.whl") if tag in wheel.name) if wheels else []
     torch = str(local[-1]) if local else "torch"
     install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, torch, *UPSTREAM], check=True)
-    finished.write_text(" ".join(UPSTREAM))
+    subprocess.run([*install, torch, *packages], check=True)
+    finished.write_text(" ".join(packages))
     return python
 
 

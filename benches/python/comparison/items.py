@@ -174,9 +174,7 @@ def collated(n: int) -> Any:
     for number in range(n * TOGETHER, (n + 1) * TOGETHER):
         with Image.open(files[number % len(files)]) as image:
             pixels = numpy.asarray(image.convert("RGB").resize((SIDE, SIDE)))
-        samples.append(
-            {"image": torch.from_numpy(pixels.transpose(2, 0, 1) / numpy.float32(255)), "label": number}
-        )
+        samples.append({"image": torch.from_numpy(pixels.transpose(2, 0, 1) / numpy.float32(255)), "label": number})
     return default_collate(samples)
 
 

@@ -57,17 +57,23 @@ CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
 """By kind of item: takes a share of the items and touches one element of each."""
 
 
-def rate(iterator: Iterator[Any], consume: Callable[[Iterable[Any]], None], seconds: float) -> float:
+def rate(
+    iterator: Iterator[Any],
+    consume: Callable[[Iterable[Any]], None],
+    seconds: float,
+    warm_up: float = WARM_UP_S,
+) -> float:
     """Items a second, in a window that begins when the warm-up is over and the queues have filled.
 
     The clock is read once for every 20 ms of items, so that reading it costs the fast contenders nothing.
     """
     next(iterator)
     begin, taken, chunk = time.perf_counter(), 0, 1
-    while time.perf_counter() - begin < WARM_UP_S:
+    while time.perf_counter() - begin < warm_up:
         consume(islice(iterator, chunk))
         taken += chunk
-        chunk = max(1, int(0.02 * taken / (time.perf_counter() - begin)))
+        # Items that were ready before the clock ran say little of how many there will be.
+        chunk = max(1, min(2 * chunk, int(0.02 * taken / (time.perf_counter() - begin))))
     begin, taken = time.perf_counter(), 0
     while True:
         consume(islice(iterator, chunk))

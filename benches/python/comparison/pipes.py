@@ -19,15 +19,15 @@ def dispatched(source: range, make: Any) -> Any:
     from torchdata.datapipes.iter import IterableWrapper
 
     try:
-        from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
+        from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
     except ModuleNotFoundError:  # upstream takes it from torch
         from torch.utils.data.datapipes.iter.sharding import SHARDING_PRIORITIES
     made = IterableWrapper(source, deepcopy=False).map(make)
     return made.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING).map(items.same)
 
 
-def loader(pipe: Any, start_method: str, workers: int) -> Any:
+def loader(pipe: Any, start_method: str, workers: int | str, **options: Any) -> Any:
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-    service = MultiProcessingReadingService(num_workers=workers, multiprocessing_context=start_method)
+    service = MultiProcessingReadingService(workers, start_method, **options)
     return DataLoader2(pipe, reading_service=service)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from comparison.memory import Course
-from comparison.workloads import OURS, WORKERS, Goal, Workload
+from comparison.workloads import BEFORE, OURS, WORKERS, Goal, Workload
 
 Runs = dict[str, list[dict[str, float]]]
 """By contender: what each of its runs printed; an empty list if it could not run."""
@@ -37,6 +37,7 @@ class Report:
 
     def __init__(self) -> None:
         self.verdicts: list[tuple[str, str, str, bool | None]] = []
+        self.speeds: dict[str, list[float]] = {}
 
     def _judge(self, title: str, goal: str, measured: str, met: bool | None) -> None:
         self.verdicts.append((title, goal, measured, met))
@@ -56,12 +57,15 @@ class Report:
             median = statistics.median(values) * workload.scale
             ours = "" if name == OURS or not mine else f"   ours/this {_number(ratio_of(mine, values))}"
             print(f"  {name:28}{_number(median):>12} {workload.unit:9}{ours}")
+        if before := figures.get(BEFORE):
+            pairs = zip(mine, before, strict=False)
+            # Where less is better, the earlier figure stands above the line.
+            self.speeds[workload.name] = [a / b if workload.unit.endswith("/s") else b / a for a, b in pairs]
+            return
         for goal in workload.goals:
             self._goal(workload, goal, mine, figures.get(goal.rival, []))
         if workload.name == "arrays":
-            self._memcpys(
-                workload, mine, next((done for name, done in runs.items() if "no loader" in name), [])
-            )
+            self._memcpys(workload, mine, next((done for name, done in runs.items() if "no loader" in name), []))
 
     def _goal(self, workload: Workload, goal: Goal, mine: list[float], theirs: list[float]) -> None:
         if not mine or not theirs:
@@ -97,7 +101,14 @@ class Report:
         self._judge(title, goal, f"{growth:+.2f} MB in the second half", course.flat)
 
     def summary(self) -> None:
-        """All goals in one table, those missed last."""
+        """All goals in one table, those missed last; beside an earlier state, how many times as fast each row is."""
+        if self.speeds:
+            print("\nTimes as fast as before: median, and lowest to highest pair of runs")
+            for name, speeds in sorted(self.speeds.items(), key=lambda one: statistics.median(one[1])):
+                print(f"  {name:32}{statistics.median(speeds):6.3f}   {min(speeds):.3f} to {max(speeds):.3f}")
+            middle = statistics.geometric_mean(map(statistics.median, self.speeds.values()))
+            print(f"  geometric mean of {len(self.speeds)} rows: {middle:.3f}")
+            return
         print("\nGoals")
         for title, goal, measured, met in sorted(self.verdicts, key=lambda one: one[3] is not True):
             print(f"  {_verdict(met):13}{title}: {goal}{f' ({measured})' if measured else ''}")

@@ -29,9 +29,7 @@ class Shared(IterableDataset[Any]):
             yield [make(n) for n in share[begin : begin + self.together]]
 
 
-def loader(
-    source: range, make: Callable[[int], Any], start_method: str, workers: int, options: dict[str, Any]
-) -> Any:
+def loader(source: range, make: Callable[[int], Any], start_method: str, workers: int, options: dict[str, Any]) -> Any:
     """A DataLoader; `options` may hold `prefetch_factor`, `together`, `persistent` and `numpy` (keep arrays)."""
     more: dict[str, Any] = {}
     if "prefetch_factor" in options:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 OURS = "torchdata-rs"
+BEFORE = "before"
 WORKERS = 2
+TWO = "2 workers"
+
+CHOICE_S = 5.0
+"""Seconds before the rate is taken where the number of workers is chosen meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,11 @@ class Workload:
     scale: float = 1.0
     start_method: str = "fork"
 
+    def beside_before(self) -> Workload:
+        """The same for this project and an earlier state of it, without rivals and goals."""
+        now = next(one for one in self.contenders if one.name == OURS)
+        return replace(self, contenders=(now, replace(now, name=BEFORE)), goals=())
+
 
 ours = Contender(OURS, "ours")
 upstream = Contender("upstream 0.9.0", "upstream")
@@ -94,6 +104,23 @@ def starting_with_torch(start_method: str, late: bool = False) -> Workload:
     )
 
 
+def restarting(start_method: str, most: float, dispatched: bool = False) -> Workload:
+    """How long nothing comes where a worker is killed, beside the start of a whole loader."""
+    options = {"dispatched": True} if dispatched else {}
+    anew = Contender("a loader started anew", "ours", options, kind="first_item")
+    return Workload(
+        f"restart-{start_method}" + "-dispatch" * dispatched,
+        f"a worker is killed and replaced, {start_method}" + ", with a dispatching process" * dispatched,
+        "tiny",
+        (Contender(OURS, "ours", options), anew),
+        (Goal(f"at most {most:g} times the start of a loader", anew.name, at_most=most),),
+        kind="restart",
+        unit="ms",
+        scale=1e3,
+        start_method=start_method,
+    )
+
+
 def laid_out(item: str, title: str) -> Workload:
     """Arrays that are no plain run of numbers, beside plain ones of the same size."""
     plain = Contender("plain arrays, moved by us", "ours", item="array")
@@ -127,6 +154,92 @@ def reading(name: str, title: str, *libraries: str) -> Workload:
     return Workload(name, title, name, (ours, *rivals), goals, kind="format", unit=unit)
 
 
+stateful = Contender(OURS, "stateful")
+torch_indexed = Contender(torch.name, "torch-indexed")
+upstream_stateful = Contender("upstream 0.11.0", "upstream-stateful")
+
+
+def batches(
+    item: str, title: str, goal: str, at_least: float | None = None, kind: str = "rate", **options: Any
+) -> Workload:
+    """Batches of 64 by loaders of torch's kind. Times are to be as short as torch's, rates so many times as high."""
+    three = tuple(Contender(one.name, one.program, options) for one in (stateful, torch_indexed, upstream_stateful))
+    name = f"loader-{item}" + ("" if kind == "rate" else f"-{kind.replace('_', '-')}") + "-persistent" * bool(options)
+    if kind != "rate":
+        goals = (Goal(goal, torch.name, at_most=1.0),)
+        return Workload(name, title, item, three, goals, kind=kind, unit="ms", scale=1e3)
+    return Workload(name, title, item, three, (Goal(goal, torch.name, at_least=at_least),), unit="batches/s")
+
+
+LOADERS = (
+    batches("ready", "StatefulDataLoader: batches of small tensors that cost nothing to make", "5 times torch", 5),
+    batches("small", "StatefulDataLoader: batches of 64 small tensors", "no slower than torch", 1),
+    batches("pairs", "StatefulDataLoader: batches of 64 dicts of tensor and label", "no slower than torch", 1),
+    batches("wide", "StatefulDataLoader: batches of 64 tensors of 150 KiB", "5 times torch", 5),
+    batches("arrays", "StatefulDataLoader: batches of 64 NumPy arrays of 12 KiB", "5 times torch", 5),
+    batches("images", "StatefulDataLoader: batches of 64 decoded images", "no slower than torch", 1),
+    Workload(
+        "loader-state",
+        "StatefulDataLoader: a stream whose state takes milliseconds to tell",
+        "weighty",
+        (
+            stateful,
+            Contender("the same without a state", "stateful", item="stream"),
+            Contender(torch.name, "torch-indexed", item="stream"),
+            upstream_stateful,
+        ),
+        (Goal("at most 1 % for the state", "the same without a state", at_least=0.99),),
+        unit="batches/s",
+    ),
+    batches("small", "StatefulDataLoader: start-up to first batch", "no slower than torch", kind="first_item"),
+    batches("small", "StatefulDataLoader: next epoch, new workers", "no slower than torch", kind="turn_around"),
+    batches(
+        "small",
+        "StatefulDataLoader: next epoch, persistent workers",
+        "no slower than torch",
+        kind="turn_around",
+        persistent=True,
+    ),
+)
+
+_CASES = {"plain": "a small pipeline", "large buffer": "a shuffle buffer of 18 MB", "dispatched": "dispatched items"}
+
+
+def _keeping(case: str) -> Workload:
+    """The running job with snapshots in its streams, and without."""
+    off = Contender("no snapshots", "ours", {"snapshots": False})
+    goal = Goal("at most 1 % for snapshots", off.name, at_least=0.99)
+    return Workload(
+        f"state-cost-{case.split()[0]}", f"states: {_CASES[case]} runs", case, (ours, off), (goal,), "state_rate"
+    )
+
+
+def _taking(case: str, kind: str, unit: str, scale: float, what: str) -> Workload:
+    """Loaders of torch's kind beside a pipeline: their data is of the same size, and their batches are of 16."""
+    three = (ours, Contender("our StatefulDataLoader", "stateful"), upstream_stateful)
+    name = f"{kind.replace('_', '-')}-{case.split()[0]}"
+    return Workload(name, f"states: {what}, {_CASES[case]}", case, three, (), kind, unit, scale)
+
+
+def _resuming(items: int) -> Workload:
+    options = {"items": items}
+    three = (
+        Contender(OURS, "ours", options),
+        Contender("our StatefulDataLoader", "stateful", options),
+        Contender(upstream_stateful.name, upstream_stateful.program, options),
+    )
+    return Workload(
+        f"resume-{items}", f"states: going on at item {items:,}", "plain", three, (), "resume_time", "ms", 1e3
+    )
+
+
+STATES = (
+    *map(_keeping, _CASES),
+    *(_taking(case, "state_time", "µs", 1e6, "taking one") for case in ("plain", "large buffer")),
+    *(_taking(case, "state_size", "KiB", 1 / 1024, "the size of one") for case in ("plain", "large buffer")),
+    *map(_resuming, (1_000, 100_000)),
+)
+
 TAR = ("tarfile", "tarfile, streaming", "webdataset")
 
 WORKLOADS = (
@@ -144,10 +257,32 @@ WORKLOADS = (
         (
             Goal("at least 300 times upstream", upstream.name, at_least=300),
             Goal("at least 60 times torch", torch.name, at_least=60),
-            Goal(
-                "600,000/s where torch moving lists makes 460,000", "torch, lists of 64", at_least=600 / 460
-            ),
+            Goal("600,000/s where torch moving lists makes 460,000", "torch, lists of 64", at_least=600 / 460),
         ),
+    ),
+    Workload(
+        "stats",
+        "tiny items one by one, the time of each pipe taken",
+        "tiny",
+        (Contender(OURS, "ours", {"stats": "full"}), Contender("only counted", "ours")),
+        (Goal("at least 0.8 of the rate without", "only counted", at_least=0.8),),
+    ),
+    Workload(
+        "stats-arrays",
+        "150 KiB arrays, the time of each pipe taken",
+        "array",
+        (Contender(OURS, "ours", {"stats": "full"}), Contender("only counted", "ours")),
+        (Goal("at least 0.97 of the rate without", "only counted", at_least=0.97),),
+    ),
+    Workload(
+        "auto",
+        'training images decoded, num_workers="auto"',
+        "decoded",
+        tuple(
+            Contender(name, "ours", {"imports": ["numpy", "PIL"], "warm_up": CHOICE_S, **workers})
+            for name, workers in ((OURS, {"workers": "auto"}), (TWO, {}))
+        ),
+        (Goal("at least 0.95 of the rate of 2 workers", TWO, at_least=0.95),),
     ),
     Workload(
         "mixed",
@@ -227,6 +362,9 @@ WORKLOADS = (
     starting_with_torch("fork"),
     starting_with_torch("spawn"),
     starting_with_torch("spawn", late=True),
+    restarting("fork", 4),
+    restarting("fork", 4, dispatched=True),
+    restarting("spawn", 1.25),
     Workload(
         "epochs",
         "epoch turn-around, persistent workers",
@@ -263,6 +401,8 @@ WORKLOADS = (
             ("enumerate", "Enumerator"),
         )
     ),
+    *LOADERS,
+    *STATES,
     reading("tar", "tar, members of 1 KiB", *TAR),
     reading("tar-large", "tar, members of 100 KiB", *TAR),
     reading("tar-gz", "tar.gz, members of 1 KiB", *TAR),

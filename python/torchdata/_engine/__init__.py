@@ -16,7 +16,7 @@ def empty(shape: Any, dtype: Any) -> Any:
     if type(dtype).__module__ == "torch":
         from torchdata._engine.tensors import empty_tensor
 
-        return empty_tensor(shape, dtype)
+        return empty_tensor(shape, dtype, current_sender)
     import numpy as np
 
     if current_sender is not None:

@@ -9,26 +9,28 @@ handle, and ends when main does.
 from __future__ import annotations
 
 import gc
-import os
+import importlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
-from torchdata._engine.crossing import Handle, SharedPickle, close_inherited_pipes
+from torchdata._engine.crossing import Handle, SharedPickle
+from torchdata._engine.entering import enter_child
 from torchdata._engine.failures import describe, reraise
 from torchdata._engine.garbage import settle
-from torchdata._engine.interrupts import ignore_interrupts
-from torchdata._engine.obituary import CANNOT_WATCH
-from torchdata._engine.torch_worker import tell_torch
+from torchdata._engine.program import ChildInfo, Program
+from torchdata._engine.snapshots import BETWEEN, PATIENCE, Announced, Call, Resumption, place_of
 from torchdata._importing import call_when_imported
-from torchdata._native import BellBoard, Collector, Link, Sender, drop_inherited, exit_with_parent
-from torchdata.datapipes import _random
+from torchdata._native import BellBoard, Collector, Link, Sender, StatsBoard
+from torchdata._stats.counting import Counting
+from torchdata._tracing.following import follow
 
-__all__ = ["ChildSetup", "Job", "run_child"]
+__all__ = ["ChildSetup", "Lines", "run_child"]
 
 #: Index of main's bell.
 MAIN = 0
@@ -47,15 +49,19 @@ class Interrupted(BaseException):
 
 
 @dataclass
-class Job:
-    """What the children run; the same for all of one kind, so that it is pickled once."""
+class Lines:
+    """The links of one child."""
 
-    datapipe: Any
-    init_fn: Callable[[Any, Any], Any] | None
-    reset_fn: Callable[[Any, Any, Any], Any] | None
-    #: What stands in place of `process_init_fn` and `process_reset_fn` in main, where users have replaced them.
-    process_init_fn: Callable[..., Any] | None = None
-    process_reset_fn: Callable[..., Any] | None = None
+    #: From main, with commands.
+    control: Handle[Link]
+    #: Where the items go: to main, or to each worker.
+    outputs: list[Handle[Link]]
+    #: From the dispatching process, in a worker.
+    dispatched: Handle[Link] | None
+
+    def all(self) -> list[Handle[Link]]:
+        """All of them."""
+        return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
 
 
 @dataclass
@@ -66,19 +72,22 @@ class ChildSetup:
     name: str
     #: Index of its bell; workers count from 1, the dispatching process comes last.
     index: int
+    #: By how much the numbers of the children's pages of counters are greater than those of their bells.
+    pages_behind: int
     worker_id: int
     num_workers: int
     #: Whether this is the dispatching process.
     dispatches: bool
-    job: Job | SharedPickle
+    program: Program | SharedPickle
+    #: The module of the program, which takes long to import where nothing is inherited.
+    module: str
     bells: Handle[BellBoard]
-    control: Handle[Link]
-    #: Where the items go: main, or each worker.
-    outputs: list[Handle[Link]]
-    #: Bells of those processes.
+    #: The counters of all processes.
+    stats: Handle[StatsBoard]
+    lines: Lines
+    #: Bells of those to whom the items go.
     output_peers: list[int]
-    #: The link from the dispatching process, and the index of its bell.
-    dispatched: Handle[Link] | None
+    #: Index of the dispatching process's bell.
     dispatcher_index: int
     #: Items that the dispatching process may be ahead.
     window: int
@@ -87,49 +96,54 @@ class ChildSetup:
     is_child_of_main: bool
     #: Main's thresholds for collecting cyclic garbage.
     gc_thresholds: tuple[int, int, int]
+    #: How often it takes snapshots: at most every so many seconds, and after so many times what the last one took.
+    cadence: tuple[float, float]
 
     @property
     def where(self) -> str:
         """The child in messages of exceptions that were raised in it, which old code matches."""
         return self.name.removeprefix("the ")
 
-    def links(self) -> list[Handle[Link]]:
-        """All links of the child."""
-        return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
+    @property
+    def page(self) -> int:
+        """Its page of counters."""
+        return self.index + self.pages_behind
+
+    @property
+    def output_pages(self) -> list[int]:
+        """Those of the processes that its items go to."""
+        return [peer + self.pages_behind if peer != MAIN else MAIN for peer in self.output_peers]
+
+    @property
+    def dispatcher_page(self) -> int:
+        """That of the dispatching process."""
+        return self.dispatcher_index + self.pages_behind
 
 
 def run_child(setup: ChildSetup) -> None:
     """The target of the process."""
-    ignore_interrupts()
-    close_inherited_pipes()
-    drop_inherited([handle.shared for handle in setup.links()], setup.bells.shared)
-    try:
-        exit_with_parent(setup.main_pid)
-    except ProcessLookupError:  # main is gone already
-        return
-    except OSError as error:  # without it this process might outlive main for ever
-        print(f"torchdata {setup.name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
-        sys.exit(CANNOT_WATCH)
-    if setup.is_child_of_main and os.getppid() != setup.main_pid:
+    setup.stats.shared = setup.stats.shared.here()
+    links = [handle.shared for handle in setup.lines.all()]
+    shared = setup.bells.shared, setup.stats.shared
+    if not enter_child(setup.name, links, *shared, main_pid=setup.main_pid, is_child_of_main=setup.is_child_of_main):
         return
     # What takes long where nothing is inherited, and is ours alone: until the child has its commands' link, main does
     # not wait for it to come to an end.
-    import torchdata.dataloader2.reading_service  # noqa: F401
-
+    importlib.import_module(setup.module)
     _Child(setup).run()
 
 
 class _Child:
     def __init__(self, setup: ChildSetup) -> None:
         self.setup = setup
-        board, control = setup.bells.shared, setup.control.shared
-        outputs = [handle.shared for handle in setup.outputs]
+        board, control = setup.bells.shared, setup.lines.control.shared
+        outputs = [handle.shared for handle in setup.lines.outputs]
         self.commands = Collector([control], board, setup.index, [MAIN], self._failed_command, name="main")
         self.sender = Sender(outputs, board, setup.index, setup.output_peers, control)
         self.dispatched: Collector | None = None
-        if setup.dispatched is not None:
+        if setup.lines.dispatched is not None:
             self.dispatched = Collector(
-                [setup.dispatched.shared],
+                [setup.lines.dispatched.shared],
                 board,
                 setup.index,
                 [setup.dispatcher_index],
@@ -138,11 +152,21 @@ class _Child:
                 on_demand=True,
             )
             self.dispatched.set_interrupt(control, Interrupted, outputs[0], board, MAIN)
-        self.datapipe: Any = None
+        #: What is counted of this process.
+        self.counting = Counting(setup.stats.shared, setup.page)
+        self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
+        self.program: Program
         #: A command that was taken while an epoch ran, and ends it.
         self.pending: tuple[Any, ...] | None = None
+        #: The epoch that runs, where this run of it began, and whether a stream of the share was opened in it.
+        self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Why there is no graph to run: reported in each epoch.
         self.failure: tuple[Any, ...] | None = None
+        #: The latest function of main's that was applied, or is due: those are numbered, and may come twice.
+        self.applied = 0
+        #: Those that are to be applied behind later items than the next one, in their order.
+        self.due: list[Call] = []
+        self.runs = False
 
     @staticmethod
     def _failed_command(_peer: int, description: Any) -> None:
@@ -157,14 +181,27 @@ class _Child:
         while True:
             command = self._next_command()
             if command[0] == "stop":
+                self.counting.close()
                 gc.unfreeze()  # cycles in the user's graph are to be finalised where the interpreter ends in order
                 return
             if command[0] == "epoch":
                 _, number, *epoch = command
                 self.commands.acknowledge(number)
                 self._run_epoch(*epoch)
+            elif command[0] == "repeat":
+                self._repeat(*command[1:])
             else:
                 self._call(*command[1:])
+
+    def _repeat(self, number: int, *epoch: Any) -> None:
+        """Runs an earlier epoch to its end, for what outlives it; it is acknowledged when that is done.
+
+        The dispatching process acknowledges at once: it waits for its readers to the end of the epoch.
+        """
+        if self.setup.dispatches:
+            self.commands.acknowledge(number)
+        self._run_epoch(*epoch)
+        self.commands.acknowledge(number)
 
     def _goes_on(self) -> bool:
         """Takes the command that waits. Whether the epoch goes on after it: it does after a call."""
@@ -183,64 +220,92 @@ class _Child:
         return command
 
     def _initialise(self) -> None:
-        from torchdata.dataloader2 import reading_service
-        from torchdata.dataloader2.graph import find_dps, traverse_dps
-        from torchdata.dataloader2.utils import WorkerInfo
-        from torchdata.dataloader2.utils.dispatch import DispatchedSource
-
         setup = self.setup
         _limit_threads()  # before anything of the user's is imported
-        job = setup.job.load() if isinstance(setup.job, SharedPickle) else setup.job
-        self.job: Job = job
+        program = setup.program.load() if isinstance(setup.program, SharedPickle) else setup.program
+        self.program = program
         _engine.current_sender = self.sender
-        self.worker_info = WorkerInfo(setup.num_workers, setup.worker_id)
-        if setup.dispatches:
-            self.datapipe = job.datapipe
-            return
-        for source in find_dps(traverse_dps(job.datapipe), DispatchedSource):
-            assert isinstance(source, DispatchedSource)
-            source.open_stream = self._open_dispatched
-        tell_torch(setup.worker_id, setup.num_workers, job.datapipe)
-        # Looked up in the module at call time: users replace it there. All that they may expect to get is given.
-        init = job.process_init_fn or reading_service.process_init_fn
-        _random.is_replica = True
-        self.datapipe = init(
-            job.datapipe,
-            worker_info=self.worker_info,
-            custom_init_fn=job.init_fn,
-            worker_prefetch_cnt=0,
-            dispatching_req_queue=None,
-            dispatching_res_queue=None,
-        )
+        opens = None if self.dispatched is None else self._open_dispatched
+        share = None if self.dispatched is None else self._share
+        program.prepare(ChildInfo(setup.worker_id, setup.num_workers, setup.dispatches, opens, share))
+        self.sender.take_snapshots(program.snapshot, *setup.cadence)
+        if self.dispatched is not None:
+            self.sender.pass_on(self.dispatched)
 
     def _open_dispatched(self) -> Iterator[Any]:
+        """A stream of the share: the pass begins with the first item that is asked for."""
         assert self.dispatched is not None
+        start = self.start
+        if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
+            # The run went on in the middle of a pass and has left it without asking for more: that was the pass.
+            self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
+            self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
+        self.opened = True
         return iter(self.dispatched)
 
-    def _run_epoch(self, epoch: int, seeds: bytes, iter_reset_fn: Any) -> None:
-        self.sender.start_epoch(epoch)
+    def _share(self) -> tuple[int, tuple[int, int]]:
+        """Of the share: the latest pass that was opened, and what was read of it, or had been where this run began."""
+        assert self.dispatched is not None
+        reached, read = self.dispatched.share()
+        return (reached, read) if reached > self.start.passed else (reached, self.start.share)
+
+    def _run_epoch(
+        self,
+        epoch: int,
+        seeds: bytes,
+        iter_reset_fn: Any,
+        announced: int,
+        start: Resumption | None,
+        trace: str | None = None,
+    ) -> None:
+        follow(trace)
+        self.counting.begin(epoch)
+        self.start = start = start or Resumption()
+        self.epoch, self.opened = epoch, False
+        self.due = list(start.calls)
+        self.applied = max([self.applied, *(serial for _, serial, _ in self.due)])
+        self.sender.start_epoch(epoch, 1, start.starts, start.turn)
         if self.dispatched is not None:
-            self.dispatched.start_epoch(epoch, self.setup.window)
+            self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
+            if announced == Announced.DEALT:
+                self.dispatched.await_relayed(epoch, PATIENCE)
+        self.runs = True
         try:
-            self._send_epoch(seeds, iter_reset_fn)
+            self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, start))
         finally:
+            self.runs = False
+            self._apply_due(BETWEEN)
+            self.counting.end()
             if self.dispatched is not None:
                 self.dispatched.finish_epoch(epoch)  # what is still dealt to us is not to hold up the others
 
-    def _send_epoch(self, seeds: bytes, iter_reset_fn: Any) -> None:
+    def _send_epoch(self, begin: Callable[[], Iterator[Any]]) -> None:
         """Runs the graph and sends what it yields, to its end or until another epoch, or the end, is commanded."""
-        prepare: Callable[[], None] | None = partial(self._reset, seeds, iter_reset_fn)
-        while self._send_pass(prepare) and self._is_wanted_again():
-            prepare = None
+        while self._send_pass(begin) and self._is_wanted_again():
+            begin = self._begin_pass
 
-    def _send_pass(self, prepare: Callable[[], None] | None) -> bool:
+    def _begin_epoch(self, seeds: bytes, iter_reset_fn: Any, announced: int, start: Resumption) -> Iterator[Any]:
+        self.program.begin_epoch(seeds, iter_reset_fn)
+        self.counting.bind(self.program.datapipe)
+        self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item
+        iterator = self.program.go_on_from(start.content)
+        if self.due:
+            iterator = self._with_calls(iterator, start.made)
+        if announced:  # that of the dispatching process goes through the first worker
+            self.sender.send_snapshot()  # a command that waits is obeyed by the pump, which sends the rest after it
+        return iterator
+
+    def _begin_pass(self) -> Iterator[Any]:
+        self.counting.bind(self.program.datapipe)
+        iterator = self.program.go_on_from(None)
+        return self._with_calls(iterator, place_of(*self.sender.made())) if self.due else iterator
+
+    def _send_pass(self, begin: Callable[[], Iterator[Any]]) -> bool:
         """Sends all items once, or why that fails. False where another epoch, or the end, is commanded."""
         failure = self.failure
         try:
             if failure is None:
-                if prepare is not None:
-                    prepare()
-                iterator = iter(self.datapipe)
+                iterator = begin()
                 while failure is None:
                     if self.sender.pump(iterator):
                         return True
@@ -253,7 +318,7 @@ class _Child:
                 return False
             failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
         except BaseException as error:
-            failure = describe(error, self.setup.where)
+            failure = self.failure or describe(error, self.setup.where)
         while not self.sender.send_error(failure):
             if not self._goes_on():
                 return False
@@ -263,9 +328,11 @@ class _Child:
         """In the dispatching process: waits until all workers have asked for the items once more, or for a command."""
         if not self.setup.dispatches:
             return False
+        self.counting.end()
         while not self.sender.next_pass():
             if not self._goes_on():
                 return False
+        self.counting.begin()
         return True
 
     def _superseding(self) -> tuple[Any, ...] | None:
@@ -276,34 +343,40 @@ class _Child:
                 return command
             self._call(*command[1:])
 
-    def _reset(self, seeds: bytes, iter_reset_fn: Any) -> None:
-        from torchdata.dataloader2 import reading_service
-        from torchdata.dataloader2.random import SeedGenerator
+    def _call(self, number: int, function: Callable[[Any], Any], serial: int) -> None:
+        """Applies a function of main's to the graph, behind those that are due; says where that was."""
+        if serial > self.applied:
+            self.applied = serial
+            self._apply_due(BETWEEN)
+            self._apply(function)
+        self.commands.acknowledge(number, place_of(*self.sender.made()) if self.runs else BETWEEN)
 
-        reset = self.job.process_reset_fn or reading_service.process_reset_fn
-        self.datapipe = reset(
-            self.datapipe,
-            self.worker_info,
-            SeedGenerator.imported(seeds),
-            distributed_shared_seed=self.setup.dispatches,
-            iter_reset_fn=iter_reset_fn,
-            custom_reset_fn=self.job.reset_fn,
-        )
-        if not self.setup.dispatches:
-            tell_torch(self.setup.worker_id, self.setup.num_workers, self.datapipe)
-
-    def _call(self, number: int, function: Callable[[Any], Any]) -> None:
-        """Applies a function of main's to the graph; what it returns, if anything, replaces that in the next epoch.
-
-        What it raises ends the epoch that runs, and each one after it.
-        """
+    def _apply(self, function: Callable[[Any], Any]) -> None:
+        """Applies a function to the graph. What it raises ends the epoch that runs, and each one after it."""
         try:
-            replaced = function(self.datapipe)
-            if replaced is not None:
-                self.datapipe = replaced
+            if self.failure is None:
+                self.program.call(function)
         except BaseException as error:
             self.failure = describe(error, self.setup.where)
-        self.commands.acknowledge(number)
+
+    def _apply_due(self, made: int) -> None:
+        """Applies the functions that were applied behind so many items, or fewer."""
+        while self.due and self.due[0][0] <= made:
+            self._apply(self.due.pop(0)[2])
+
+    def _with_calls(self, iterator: Iterator[Any], made: int) -> Iterator[Any]:
+        """The items behind so many, and between them main's functions where they were in the run before."""
+        while self.due:
+            self._apply_due(made)
+            if self.failure is not None:
+                raise RuntimeError("a function of main's has failed")  # which is reported instead
+            for item in islice(iterator, 1):
+                yield item
+                break
+            else:
+                return
+            made += 1
+        yield from iterator
 
 
 def _limit_threads() -> None:

@@ -55,11 +55,11 @@ def _dumps(base: Any, obj: Any, out_of_band: bool) -> tuple[bytes, list[memoryvi
     pickling.dump(obj)
     pickled, parts = file.getvalue(), [buffer.raw() for buffer in buffers]
     spans: list[Span] = []
-    if table.tensors.places:
+    if table.tensors.locations:
         with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
-            places, blocks, spans = table.tensors.lay_out()
-        table.tensors.places = []
-        pickled = _WITH_TENSORS + pickle.dumps((len(blocks), places), 5) + pickled
+            locations, blocks, spans = table.tensors.lay_out()
+        table.tensors.locations = []
+        pickled = _WITH_TENSORS + pickle.dumps((len(blocks), locations), 5) + pickled
         parts += blocks
     _tables.give_back(table)
     return pickled, parts, spans
@@ -71,6 +71,6 @@ def loads(pickled: bytes, buffers: list[Any]) -> Any:
         return pickle.loads(pickled, buffers=buffers)
     file = io.BytesIO(pickled)
     file.seek(len(_WITH_TENSORS))
-    count, places = pickle.load(file)
-    with arriving(places, buffers[len(buffers) - count :]):
+    count, locations = pickle.load(file)
+    with arriving(locations, buffers[len(buffers) - count :]):
         return pickle.Unpickler(file, buffers=buffers).load()

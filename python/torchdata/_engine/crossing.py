@@ -18,21 +18,20 @@ from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
-from torchdata._native import BellBoard, Link
+from torchdata._native import BellBoard, Link, StatsBoard
 
 __all__ = [
     "Handle",
     "SharedPickle",
     "close_inherited_pipes",
-    "explain_unpicklable",
+    "note_descriptor",
     "note_pipes",
     "pickle_graph",
+    "why_unpicklable",
 ]
 
 #: All child processes of all loaders here, and main's ends of the pipes to each: descriptors, and what is behind them.
-_started: weakref.WeakKeyDictionary[BaseProcess, list[tuple[int, tuple[int, int]]]] = (
-    weakref.WeakKeyDictionary()
-)
+_started: weakref.WeakKeyDictionary[BaseProcess, list[tuple[int, tuple[int, int]]]] = weakref.WeakKeyDictionary()
 
 
 def note_pipes(process: BaseProcess) -> None:
@@ -41,6 +40,11 @@ def note_pipes(process: BaseProcess) -> None:
     finalizer = getattr(getattr(process, "_popen", None), "finalizer", None)
     arguments = getattr(finalizer, "_args", None) or ()
     _started[process] = [(one, _behind(one)) for one in arguments if isinstance(one, int)]
+
+
+def note_descriptor(process: BaseProcess, descriptor: int) -> None:
+    """Notes another descriptor of main's that belongs to a process that was started."""
+    _started[process] = [*_started.get(process, []), (descriptor, _behind(descriptor))]
 
 
 def _behind(descriptor: int) -> tuple[int, int]:
@@ -59,11 +63,11 @@ def close_inherited_pipes() -> None:
     _started.clear()
 
 
-SharedT = TypeVar("SharedT", Link, BellBoard)
+SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 
 class Handle(Generic[SharedT]):
-    """A link or a bell board on its way to a child."""
+    """A link, or a board of bells or counters, on its way to a child."""
 
     def __init__(self, shared: SharedT) -> None:
         self.shared: SharedT = shared
@@ -125,9 +129,7 @@ def pickle_graph(obj: Any) -> bytes:
         try:
             return pickle.dumps(obj, protocol=5)
         except Exception as error:
-            if "inheritance" in str(
-                error
-            ):  # locks and queues of multiprocessing travel only while a child is started
+            if "inheritance" in str(error):  # locks and queues of multiprocessing travel only while a child is started
                 raise
     import cloudpickle
 
@@ -135,7 +137,7 @@ def pickle_graph(obj: Any) -> bytes:
     return pickled
 
 
-def explain_unpicklable(pipes: list[Any], start_method: str) -> str:
+def why_unpicklable(pipes: list[Any], start_method: str) -> str:
     """A sentence that names the attribute that keeps the graph from being pickled, and what to do."""
     import cloudpickle
 

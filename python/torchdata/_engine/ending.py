@@ -1,25 +1,28 @@
 """Ending the children of one loader: asked, terminated, killed, reaped, whatever happens meanwhile.
 
 Role: main's side of a child's end. `ChildProcess` knows whether a child has ended, whoever reaped it; `Ending` ends all
-of them, from wherever it is called first and as often as it is called: it goes on where it was cut off.
+of them, from wherever it is called first and as often as it is called: it goes on where it was cut off. `OwnsChildren`
+calls it at the end of the object that the children belong to, or of the program.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import math
 import os
 import time
 import warnings
 from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 from torchdata._engine.crossing import note_pipes
-from torchdata._engine.interrupts import InterruptsHeld
-from torchdata._native import BellBoard, Link, Sender
+from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata._native import BellBoard, Finalized, Link, Sender
 
-__all__ = ["ChildProcess", "Ending"]
+__all__ = ["ChildProcess", "Ending", "OwnsChildren", "wait_for_any"]
 
 #: How long a child may take to finish what it does after it was asked to stop.
 ASKED = 3.0
@@ -35,6 +38,30 @@ STOP = 1 << 32
 LOOK = 0.02
 
 
+class Process(Protocol):
+    """What is asked of a process: `multiprocessing.Process` has it."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    @property
+    def sentinel(self) -> int: ...
+
+    #: Whether nobody can tell any more how it has ended.
+    is_lost: bool
+
+    def start(self) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class ChildProcess:
     """The process of one child, whoever reaps it.
 
@@ -42,11 +69,11 @@ class ChildProcess:
     has ended: it takes such a child for alive for ever. The kernel's answer that there is no such child tells.
 
     Args:
-        process: multiprocessing's process, not started yet.
+        process: multiprocessing's process, or one that the forking process forks; not started yet.
         name: what the child is called in messages.
     """
 
-    def __init__(self, process: BaseProcess, name: str) -> None:
+    def __init__(self, process: BaseProcess | Process, name: str) -> None:
         self.name = name
         #: Its process number, once started.
         self.pid: int | None = None
@@ -59,7 +86,8 @@ class ChildProcess:
     def start(self) -> None:
         """Starts it."""
         self._process.start()
-        note_pipes(self._process)
+        if isinstance(self._process, BaseProcess):
+            note_pipes(self._process)
         self.pid = self._process.pid
 
     @property
@@ -74,6 +102,8 @@ class ChildProcess:
         return self._ended or self.pid is None
 
     def _was_reaped_by_others(self) -> bool:
+        if not isinstance(self._process, BaseProcess):
+            return self._process.is_lost
         popen: Any = self._process._popen  # type: ignore[attr-defined]
         if popen.method == "forkserver":  # the server's child, which it reaps itself
             return False
@@ -88,7 +118,7 @@ class ChildProcess:
         return _wait([self], seconds)
 
     def sentinel(self) -> int:
-        """A descriptor that becomes readable when it ends."""
+        """A descriptor that becomes readable when it ends; -1 where there is none."""
         return self._process.sentinel
 
     def terminate(self) -> None:
@@ -135,7 +165,19 @@ def _wait(children: list[ChildProcess], seconds: float, enough: Callable[[], boo
             return not running
         # Not the sentinels alone: a process that a child has started may hold its other end.
         with contextlib.suppress(ValueError, OSError):  # closed meanwhile
-            connection.wait([child.sentinel() for child in running], min(left, LOOK))
+            sentinels = [child.sentinel() for child in running]
+            connection.wait([one for one in sentinels if one >= 0], min(left, LOOK))
+
+
+class Closes(Protocol):
+    """What can be closed."""
+
+    def close(self) -> None: ...
+
+
+def wait_for_any(children: list[ChildProcess], seconds: float) -> None:
+    """Waits until one of the children is known to have ended, but not longer than so many seconds."""
+    _wait(children, seconds, lambda: any(child.ended for child in children))
 
 
 class Ending:
@@ -151,29 +193,43 @@ class Ending:
         self._owner_pid = os.getpid()
         self._children = children
         self._controls = controls
+        #: Whether somebody has begun to end them.
+        self.has_begun = False
+        #: Whether nothing is left to do.
+        self.is_over = False
+        #: Forks others in the places of those that die; ends when they have.
+        self.forker: Closes | None = None
+        _to_end.add(self)
         self._bells = bells
+        #: What is to be done once they have ended.
+        self.afterwards: Callable[[], None] | None = None
         #: Over which each child is asked to stop, once they all can be.
         self.commanders: list[Sender] = []
 
-    def run(self, later: bool = False) -> None:
-        """Asks, waits, terminates, kills, reaps. Ctrl-C hurries it up, and is delivered when nothing is left.
+    def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
+        """Takes a child over in the place of another one, which has ended, before it is started.
 
-        Args:
-            later: deliver it when the caller has returned, as `InterruptsHeld` says.
+        Once it has started, `has_begun` tells whether it is the caller's to end.
         """
-        if os.getpid() != self._owner_pid:
+        if self.has_begun:
             return
-        with InterruptsHeld(later) as held:
+        self._children[index].close()
+        self._children[index], self._controls[index], self.commanders[index] = child, control, commander
+
+    def run(self) -> None:
+        """Asks, waits, terminates, kills, reaps. Ctrl-C hurries it up, and is delivered when nothing is left."""
+        if os.getpid() != self._owner_pid:
+            return self._set_over()
+        with InterruptsDeferred() as deferred:
+            self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                if (
-                    not control.has_consumer()
-                ):  # it still imports the program: nothing in it is to be finished
+                if not control.has_consumer():  # it still imports the program: nothing in it is to be finished
                     child.terminate()
-            self._ask(held)
+            self._ask(deferred)
             for child in children:
                 child.terminate()
-            if not _wait(children, TERMINATED, lambda: held.noted) and held.noted:
+            if not _wait(children, TERMINATED, lambda: deferred.noted) and deferred.noted:
                 _wait(children, TERMINATED_IN_A_HURRY)
             for child in children:
                 child.kill()
@@ -191,17 +247,62 @@ class Ending:
             self._children.clear()
             self._controls.clear()
             self.commanders.clear()
+            if self.forker is not None:
+                self.forker.close()
+            if self.afterwards is not None:
+                self.afterwards()
+            self._set_over()
 
-    def _ask(self, held: InterruptsHeld) -> None:
+    def _set_over(self) -> None:
+        self.is_over = True
+        _to_end.discard(self)
+
+    def _ask(self, deferred: InterruptsDeferred) -> None:
         """Asks all children to stop, and waits until they have, if they all can be asked."""
         if len(self.commanders) != len(self._children):
             return
         deadline = time.monotonic() + ASKED
+        self.ask(deadline)
+        _wait(list(self._children), deadline - time.monotonic(), lambda: deferred.noted)
+
+    def ask(self, deadline: float = math.inf) -> None:
+        """Asks all children to stop, as far as that can be done before the deadline, and does not wait for them."""
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
                 commander.send_message(("stop",), min(0.1, max(0.0, deadline - time.monotonic())), STOP)
-        _wait(list(self._children), deadline - time.monotonic(), lambda: held.noted)
 
-    def run_later(self) -> None:
-        """What the finaliser calls: an exception could not leave it."""
-        self.run(later=True)
+
+#: Those of this process that were not run to their end.
+_to_end: set[Ending] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    for ending in list(_to_end):
+        ending.run()
+
+
+class OwnsChildren(Finalized):
+    """A base of what has children, which end with it: when it is shut down, dropped, or at interpreter exit."""
+
+    # No weak reference may call Python code when it dies: what Ctrl-C raises there is lost.
+    _ending: Ending
+
+    def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
+        """Takes the children over before they are started; the arguments are those of `Ending`."""
+        self._ending = Ending(children, controls, bells)
+
+    def shutdown(self) -> None:
+        """Ends all children: asks, waits, terminates, kills, reaps. Safe to call at any time, any number of times.
+
+        Where it was cut off, the next call goes on.
+        """
+        self._ending.run()
+
+    def _finalize(self, interrupted: bool) -> None:
+        """What `__del__` does. Ctrl-C that cuts it off, or did so before, is delivered afterwards."""
+        ending = self.__dict__.get("_ending")
+        if interrupted or (ending is not None and not ending.is_over):
+            with InterruptsDeferred(later=True, noted=interrupted):
+                if ending is not None:
+                    ending.run()

@@ -124,9 +124,7 @@ def _rebuilt(pickled: bytes | None, pickled_class: bytes | None, text: str) -> B
 
 def _tell(error: BaseException, message: str) -> None:
     """Puts `message` where the exception's own text shows it, else into a note."""
-    plain = not error.args or (
-        len(error.args) == 1 and str(error) in (str(error.args[0]), repr(error.args[0]))
-    )
+    plain = not error.args or (len(error.args) == 1 and str(error) in (str(error.args[0]), repr(error.args[0])))
     if plain:
         error.args = (_VerbatimKey(message) if isinstance(error, KeyError) else message,)
         plain = message in str(error)

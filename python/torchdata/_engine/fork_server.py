@@ -16,11 +16,13 @@ import errno
 import io
 import os
 import signal
+import time
 from multiprocessing import connection, context, forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
 from torchdata._engine.interrupts import StartGivenUp, interrupt_waits, interrupts_blocked
+from torchdata._threads import OUT_OF_TASKS
 
 __all__ = ["ForkServerProcess"]
 
@@ -30,6 +32,9 @@ LOOK = 0.02
 
 class _Server(forkserver.ForkServer):
     """multiprocessing's, started where Ctrl-C is blocked."""
+
+    #: How long one may take to come up where Ctrl-C waits: longer after each that was ended, as a handler may go on.
+    patience = LOOK
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,33 +56,53 @@ class _Server(forkserver.ForkServer):
         """
         me = object()
         gone = (
-            "the fork server has ended: see its output above, the program's main module may have failed there"
+            "the fork server has ended: see its output above. Either the program's main module has failed there, or "
+            f"{OUT_OF_TASKS}"
         )
         self._waiting.add(me)
+        until = time.monotonic() + self.patience
         try:
             while not connection.wait([status], LOOK):
-                if interrupt_waits() and not self._has_served and self._waiting == {me}:
+                is_let = self._has_served or time.monotonic() < until
+                if interrupt_waits() and not is_let and self._waiting == {me}:
+                    _Server.patience *= 2
                     self._kill()
                     raise StartGivenUp
             number: int = forkserver.read_signed(status)
             self._has_served = True
+            _Server.patience = LOOK
             return number
         except EOFError as error:
+            self._kill()  # it may take a while to end, and the next child needs another one
             raise ConnectionResetError(errno.ECONNRESET, gone) from error
         finally:
             self._waiting.discard(me)
 
+    def connection(self, descriptors: list[int]) -> tuple[int, int]:
+        """Asks for a child; the descriptors of what is told of it, and of its orders."""
+        try:
+            status, orders = self.connect_to_new_process(descriptors)
+        except ConnectionError:  # it is about to end
+            self._kill()
+            raise
+        return status, orders
+
     def _kill(self) -> None:
         global _server
-        _server = None
-        os.close(self._forkserver_alive_fd)  # type: ignore[attr-defined]
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # one whom SIGCHLD does not reach
-            os.kill(self._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
-            os.waitpid(self._forkserver_pid, 0)  # type: ignore[attr-defined]
-        address = self._forkserver_address  # type: ignore[attr-defined]
-        if not util.is_abstract_socket_namespace(address):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(address)
+        if _server is self:
+            _server = None
+        with self._lock:  # type: ignore[attr-defined]
+            if self._forkserver_pid is None:  # type: ignore[has-type]
+                return
+            os.close(self._forkserver_alive_fd)  # type: ignore[attr-defined]
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # one whom SIGCHLD does not reach
+                os.kill(self._forkserver_pid, signal.SIGKILL)  # type: ignore[has-type]
+                os.waitpid(self._forkserver_pid, 0)  # type: ignore[has-type]
+            self._forkserver_pid = None
+            address = self._forkserver_address  # type: ignore[attr-defined]
+            if not util.is_abstract_socket_namespace(address):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(address)
 
 
 _server: _Server | None = None
@@ -103,7 +128,11 @@ class _Popen(popen_forkserver.Popen):
         finally:
             set_spawning_popen(None)
         server = _running()
-        status, orders_to = server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        try:
+            status, orders_to = server.connection(self._fds)  # type: ignore[attr-defined]
+        except ConnectionError:
+            server = _running()
+            status, orders_to = server.connection(self._fds)  # type: ignore[attr-defined]
         self.sentinel = status
         # The child takes main for alive as long as somebody could write to it.
         alive = os.dup(orders_to)

@@ -8,35 +8,10 @@ so copies, every page that holds an object of main's.
 from __future__ import annotations
 
 import gc
-import operator
-from multiprocessing.context import get_spawning_popen
-from typing import Any
 
-__all__ = ["EARLY_THRESHOLD", "ChildName", "settle"]
+from torchdata._engine.beginning import EARLY_THRESHOLD
 
-#: New objects that make a child search for cycles while it starts: three times what importing torch makes.
-EARLY_THRESHOLD = 1_000_000
-
-
-class ChildName(str):
-    """The name of a child's process, which raises the child's collection threshold where it is unpickled.
-
-    multiprocessing sends the name ahead of everything else: it is unpickled before the child imports the main module,
-    and with it whatever the user's program imports. What does it is all of the standard library, as the child may not
-    be able to import this package yet. Anywhere else it is pickled as the string that it is.
-    """
-
-    __slots__ = ()
-
-    def __reduce__(self) -> Any:
-        if get_spawning_popen() is None:  # on its way elsewhere, in a log record perhaps
-            return str, (str(self),)
-        return operator.getitem, ((_ThresholdRaised(), str(self)), 1)
-
-
-class _ThresholdRaised:
-    def __reduce__(self) -> Any:
-        return gc.set_threshold, (EARLY_THRESHOLD,)
+__all__ = ["settle"]
 
 
 def settle(thresholds: tuple[int, int, int]) -> None:

@@ -21,17 +21,19 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["InterruptsHeld", "StartGivenUp", "ignore_interrupts", "interrupt_waits", "interrupts_blocked"]
+__all__ = ["InterruptsDeferred", "StartGivenUp", "ignore_interrupts", "interrupt_waits", "interrupts_blocked"]
 
 #: Seconds between two looks at whether the main thread has left what must not be interrupted.
 LATER = 0.001
+#: Methods that Python calls where it ignores what they raise: its own, and that of `torchdata._native.Finalized`.
+FINALISERS = ("__del__", "_finalize")
 
 
 class StartGivenUp(Exception):
     """Ctrl-C was pressed while the start of a child waited, and could be taken back as a whole."""
 
 
-class InterruptsHeld:
+class InterruptsDeferred:
     """Context in which Ctrl-C is noted, and delivered at its end or when `deliver` is called.
 
     It does nothing in other threads than the main one, where no handler runs.
@@ -39,23 +41,24 @@ class InterruptsHeld:
     Args:
         later: deliver it only when the finaliser (a `__del__`, a callback of a weak reference) that holds it has
             returned, as an exception could not leave that.
+        noted: Ctrl-C was pressed already, and is to be delivered.
     """
 
     #: The one whose handler is installed.
-    innermost: InterruptsHeld | None = None
+    innermost: InterruptsDeferred | None = None
 
-    def __init__(self, later: bool = False) -> None:
+    def __init__(self, later: bool = False, noted: bool = False) -> None:
         self._later = later
-        self._noted = False
+        self._noted = noted
         self._handler: Callable[[int, FrameType | None], Any] | None = None
-        self._outer: InterruptsHeld | None = None
+        self._outer: InterruptsDeferred | None = None
 
-    def __enter__(self) -> InterruptsHeld:
+    def __enter__(self) -> InterruptsDeferred:
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler) and threading.current_thread() is threading.main_thread():
-            self._handler, self._outer = handler, InterruptsHeld.innermost
+            self._handler, self._outer = handler, InterruptsDeferred.innermost
             signal.signal(signal.SIGINT, self._note)  # raises what came before it, and nothing from here on
-            InterruptsHeld.innermost = self
+            InterruptsDeferred.innermost = self
         return self
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
@@ -80,7 +83,7 @@ class InterruptsHeld:
     ) -> None:
         if self._handler is None:
             return
-        InterruptsHeld.innermost = self._outer
+        InterruptsDeferred.innermost = self._outer
         # Else the user's program has put one of its own there meanwhile.
         if signal.getsignal(signal.SIGINT) == self._note:
             signal.signal(signal.SIGINT, self._handler)
@@ -92,10 +95,10 @@ class InterruptsHeld:
 
 def interrupt_waits() -> bool:
     """Whether Ctrl-C was pressed and waits to be delivered, in this thread."""
-    held = InterruptsHeld.innermost
-    if held is None or threading.current_thread() is not threading.main_thread():
+    deferred = InterruptsDeferred.innermost
+    if deferred is None or threading.current_thread() is not threading.main_thread():
         return False
-    return held.noted or signal.SIGINT in signal.sigpending()
+    return deferred.noted or signal.SIGINT in signal.sigpending()
 
 
 @contextmanager
@@ -128,9 +131,9 @@ def _press_later() -> None:
 
 
 def _is_in_finaliser(frame: FrameType | None) -> bool:
-    """Whether the frame, or one that called it, belongs to a `__del__` or to the callback of a weak reference."""
+    """Whether the frame, or one that called it, belongs to a finaliser or to the callback of a weak reference."""
     while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") == "weakref":
+        if frame.f_code.co_name in FINALISERS or frame.f_globals.get("__name__") == "weakref":
             return True
         frame = frame.f_back
     return False

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-__all__ = ["CANNOT_WATCH", "obituary", "why_not_started"]
+__all__ = ["CANNOT_WATCH", "how_it_died", "obituary", "why_not_started"]
 
 #: Exit code of a child that cannot watch main: the system's name for its own errors.
 CANNOT_WATCH = os.EX_OSERR
@@ -31,7 +31,13 @@ _BY_SIGNAL = {
 
 
 def obituary(name: str, pid: int | None, code: int | None) -> str:
-    """What happened to a child, and what to do.
+    """What happened to a child, and what to do; the arguments are those of `how_it_died`."""
+    how, advice = how_it_died(name, pid, code)
+    return f"{how}; {advice}. What it had sent was delivered as far as its turn had come."
+
+
+def how_it_died(name: str, pid: int | None, code: int | None) -> tuple[str, str]:
+    """What happened to a child; and what to do.
 
     Args:
         name: what the child is called.
@@ -65,7 +71,7 @@ def obituary(name: str, pid: int | None, code: int | None) -> str:
                 "; a program that imports mpi4py.MPI at its top has spawned workers fail in MPI_Init, as they are no "
                 'ranks: import it in a function, or under `if __name__ == "__main__":`'
             )
-    return f"{name} (pid {pid}) {how}; {advice}. What it had sent was delivered as far as its turn had come."
+    return f"{name} (pid {pid}) {how}", advice
 
 
 def _who_reaped() -> str:

@@ -2,7 +2,8 @@
 
 Role: main's side of the processes. Owns the links, the bells and the process objects; everything is released by
 `shutdown`, which is bounded, idempotent and harmless in a forked child that inherited the object. How children start
-and end stands in `starting` and `ending`, the words about one that died in `obituary`.
+and end stands in `starting` and `ending`, how others take their places in `restarting`, the words about one that died
+in `obituary`.
 """
 
 from __future__ import annotations
@@ -14,22 +15,31 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
-from torchdata._engine.child import MAIN, ChildSetup, Job, run_child
-from torchdata._engine.crossing import Handle, SharedPickle, explain_unpicklable, pickle_graph
-from torchdata._engine.ending import ChildProcess, Ending
+from torchdata._engine import snapshots
+from torchdata._engine.calls import Noted
+from torchdata._engine.child import MAIN, ChildSetup, run_child
+from torchdata._engine.crew import Crew
+from torchdata._engine.crossing import Handle, SharedPickle, pickle_graph, why_unpicklable
+from torchdata._engine.ending import ChildProcess, OwnsChildren, wait_for_any
+from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.failures import reraise
 from torchdata._engine.obituary import obituary
+from torchdata._engine.program import Program
+from torchdata._engine.restarting import Received, Restarts, Run
 from torchdata._engine.starting import new_child, start_all
-from torchdata._native import BellBoard, Collector, Link, Sender
-from torchdata.datapipes._traversal import walk
+from torchdata._native import BellBoard, Collector, StatsBoard
+from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting, Room
+from torchdata._stats.stacks import answer_no_more
+from torchdata._tracing import state as tracing
+from torchdata.datapipes._pipe.traversal import walk
 
-__all__ = ["Children"]
+__all__ = ["Children", "Place"]
 
-#: Ring of a control link; larger commands are streamed.
-CONTROL_RING = 64 << 10
 #: How long a child may take to obey a command that main waits for.
 OBEDIENCE = 600.0
 #: How often main looks meanwhile whether anybody is held up.
@@ -41,90 +51,121 @@ def default_budget() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
-class Children:
+@dataclass(frozen=True)
+class Place:
+    """Where an earlier run of an epoch was left.
+
+    Args:
+        given: how far it had come with each worker.
+        turn: whose turn it was.
+        resumptions: by child, where it goes on.
+        kept: the snapshots behind these, for the books.
+    """
+
+    given: list[snapshots.Account]
+    turn: int
+    resumptions: list[snapshots.Resumption | None]
+    kept: tuple[list[snapshots.Kept | None], snapshots.KeptDealt | None]
+
+
+class _Dying(Exception):
+    """The child to which something is sent has died, or another one has its place by now."""
+
+
+class Children(OwnsChildren):
     """Workers, and where something is to be dispatched the dispatching process.
 
     Args:
         context: multiprocessing context that starts them.
         num_workers: number of workers.
-        job: what each worker runs.
+        program: what each worker runs.
         dispatch: what the dispatching process runs; None where there is none.
         window: items that each worker may be ahead of main.
         dispatch_window: items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all of them; None for a quarter of the machine's.
         in_order: whether main takes items from the workers in strict turn.
         timeout: seconds that main waits for an item; None for ever.
+        full_stats: whether the time of each pipe is taken.
+        room: where they count, if they share a board with others whose place they take; None makes one.
+        restarts: whether others take the places of those that die, instead of an error.
     """
 
     def __init__(
         self,
         context: BaseContext,
         num_workers: int,
-        job: Job,
-        dispatch: Job | None,
+        program: Program,
+        dispatch: Program | None,
         *,
         window: int,
         dispatch_window: int,
         memory_budget: int | None,
         in_order: bool,
         timeout: float | None,
+        full_stats: bool = False,
+        room: Room | None = None,
+        restarts: bool = False,
     ) -> None:
         self._owner_pid = os.getpid()
-        self._num_workers = num_workers
+        self._num_workers = self.num_workers = num_workers
+        self.dispatches = dispatch is not None
         self._window = window
         self._epoch = 0
+        self._calls = 0
         self._timeout = timeout
-        self._names = [f"worker process {i}" for i in range(num_workers)]
         budget = default_budget() if memory_budget is None else memory_budget
-        per_link = budget // (num_workers if dispatch is None else 2 * num_workers)
+        #: Bytes of shared memory for all of them.
+        self.budget = budget
         count = num_workers + (dispatch is not None)
-        if dispatch is not None:
-            self._names.append("the dispatching process")
-
         self._bells = BellBoard(1 + count)
-        self._links = [Link(per_link) for _ in range(num_workers)]
-        controls = [Link(0, CONTROL_RING) for _ in range(count)]
-        dispatched = [Link(per_link) for _ in range(num_workers)] if dispatch is not None else []
-
+        #: Whether others have taken their place.
+        self.is_retired = False
+        #: After how many seconds without an item main warns; None: never.
+        self.stall_warning: float | None = None
+        self.room = room or Room(StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats))
+        self.stats = self.room.board
         start_method = context.get_start_method()
-        jobs = [self._shared(job, start_method)] * num_workers
+        programs = [self._shared(program, start_method)] * num_workers
         if dispatch is not None:
-            jobs.append(self._shared(dispatch, start_method))
-        self._processes: list[ChildProcess] = []
-        setups: list[ChildSetup] = []
-        for index in range(count):
+            programs.append(self._shared(dispatch, start_method))
+        self._crew = crew = Crew(num_workers, dispatch is not None, self._bells, budget)
+        self._names, self._processes = crew.names, crew.processes
+        for index, lines in enumerate(crew.new_lines(range(count))):
             worker = index < num_workers
             setup = ChildSetup(
                 name=self._names[index],
                 index=1 + index,
+                pages_behind=self.room.first_page - 1,
                 worker_id=index if worker else 0,
                 num_workers=num_workers,
                 dispatches=not worker,
-                job=jobs[index],
+                program=programs[index],
+                module=type(program).__module__,
                 bells=Handle(self._bells),
-                control=Handle(controls[index]),
-                outputs=[Handle(self._links[index])] if worker else [Handle(link) for link in dispatched],
+                stats=Handle(self.stats),
+                lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
-                dispatched=Handle(dispatched[index]) if worker and dispatch is not None else None,
                 dispatcher_index=count,
                 window=dispatch_window,
                 main_pid=self._owner_pid,
                 is_child_of_main=start_method != "forkserver",
                 gc_thresholds=gc.get_threshold(),
+                cadence=(snapshots.SECONDS, snapshots.FACTOR),
             )
-            setups.append(setup)
-            self._processes.append(new_child(context, self._names[index], run_child, (setup,)))
-        # Ends the children even where nobody calls shutdown, at interpreter exit at the latest.
-        self._ending = Ending(self._processes, list(controls), self._bells)
-        self._finalizer = weakref.finalize(self, self._ending.run_later)
+            crew.setups.append(setup)
+            crew.processes.append(new_child(context, self._names[index], run_child, (setup,)))
+        self._own(list(crew.processes), [crew.control(index) for index in range(count)], self._bells)
+        # The loader may never come to an epoch: nobody else knows then that main answers.
+        no_more = partial(answer_no_more, self.stats, MAIN_PAGE)
+        if self.room.is_first:
+            self._ending.afterwards = no_more
+        self._restarts = Restarts(crew, context, self._ending, partial(_trace_of, self.room)) if restarts else None
         try:
-            self._start(start_method, setups)
-            self._commanders = self._ending.commanders
-            self._commanders += [
-                Sender([control], self._bells, MAIN, [1 + index]) for index, control in enumerate(controls)
-            ]
+            self._start(start_method)
+            crew.commanders += [crew.commander(index) for index in range(count)]
+            self._ending.commanders += crew.commanders
             self.collector = Collector(
-                self._links,
+                [crew.items_of(worker) for worker in range(num_workers)],
                 self._bells,
                 MAIN,
                 list(range(1, 1 + num_workers)),
@@ -132,66 +173,126 @@ class Children:
                 in_order=in_order,
                 timeout=timeout,
             )
+            counting = Counting(self.stats, MAIN_PAGE)
+            if self.room.is_first:
+                counting.adopt_main(self.collector, num_workers)
+            else:
+                counting.receive(self.collector, self.room, num_workers)
             self._watch()
-            surplus = weakref.WeakMethod(self._on_surplus)
-            self.collector.tell_surplus(budget, lambda *what: surplus()(*what))  # type: ignore[misc]
-            #: By child: the number of the last command.
-            self._sent = [0] * count
+            own = weakref.ref(self)  # and no WeakMethod, which would call Python code when it dies
+            self.collector.tell_surplus(budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
         except BaseException:
             self.shutdown()
             raise
+        if self._restarts is None:
+            crew.setups.clear()
+        self._ending.afterwards = no_more
 
     @staticmethod
-    def _shared(job: Job, start_method: str) -> Job | SharedPickle:
-        """The job as the children get it: as it is where they inherit it, else pickled once for all of them."""
+    def _shared(program: Program, start_method: str) -> Program | SharedPickle:
+        """The program as the children get it: as it is where they inherit it, else pickled once for all of them."""
         if start_method == "fork":
-            return job
+            return program
         try:
-            return SharedPickle(pickle_graph(job))
+            return SharedPickle(pickle_graph(program))
         except Exception as error:
             if "inheritance" in str(error):
-                return job  # pickled with each process, as such objects must be
-            raise TypeError(explain_unpicklable(walk(job.datapipe), start_method)) from error
+                return program  # pickled with each process, as such objects must be
+            raise TypeError(why_unpicklable(walk(program.datapipe), start_method)) from error
 
-    def _start(self, start_method: str, setups: list[ChildSetup]) -> None:
-        def close_own(index: int) -> None:
-            setup = setups[index]
+    def _start(self, start_method: str) -> None:
+        crew, count = self._crew, len(self._processes)
+
+        def see_to(index: int) -> None:
+            if self._restarts is None:
+                # Starting the others may take long: a death that was there before is not to wait for them.
+                for before in range(index):
+                    self._check(before)
+            lines = crew.setups[index].lines
             # What the dispatching process needs, which is started last, it has in common with others.
-            if not setup.dispatches:
-                setup.control.shared.close_descriptor()
-                setup.outputs[0].shared.close_descriptor()
+            if index < crew.num_workers:
+                lines.control.shared.close_descriptor()
+                lines.outputs[0].shared.close_descriptor()
 
         if start_method == "fork":  # children inherit the mappings
-            self._close_descriptors(setups)
-        start_all(self._processes, start_method, close_own)
-        self._close_descriptors(setups)
-
-    def _close_descriptors(self, setups: list[ChildSetup]) -> None:
-        """Closes what was passed to all who should have it, so that main keeps no descriptor for a link."""
-        for handle in [handle for setup in setups for handle in setup.links()]:
-            handle.shared.close_descriptor()
-        self._bells.close_descriptor()
+            crew.close_descriptors(range(count))
+        start_all(self._processes, start_method, see_to)
+        crew.close_descriptors(range(count))
+        if self._restarts is not None:
+            self._restarts.keep_forker()
+        if self._restarts is None or start_method == "fork":
+            self._bells.close_descriptor()
 
     def _watch(self) -> None:
-        on_exit = weakref.WeakMethod(self._on_exit)
+        restarts, processes = self._restarts, list(enumerate(self.pids))
+        if restarts is not None:
+            self.collector.watch_and_replace(processes, restarts.on_death, restarts.on_replace)
+            return
+        own = weakref.ref(self)
         try:
-            self.collector.watch(list(enumerate(self.pids)), lambda index: on_exit()(index))  # type: ignore[misc]
+            self.collector.watch(processes, lambda index: own()._on_exit(index))  # type: ignore[union-attr]
         except ProcessLookupError:  # one has ended already, and was not reaped by us
-            for process in self._processes:
-                process.wait(1.0)
+            wait_for_any(self._processes, 1.0)
             self._check_alive()
             raise
 
     # -- what main asks of the children ------------------------------------------------------------
 
-    def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
-        """Starts an epoch everywhere; `commands(index)` gives the seeds and the reset function of each child."""
-        self._check_alive()
+    def start_epoch(
+        self,
+        commands: Callable[[int], tuple[Any, Any]],
+        resume: Callable[[Received], list[snapshots.Resumption | None]],
+        *,
+        announced: bool = False,
+        place: Place | None = None,
+    ) -> None:
+        """Starts an epoch everywhere.
+
+        Args:
+            commands: by child, the seeds and the reset function.
+            resume: from what was received of the workers, where each child goes on.
+            announced: whether each worker begins with a snapshot, for which this waits.
+            place: where an earlier run of the epoch was left; None for its beginning.
+        """
+        restarts, collector = self._restarts, self.collector
+        if restarts is None:
+            self._check_alive()
+        before = self._end_of_run() if announced else None
+        if restarts is not None and announced:
+            restarts.await_repeated()
+            self._await_obedience()  # where each was when it was told something, should this epoch be run again
         self._epoch += 1
-        self.collector.start_epoch(self._epoch, self._window)
+        collector.start_epoch(self._epoch, self._window, *(() if place is None else (place.given, place.turn)))
+        if place is not None:
+            collector.keep(*place.kept)
+        processes = list(self._processes)
+        if restarts is not None:  # who takes a place from now on is told by whoever puts it there
+            restarts.begin(Run(self._epoch, commands, resume, before))
+            self._check_alive()
         # The dispatching process first: the others wait for it.
-        for index in reversed(range(len(self._processes))):
-            self._send(index, "epoch", self._epoch, *commands(index), order=self._epoch)
+        for index in reversed(range(len(processes))):
+            start = None if place is None else place.resumptions[index]
+            command = (
+                self._epoch,
+                *commands(index),
+                self._crew.announced(index) if announced else snapshots.Announced.NONE,
+                start,
+                _trace_of(self.room, index, self._names[index]),
+            )
+            self._send(index, "epoch", *command, order=self._epoch, to=processes[index])
+        while announced:
+            collector.await_snapshots(snapshots.PATIENCE, self.dispatches)
+            if restarts is None or not self._check_alive():
+                break
+
+    def _end_of_run(self) -> tuple[Run, list[snapshots.Resumption | None]] | None:
+        """The epoch that is over, and where each child would go on in it."""
+        run = None if self._restarts is None else self._restarts.run
+        found = self.collector.places(0)
+        if run is None or found is None:
+            return None
+        places, _, dealt = found
+        return replace(run, before=None), run.resume((places, dealt))
 
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child, between two items, and waits until all have done it.
@@ -199,12 +300,29 @@ class Children:
         An epoch that runs goes on.
         """
         self._check_alive()
+        restarts = self._restarts
+        if restarts is None:
+            self._calls += 1
+            noted = Noted(self._calls, function)
+        else:
+            self._await_obedience()  # should the wait for an earlier one have been interrupted
+            noted = restarts.note_call(function)
         for index in range(len(self._processes)):
-            self._send(index, "call", function)
+            if self._is_resting(index):
+                noted.places[index] = snapshots.BETWEEN  # for the one that takes its place in the next epoch
+            else:
+                self._send(index, "call", function, noted.serial, numbers=noted.numbers)
+        self._await_obedience()
+
+    def _is_resting(self, index: int) -> bool:
+        return self._restarts is not None and index in self._restarts.resting
+
+    def _await_obedience(self) -> None:
+        """Waits until all have obeyed their last command."""
         deadline = time.monotonic() + OBEDIENCE
         try:
-            for index, commander in enumerate(self._commanders):
-                while not commander.wait_acknowledged(self._sent[index], GLANCE, self._check_alive):
+            for index in range(len(self._processes)):
+                while not self._is_resting(index) and not self._has_obeyed(index):
                     # A child that waits for the dispatching process comes to its next item only if nobody is held up.
                     self.collector.relieve(False)
                     if time.monotonic() >= deadline:
@@ -214,30 +332,114 @@ class Children:
         finally:
             self.collector.relieve(True)
 
-    def _send(self, index: int, kind: str, *content: Any, order: int | None = None) -> None:
-        """Sends a command; waits for room, where a child has not taken those before it, as long as it lives."""
-        self._sent[index] += (
-            1  # first: where Ctrl-C comes in between, a number is left out, and none is used twice
-        )
-        command = (kind, self._sent[index], *content)
+    def ask_whether_ready(self) -> None:
+        """Asks children that have just been started to say when they can begin; see `are_ready`."""
+        for index in range(len(self._processes)):
+            self._send(index, "call", _nothing, 0)
+
+    def are_ready(self) -> bool:
+        """Whether all have obeyed their last command. Does not wait.
+
+        Raises:
+            WorkerExitedError: one has died.
+        """
+        self._check_alive()
+        return all(self._has_obeyed(index, 0.0) for index in range(len(self._processes)))
+
+    def set_window(self, window: int) -> bool:
+        """Lets each worker be so many items ahead of main, from now on. False while another thread reads."""
+        if not self.collector.set_window(window):
+            return False
+        self._window = window
+        return True
+
+    @property
+    def window(self) -> int:
+        """Items that each worker may be ahead of main."""
+        return self._window
+
+    def retire(self) -> None:
+        """Lets them go because others have taken their place, without waiting for them: `shutdown` does."""
+        self.is_retired = True
+        self._ending.afterwards = None
+        self.collector.stop()
+        for index in range(len(self._processes)):
+            self.stats.set_replaced(self.room.first_page + index)
+        self._ending.ask()
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether none of them runs any more."""
+        return all(process.ended for process in self._processes)
+
+    def _has_obeyed(self, index: int, seconds: float = GLANCE) -> bool:
+        """Waits a little for the child to obey its last command; whether it has."""
+        crew = self._crew
         try:
-            self._commanders[index].send_message(command, self._timeout, order, self._check_alive)
-        except TimeoutError:
-            raise TimeoutError(
-                f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "
-                "service): its pipe is stuck in one item, or the process was stopped"
-            ) from None
+            return crew.commanders[index].wait_acknowledged(crew.sent[index], seconds, self._look_at(index))
+        except _Dying:
+            self._check_alive()
+            return False
+
+    def _send(
+        self,
+        index: int,
+        kind: str,
+        *content: Any,
+        order: int | None = None,
+        to: ChildProcess | None = None,
+        numbers: dict[int, int] | None = None,
+    ) -> None:
+        """Sends a command, to that process alone if it is given, else to whoever has the place."""
+        while to is None or self._processes[index] is to:
+            try:
+                tick = self._look_at(index)
+                self._crew.send(index, kind, *content, order=order, seconds=self._timeout, tick=tick, numbers=numbers)
+                return
+            except _Dying:
+                self._check_alive()
+            except TimeoutError:
+                raise TimeoutError(
+                    f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "
+                    "service): its pipe is stuck in one item, or the process was stopped"
+                ) from None
+
+    def _look_at(self, index: int) -> Callable[[], object]:
+        """What is looked at while a child is waited for."""
+        if self._restarts is None:
+            return self._check_alive
+        process, resting = self._processes[index], self._restarts.resting
+        # Whoever waits for the dispatching process in the midst of an item obeys when that goes on.
+        others = range(len(self._processes)) if self.dispatches else ()
+
+        def look() -> None:
+            if process.ended or self._processes[index] is not process:
+                raise _Dying
+            if any(self._processes[other].ended for other in others if other not in resting):
+                raise _Dying
+
+        return look
 
     # -- life and death ----------------------------------------------------------------------------
 
-    def _check_alive(self) -> None:
-        for index, process in enumerate(self._processes):
-            if process.ended:
-                self._on_exit(index)
+    def _check_alive(self) -> bool:
+        """Raises the error of a child that has died, or sees to it that another one has its place; whether one has."""
+        if self._restarts is None:
+            for index in range(len(self._processes)):
+                self._check(index)
+            return False
+        while True:
+            resting = self._restarts.resting
+            dead = [i for i, process in enumerate(self._processes) if process.ended and i not in resting]
+            if not dead or self.collector.replace_dead(dead):
+                return bool(dead)
+            time.sleep(GLANCE)  # a thread that reads finds out by itself
+
+    def _check(self, index: int) -> None:
+        if self._processes[index].ended:
+            self._on_exit(index)
 
     def _on_exit(self, index: int) -> NoReturn:
-        from torchdata.dataloader2.error import WorkerExitedError
-
         process = self._processes[index]
         process.wait(1.0)
         code = process.exitcode
@@ -263,14 +465,16 @@ class Children:
         """Process numbers, the dispatching process last."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def shutdown(self) -> None:
-        """Ends all children: asks, waits, terminates, kills, reaps. Safe to call at any time, any number of times.
 
-        Where it was cut off, the next call goes on.
-        """
-        self._ending.run()
-        self._finalizer.detach()
+def _nothing(_graph: Any) -> None:
+    """What children do that are asked whether they are ready."""
 
 
 def _raise_failure(_peer: int, description: Any) -> NoReturn:
     reraise(description)
+
+
+def _trace_of(room: Room, index: int, name: str) -> str | None:
+    """Where a child writes its trace; None where nothing is traced."""
+    writing = tracing.current
+    return None if writing is None else writing.path_for(room.board, room.first_page + index, name)

@@ -11,17 +11,15 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from torchdata._engine.beginning import ChildName
 from torchdata._engine.ending import ChildProcess
-from torchdata._engine.garbage import ChildName
-from torchdata._engine.interrupts import InterruptsHeld, StartGivenUp, interrupts_blocked
+from torchdata._engine.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.obituary import why_not_started
 
-__all__ = ["new_child", "start_all"]
+__all__ = ["new_child", "start_all", "start_sharing"]
 
 
-def new_child(
-    context: BaseContext, name: str, target: Callable[..., object], args: tuple[Any, ...]
-) -> ChildProcess:
+def new_child(context: BaseContext, name: str, target: Callable[..., object], args: tuple[Any, ...]) -> ChildProcess:
     """A child that is not started yet.
 
     Args:
@@ -47,20 +45,46 @@ def start_all(
     Args:
         children: the children.
         start_method: multiprocessing's name of how.
-        started: called with the number of each child that was started.
+        started: called with the number of each child that was started. What it raises is passed on.
 
     Raises:
         OSError: the system has no room for another process; the message names the child and the remedy.
     """
-    with InterruptsHeld() as held:
+    with InterruptsDeferred() as deferred:
         if start_method != "fork":
             # Started with the first child it would take the mask off again, with which it starts itself.
-            resource_tracker.ensure_running()
+            _ensure_tracker()
         for index, child in enumerate(children):
             while not _start(child):
-                held.deliver()
+                deferred.deliver()
             started(index)
-            held.deliver()
+            deferred.deliver()
+
+
+def start_sharing(children: Iterable[ChildProcess], start_method: str, shared: Iterable[Any]) -> None:
+    """Starts the children (`start_all`), and closes the descriptors of what they share with main once they have it.
+
+    Args:
+        children: the children.
+        start_method: multiprocessing's name of how.
+        shared: links and boards of bells.
+    """
+
+    def close() -> None:
+        for one in shared:
+            one.close_descriptor()
+
+    if start_method == "fork":  # children inherit the mappings
+        close()
+    start_all(children, start_method)
+    close()
+
+
+def _ensure_tracker() -> None:
+    try:
+        resource_tracker.ensure_running()
+    except OSError as error:
+        raise why_not_started("multiprocessing's resource tracker, which worker processes need,", error) from error
 
 
 def _start(child: ChildProcess) -> bool:

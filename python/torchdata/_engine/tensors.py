@@ -14,17 +14,20 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdata._importing import import_whole
 
-__all__ = ["Departing", "Place", "Span", "arriving", "empty_tensor", "tensor_over", "tensor_parts"]
+if TYPE_CHECKING:
+    from torchdata._native import Sender
+
+__all__ = ["Departing", "Location", "Span", "arriving", "empty_tensor", "tensor_over", "tensor_parts"]
 
 #: A part of this process' memory: the address of its first byte, and that behind its last one.
 Span = tuple[int, int]
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a tensor or a storage lies."""
 
     #: The number of the block of memory, and the byte in it.
@@ -44,17 +47,17 @@ class Departing:
 
     def __init__(self) -> None:
         #: What was met: its span, what it is, and the object, which keeps the memory.
-        self.places: list[tuple[Span, Any, Any]] = []
+        self.locations: list[tuple[Span, Any, Any]] = []
 
     def add_tensor(self, tensor: Any) -> int:
         what = str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), tensor.requires_grad
-        self.places.append((_span_of(tensor), what, tensor))
-        return len(self.places) - 1
+        self.locations.append((_span_of(tensor), what, tensor))
+        return len(self.locations) - 1
 
     def add_storage(self, storage: Any) -> int:
         start, size = storage.data_ptr(), storage.nbytes()
-        self.places.append(((start, start + size), size, storage))
-        return len(self.places) - 1
+        self.locations.append(((start, start + size), size, storage))
+        return len(self.locations) - 1
 
     def reducer(self, cls: Any) -> Callable[[Any], Any] | None:
         """How objects of a type are pickled; None if it is none of tensors or storages, or has a way of its own."""
@@ -100,29 +103,29 @@ class Departing:
             return rebuild, parts
         return torch._tensor._rebuild_from_type_v2, (rebuild, cls, parts, state)
 
-    def lay_out(self) -> tuple[list[Place], list[memoryview], list[Span]]:
-        """The places, the blocks, and the parts of memory that they were in, which do not overlap."""
-        places: list[Any] = [None] * len(self.places)
+    def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
+        """The locations, the blocks, and the parts of memory that they were in, which do not overlap."""
+        locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
-        for span, members in self._overlapping(range(len(self.places))):
+        for span, members in self._overlapping(range(len(self.locations))):
             spans.append(span)
             for group in self._with_elements_in_common(members):
                 if len(group) == 1:
                     self._close_gaps(group[0])
-                start = min(self.places[number][0][0] for number in group)
-                end = max(self.places[number][0][1] for number in group)
+                start = min(self.locations[number][0][0] for number in group)
+                end = max(self.locations[number][0][1] for number in group)
                 for number in group:
-                    (first, _), what, _ = self.places[number]
-                    places[number] = Place(len(blocks), first - start, what)
-                owners = [self.places[number][2] for number in group]
+                    (first, _), what, _ = self.locations[number]
+                    locations[number] = Location(len(blocks), first - start, what)
+                owners = [self.locations[number][2] for number in group]
                 blocks.append(memoryview(_bytes_at((start, end), owners)))
-        return places, blocks, spans
+        return locations, blocks, spans
 
     def _overlapping(self, numbers: Iterable[int]) -> list[tuple[Span, list[int]]]:
         groups: list[tuple[Span, list[int]]] = []
-        for number in sorted(numbers, key=lambda number: self.places[number][0]):
-            start, end = self.places[number][0]
+        for number in sorted(numbers, key=lambda number: self.locations[number][0]):
+            start, end = self.locations[number][0]
             if groups and start < groups[-1][0][1]:
                 (first, last), members = groups[-1]
                 groups[-1] = (first, max(last, end)), [*members, number]
@@ -131,7 +134,11 @@ class Departing:
         return groups
 
     def _with_elements_in_common(self, numbers: list[int]) -> list[list[int]]:
-        """Takes apart what only interleaves, such as columns of a matrix."""
+        """Takes apart what only interleaves, such as columns of a matrix.
+
+        Measured: two columns of a matrix of 1,000 x 1,000 in a dataclass are 8 KB, in 65 µs; left together they would
+        be all of its 4 MB, in 530 µs.
+        """
         if len(numbers) == 1 or len(numbers) > _MOST_COMPARED or not any(map(self._has_gaps, numbers)):
             return [numbers]
         groups: list[list[int]] = []
@@ -142,7 +149,7 @@ class Departing:
         return groups
 
     def _has_gaps(self, number: int) -> bool:
-        _, what, obj = self.places[number]
+        _, what, obj = self.locations[number]
         return isinstance(what, tuple) and not obj.is_contiguous()
 
     def _share(self, one: int, other: int) -> bool:
@@ -155,7 +162,7 @@ class Departing:
             return True
 
     def _as_array(self, number: int) -> Any:
-        span, what, obj = self.places[number]
+        span, what, obj = self.locations[number]
         if not isinstance(what, tuple):
             return _bytes_at(span, obj)
         _, shape, strides, _ = what
@@ -164,10 +171,10 @@ class Departing:
 
     def _close_gaps(self, number: int) -> None:
         """Copies a tensor between whose elements something else lies."""
-        (start, end), what, tensor = self.places[number]
+        (start, end), what, tensor = self.locations[number]
         if isinstance(what, tuple) and end - start > tensor.nbytes:
             tensor = tensor.detach().clone()
-            self.places[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
+            self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
 #: How many overlapping tensors are compared with each other, and how long two of them (as NumPy counts it).
@@ -198,21 +205,21 @@ class _Interface:
 class Arrived:
     """The blocks of an item while it is unpickled; each becomes one storage, however many tensors lie in it."""
 
-    def __init__(self, places: list[Place], blocks: list[Any]) -> None:
-        self._places, self._blocks = places, blocks
+    def __init__(self, locations: list[Location], blocks: list[Any]) -> None:
+        self._locations, self._blocks = locations, blocks
         self._storages: dict[int, Any] = {}
 
     def storage(self, number: int) -> Any:
-        block, offset, size = self._places[number]
+        block, offset, size = self._locations[number]
         return _part_of(self._whole(block), offset, size)
 
     def tensor(self, number: int) -> Any:
         import torch
 
-        block, offset, (dtype, shape, strides, requires_grad) = self._places[number]  # type: ignore[misc]
+        block, offset, (dtype, shape, strides, requires_grad) = self._locations[number]  # type: ignore[misc]
         storage, tensor = self._whole(block), torch.empty(0, dtype=getattr(torch, dtype), device="cpu")
         elements, odd = divmod(offset, tensor.element_size())
-        if odd:  # the memory was shared at places that are no multiples of an element's size
+        if odd:  # the memory was shared at locations that are no multiples of an element's size
             storage, elements = _part_of(storage, offset, storage.nbytes() - offset), 0
         tensor = tensor.set_(storage, elements, shape, strides)
         return tensor.requires_grad_() if requires_grad else tensor
@@ -232,10 +239,10 @@ _arrivals = _Arrivals()
 
 
 @contextmanager
-def arriving(places: list[Place], blocks: list[Any]) -> Iterator[None]:
-    """Within this context a pickle is read that refers to tensors at these places."""
+def arriving(locations: list[Location], blocks: list[Any]) -> Iterator[None]:
+    """Within this context a pickle is read that refers to tensors at these locations."""
     import_whole("torch")
-    before, _arrivals.innermost = _arrivals.innermost, Arrived(places, blocks)
+    before, _arrivals.innermost = _arrivals.innermost, Arrived(locations, blocks)
     try:
         yield
     finally:
@@ -265,9 +272,7 @@ def _typed_storage_at(number: int, dtype: Any) -> Any:
 def _empty_tensor(dtype: str, shape: Any, stride: Any, requires_grad: bool) -> Any:
     import torch
 
-    return torch.empty_strided(
-        shape, stride, dtype=getattr(torch, dtype), device="cpu", requires_grad=requires_grad
-    )
+    return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="cpu", requires_grad=requires_grad)
 
 
 def _storage_over(buffer: Any) -> Any:
@@ -328,11 +333,7 @@ def _span_of(tensor: Any) -> Span:
 def _without_gaps(tensor: Any) -> Any:
     """The tensor, copied if there is something else between its elements."""
     start, end = _span_of(tensor)
-    return (
-        tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        if end - start > tensor.nbytes
-        else tensor
-    )
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad) if end - start > tensor.nbytes else tensor
 
 
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
@@ -368,13 +369,10 @@ def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
 _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def empty_tensor(shape: Any, dtype: Any) -> Any:
-    """See `torchdata.empty`; `dtype` is one of torch's."""
+def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
+    """See `torchdata.empty`; `dtype` is one of torch's, and `sender` that of this process, if it is a child."""
     import torch
 
-    from torchdata import _engine
-
-    sender = _engine.current_sender
     tensor = torch.empty(0, dtype=dtype, device="cpu")
     sizes = [int(shape)] if hasattr(shape, "__index__") else [int(size) for size in shape]
     if sender is not None and min(sizes, default=0) >= 0:

@@ -6,11 +6,12 @@ when it is imported.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
 from torchdata._importing import call_when_imported
-from torchdata.datapipes._splitting import watched_info
+from torchdata.datapipes._pipe.splitting import watched_info
 
 __all__ = ["tell_torch"]
 
@@ -29,9 +30,7 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
     def tell(module: Any) -> None:
         worker = module._utils.worker
         seed = sys.modules["torch"].initial_seed()
-        worker._worker_info = watched_info(
-            worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=datapipe
-        )
+        worker._worker_info = watched_info(worker, id=worker_id, num_workers=num_workers, seed=seed, dataset=datapipe)
         collate_where_items_leave(module._utils.collate)
 
     loaded = sys.modules.get(_MODULE)
@@ -42,23 +41,36 @@ def tell_torch(worker_id: int, num_workers: int, datapipe: Any) -> None:
 
 
 def collate_where_items_leave(collate: Any) -> None:
-    """Makes torch's `default_collate` stack tensors in the memory that a worker's items leave by.
+    """Makes torch's `default_collate` stack tensors and arrays in the memory that a worker's items leave by.
 
     In a worker torch's own function makes a new segment of shared memory for each batch, which is of no use here and
-    would be copied out of. It is replaced in torch's public table of collate functions, unless users have done so.
+    would be copied out of. And it makes a tensor of each array, which takes longer than to copy small ones. Both are
+    replaced in torch's public table of collate functions, unless users have done so.
 
     Args:
         collate: torch's module `torch.utils.data._utils.collate`.
     """
     torch = sys.modules["torch"]
-    own, table = collate.collate_tensor_fn, collate.default_collate_fn_map
-    if table.get(torch.Tensor) is not own:
+    table = collate.default_collate_fn_map
+    own_tensors, own_arrays = collate.collate_tensor_fn, collate.collate_numpy_array_fn
+    if table.get(torch.Tensor) is not own_tensors:
         return
-    from torchdata.datapipes.utils.collate import is_stackable, stacked_tensors
+    import numpy
+
+    from torchdata.datapipes.utils.collate import arrays_as_tensor, is_stackable, stacked_tensors
 
     def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         if is_stackable(torch, batch):
-            return stacked_tensors(torch, batch)
-        return own(batch, collate_fn_map=collate_fn_map)
+            with contextlib.suppress(RuntimeError):  # which torch's own raises, too
+                return stacked_tensors(torch, batch)
+        return own_tensors(batch, collate_fn_map=collate_fn_map)
+
+    def collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
+        stacked = None
+        if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:  # and is not a user's, which gets tensors
+            stacked = arrays_as_tensor(torch, batch)
+        return own_arrays(batch, collate_fn_map=collate_fn_map) if stacked is None else stacked
 
     table[torch.Tensor] = collate_tensors
+    if table.get(numpy.ndarray) is own_arrays:
+        table[numpy.ndarray] = collate_arrays

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from torchdata._optional import optional_import
-from torchdata._ranks import PrefetchTimeoutError, RanksLostError
+from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.waiting import LONG, GivenUp, UncopyableGroup, describe_ranks, wait_until
 
 __all__ = ["MpiGroup"]

@@ -19,8 +19,9 @@ from contextlib import suppress
 from typing import Any
 
 from torchdata._native import Meeting
-from torchdata._ranks import PrefetchTimeoutError, RanksLostError
+from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.waiting import describe_ranks
+from torchdata._threads import start
 
 __all__ = ["Opening"]
 
@@ -95,9 +96,7 @@ class Opening:
                 patience = min(self._left + Meeting.WATCH, _ATTEMPT)
                 try:
                     with socket.create_connection((address, offer["port"]), patience) as connection:
-                        return Meeting.join(
-                            connection.detach(), self._rank, secret[:16], secret[16:], patience
-                        )
+                        return Meeting.join(connection.detach(), self._rank, secret[:16], secret[16:], patience)
                 except OSError as error:
                     attempts.append(f"{address}: {error.strerror or error}")
                 if not self._left:
@@ -139,7 +138,7 @@ class Opening:
                 answers.append(error)
 
         thread = threading.Thread(target=run, name="torchdata-store", daemon=True)
-        thread.start()
+        start(thread)
         thread.join(self._left + Meeting.WATCH)
         if answers and not isinstance(answers[0], Exception):
             return answers[0]
@@ -221,9 +220,7 @@ def _own_addresses(store_host: str | None) -> list[str]:
                 found.append(asks.getsockname()[0])
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
-    return [
-        address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"
-    ]
+    return [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
@@ -232,8 +229,6 @@ def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str
     if offer["loopback"]:
         if offer["machine"] == _machine():
             return [*_LOOPBACK, *addresses]
-        if (
-            store_host is not None
-        ):  # rank 0 often is where the store is, by a name that leads there from outside
+        if store_host is not None:  # rank 0 often is where the store is, by a name that leads there from outside
             addresses.append(store_host)
     return addresses

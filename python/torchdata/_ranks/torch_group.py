@@ -16,7 +16,7 @@ import weakref
 from typing import Any
 
 from torchdata._native import Meeting
-from torchdata._ranks import PrefetchTimeoutError, RanksLostError
+from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError
 from torchdata._ranks.opening import Opening
 from torchdata._ranks.waiting import GivenUp, UncopyableGroup, describe_ranks
 
@@ -105,7 +105,7 @@ class TorchGroup(UncopyableGroup):
         if blame is not None:
             raise self._failure(*blame)
         self._meeting: Meeting = meeting
-        self._descriptors = meeting.descriptors()
+        self._descriptors: list[int] = []
         _open_groups.add(self)
 
     @property
@@ -180,14 +180,24 @@ class TorchGroup(UncopyableGroup):
         self._given_up = True
         self._meeting.close()
 
+    def _note_connections(self) -> None:
+        """Notes, before a fork, what is open now: the numbers of connections that have ended may be others' by then."""
+        try:
+            self._descriptors = self._meeting.descriptors()
+        except RuntimeError:  # it was closed, or inherited itself
+            self._descriptors = []
+
     def _forget(self) -> None:
         """Lets go, in a forked child, of connections that would seem alive as long as it is."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            os.dup2(
-                nowhere, descriptor, inheritable=False
-            )  # not closed: the number belongs to an object still
+            os.dup2(nowhere, descriptor, inheritable=False)  # not closed: the number belongs to an object still
         os.close(nowhere)
+
+
+def _note_connections() -> None:
+    for group in list(_open_groups):
+        group._note_connections()
 
 
 def _forget_inherited() -> None:
@@ -197,4 +207,4 @@ def _forget_inherited() -> None:
     _open_groups = weakref.WeakSet()
 
 
-os.register_at_fork(after_in_child=_forget_inherited)
+os.register_at_fork(before=_note_connections, after_in_child=_forget_inherited)

@@ -1,5 +1,6 @@
 """The loader: `DataLoader2` runs a pipe graph through a reading service, in this process or in workers."""
 
+from torchdata.dataloader2._describing import describe
 from torchdata.dataloader2.dataloader2 import DataLoader2, DataLoader2Iterator
 from torchdata.dataloader2.dataloader2 import serialize_datapipe as serialize_datapipe
 from torchdata.dataloader2.error import PauseIteration, WorkerExitedError
@@ -27,4 +28,5 @@ __all__ = [
     "SequentialReadingService",
     "ShuffleSpec",
     "WorkerExitedError",
+    "describe",
 ]

@@ -3,24 +3,42 @@
 Role: hands out the items of one epoch as long as it is the loader's valid iterator. Runs in the main process,
 in the thread that uses the loader. The loader owns the epoch; the iterator owns the limit alone.
 
-`__next__` is paid for every item, so it does three things: is this iterator valid, is the loader paused, next
-item. All that happens once per epoch stands in methods of its own.
+`__next__` is paid for every item, so it stands in the extension (`DeliveryIterator`): is this iterator valid, is
+anything out of the ordinary, next item. All else stands in methods here, which that calls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from torchdata._native import Delivery, DeliveryIterator
 from torchdata._reporting import fold
 from torchdata.dataloader2.error import PauseIteration
-
-if TYPE_CHECKING:
-    from torchdata.dataloader2.dataloader2 import DataLoader2
 
 __all__ = ["DataLoader2Iterator", "FinishedIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Loader(Protocol):
+    """What the iterator needs of its loader."""
+
+    valid_iterator_id: int | None
+    _is_paused: bool
+    _is_limited: bool
+    _reset_iter: bool
+    _datapipe_iter: Iterator[Any] | None
+    _delivery: Delivery
+    _held: Any
+
+    def _close_iteration(self, because: BaseException | None = None) -> None: ...
+
+    def _pause(self) -> None: ...
+
+    def _resume(self) -> None: ...
+
+    def _limit(self, num_batches: int | None) -> None: ...
 
 
 class FinishedIterator(Iterator[Any]):
@@ -42,13 +60,11 @@ class FinishedIterator(Iterator[Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self.__dict__.get("_iterator") is None:
-            raise AttributeError(
-                f"the iteration is over, and nothing is left to ask for its attribute {name!r}"
-            )
+            raise AttributeError(f"the iteration is over, and nothing is left to ask for its attribute {name!r}")
         return getattr(self._iterator, name)
 
 
-class DataLoader2Iterator(Iterator[T_co]):
+class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     """What `iter(loader)` returns: the items of one epoch.
 
     A loader has one valid iterator; the next `iter(loader)` invalidates it. Attributes that it lacks are
@@ -59,21 +75,28 @@ class DataLoader2Iterator(Iterator[T_co]):
         iterator_id: the number by which the loader knows its valid iterator.
     """
 
-    def __init__(self, dataloader: DataLoader2[T_co], iterator_id: int) -> None:
+    def __new__(cls, dataloader: Loader, iterator_id: int) -> DataLoader2Iterator[T_co]:
+        return super().__new__(cls, dataloader._delivery, iterator_id)
+
+    def __init__(self, dataloader: Loader, iterator_id: int) -> None:
         self.dataloader = dataloader
         self.iterator_id = iterator_id
         self.limit_counter: int | None = None
         self.limit_threshold: int | None = None
 
-    def __next__(self) -> T_co:
+    if TYPE_CHECKING:  # the extension's, which knows no type of items
+
+        def __next__(self) -> T_co: ...
+
+    def _next_slowly(self) -> T_co:
+        """The next item of a loader that is paused, limited, or held while its state is taken."""
         loader = self.dataloader
-        if self.iterator_id != loader.valid_iterator_id:
-            self._refuse()
-        loader._reset_iter = True
+        with loader._held:
+            pass  # until who takes the state has done so
         if loader._is_paused:
             raise StopIteration
         try:
-            item: T_co = next(loader._datapipe_iter)  # type: ignore[arg-type]
+            item: T_co = loader._delivery.step()
         except StopIteration as end:
             self._on_end(end)
             raise StopIteration from None
@@ -87,10 +110,8 @@ class DataLoader2Iterator(Iterator[T_co]):
     def _refuse(self) -> None:
         """Raises the error of an iterator that is not valid any more."""
         raise RuntimeError(
-            "This iterator has been invalidated because another iterator has been created from the same "
-            "DataLoader2. "
-            "A loader has one valid iterator at a time; make a second DataLoader2 of the same pipe to read "
-            "it twice."
+            "This iterator has been invalidated because another iterator has been created from the same DataLoader2. "
+            "A loader has one valid iterator at a time; make a second DataLoader2 of the same pipe to read it twice."
         )
 
     def _on_end(self, end: StopIteration) -> None:
@@ -149,6 +170,7 @@ class DataLoader2Iterator(Iterator[T_co]):
                 raise ValueError(f"limit takes a number of items of at least 1, but got {num_batches}")
         self.limit_counter = 0
         self.limit_threshold = num_batches
+        self.dataloader._is_limited = num_batches is not None
         self.dataloader._limit(num_batches)
 
     def __getattr__(self, name: str) -> Any:

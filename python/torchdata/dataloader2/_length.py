@@ -8,27 +8,23 @@ the loader's graph nor a running iteration sees them.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from torchdata.dataloader2._distributed import DistributedReadingService
-from torchdata.dataloader2._multiprocessing import (
-    MultiProcessingReadingService,
-    cut_dispatched,
-    replaced_functions,
-)
-from torchdata.dataloader2._sequential import SequentialReadingService
 from torchdata.dataloader2.graph import remove_dp, replace_dp, traverse_dps
+from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding, is_sharding
-from torchdata.dataloader2.graph.utils import end_of, find_replicable_branches
-from torchdata.dataloader2.reading_service import InProcessReadingService
-from torchdata.dataloader2.utils import WorkerInfo, process_init_fn
-from torchdata.dataloader2.utils.dispatch import DispatchedSource
-from torchdata.datapipes._traversal import is_pipe, pipes_in, walk
-from torchdata.datapipes.iter.synchronizing import FullSync
-from torchdata.datapipes.iter.wrapping import LengthSetter
+from torchdata.dataloader2.graph.utils import end_of
+from torchdata.dataloader2.services.distributed import DistributedReadingService
+from torchdata.dataloader2.services.in_process import InProcessReadingService
+from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
+from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn, replaced_functions
+from torchdata.dataloader2.services.sequential import SequentialReadingService
+from torchdata.datapipes._pipe.checks import certain_lengths
+from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in, walk
+from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
+from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 __all__ = ["length_of_epoch", "skeleton"]
 
@@ -90,10 +86,7 @@ def length_of_epoch(datapipe: Any, service: Any) -> int:
         TypeError: it is not known; the message says because of which pipe.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error"
-            )  # pipes warn of lengths that are guesses, or that they would read all items
+        with certain_lengths():  # not those that are guesses, or for which a pipe would read all items
             return _Epoch(datapipe, service).length()
     except Exception as error:
         raise TypeError(f"this DataLoader2 has no length: {error}") from error

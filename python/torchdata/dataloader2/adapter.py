@@ -8,20 +8,23 @@ Role: what users ask for before anything runs. Runs in the main process; an adap
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Literal
 
-from torchdata.dataloader2._interface import ReadingServiceInterface
 from torchdata.dataloader2.graph import DataPipe, list_dps, remove_dp, traverse_dps
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
 from torchdata.dataloader2.graph.utils import has_method
-from torchdata.datapipes._traversal import sources_of
+from torchdata.dataloader2.services.interface import ReadingServiceInterface
+from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.traversal import sources_of
 
 __all__ = [
     "Adapter",
     "CacheTimeout",
     "FullSync",
+    "Headroom",
     "InvalidateCache",
     "PinMemory",
     "PrefetchPolicy",
@@ -167,7 +170,7 @@ class ShardingPolicy(Adapter):
 
     def __init__(self, block: int | None = None, enable: bool = True) -> None:
         if block is not None:
-            _require_count(block, "block", least=1)
+            check_int("ShardingPolicy", "block", block, least=1)
         self.block = block
         self.enable = enable
 
@@ -182,7 +185,9 @@ class PrefetchPolicy(Adapter):
     """Sets how many items are read ahead, by every prefetching pipe of the graph and by the reading service.
 
     Args:
-        count: the number of items; 0 removes the `prefetch` pipes and makes the service read nothing ahead.
+        count: the number of items; 0 removes the `prefetch` pipes and makes the service read nothing ahead. "auto"
+            begins with few, and takes more where items take so different times that one waits for them, as far as the
+            memory budget permits. It changes how many lie ready, and never their order.
         worker: the number for each worker of the service, where it is to differ from `count`.
 
     Raises:
@@ -198,10 +203,11 @@ class PrefetchPolicy(Adapter):
         IterableWrapper
     """
 
-    def __init__(self, count: int, worker: int | None = None) -> None:
-        _require_count(count, "count", least=0)
-        if worker is not None:
-            _require_count(worker, "worker", least=0)
+    def __init__(self, count: int | Literal["auto"], worker: int | Literal["auto"] | None = None) -> None:
+        if count != "auto":
+            check_int("PrefetchPolicy", "count", count, least=0)
+        if worker is not None and worker != "auto":
+            check_int("PrefetchPolicy", "worker", worker, least=0)
         self.count = count
         self.worker = count if worker is None else worker
 
@@ -212,7 +218,7 @@ class PrefetchPolicy(Adapter):
         for pipe in list_dps(traverse_dps(datapipe)):
             if not isinstance(pipe, Prefetcher):
                 continue
-            if self.count > 0:
+            if self.count == "auto" or self.count > 0:
                 pipe.buffer_size = self.count
             elif type(pipe) is Prefetcher:
                 if pipe is datapipe:
@@ -276,14 +282,45 @@ class PinMemory(Adapter):
         return datapipe if isinstance(datapipe, Pipe) else Pipe(datapipe, device=self.device)
 
 
+class Headroom(Adapter):
+    """Serves the first items again and again, from memory: how fast could the program be if loading cost nothing?
+
+    Compare the time of a step with and without it. Items are the same objects each time, so a program that changes them
+    finds them changed.
+
+    Args:
+        items: how many items are loaded, once, and kept.
+        length: how many items an epoch has; None for as many as the pipeline has, or where that is not known, 100 for
+            each kept one.
+
+    Raises:
+        TypeError: a count is no integer.
+        ValueError: `items` is below 1, or `length` is negative.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2
+        >>> from torchdata.dataloader2.adapter import Headroom
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(DataLoader2(IterableWrapper(range(7)), Headroom(items=3)))
+        [0, 1, 2, 0, 1, 2, 0]
+    """
+
+    def __init__(self, items: int, length: int | None = None) -> None:
+        self.items = check_int("Headroom", "items", items, least=1)
+        self.length = None if length is None else check_int("Headroom", "length", length, least=0)
+
+    def __call__(self, datapipe: DataPipe) -> DataPipe:
+        """Appends the pipe."""
+        from torchdata.dataloader2._headroom import ServedAgain
+
+        length = self.length
+        if length is None:  # before workers take the graph, whose items are not counted beforehand
+            with contextlib.suppress(TypeError):
+                length = len(datapipe)
+        return ServedAgain(datapipe, self.items, length)
+
+
 def _tell_all(datapipe: DataPipe, method: str, *values: Any) -> None:
     for pipe in list_dps(traverse_dps(datapipe)):
         if has_method(pipe, method):
             getattr(pipe, method)(*values)
-
-
-def _require_count(value: Any, argument: str, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{argument} is a number of items, but got {value!r} of type {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{argument} is a number of items of at least {least}, but got {value}")

@@ -16,14 +16,14 @@ from itertools import combinations
 from typing import Any, Literal
 
 from torchdata.dataloader2.graph import DataPipe, DataPipeGraph, traverse_dps
+from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
-from torchdata.dataloader2.utils.dispatch import find_lca_round_robin_sharding_dp
-from torchdata.datapipes._checks import check_int
-from torchdata.datapipes._datasets import is_indexed_only, splits_itself
-from torchdata.datapipes._traversal import is_pipe, sources_of, walk
+from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.datasets import is_indexed_only, splits_itself
+from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
 from torchdata.datapipes.datapipe import MapDataPipe
-from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.map.combinatorics import IndexSampler
 
 __all__ = ["DataPipeLintWarning", "Finding", "lint"]
@@ -194,9 +194,7 @@ class _Linter:
                 divided = [source for source in inputs if own.get(id(source))]
                 own[id(pipe)] = bool(divided) or _divides(pipe) or _splits_itself(pipe)
                 if 0 < len(divided) < len(inputs) and not _divides(pipe):
-                    yield from self._partly_sharded(
-                        pipe, divided[0], [s for s in inputs if not own.get(id(s))]
-                    )
+                    yield from self._partly_sharded(pipe, divided[0], [s for s in inputs if not own.get(id(s))])
         for branch in self._ends_in_workers():
             if not own[id(branch)]:
                 source = walk(branch)[0]

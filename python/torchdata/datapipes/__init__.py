@@ -1,6 +1,6 @@
 """Pipes: composable steps of a data pipeline, read by iterating (`iter`) or by index (`map`)."""
 
-from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import DataChunk
 
 from . import iter, map, utils  # isort: skip - they import the names above

@@ -8,20 +8,13 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable,
 from numpy import bool_
 from typing import Any, Generic, Literal, TypeVar, overload
 
-import torchdata.datapipes.iter.caching
-import torchdata.datapipes.iter.combinatorics
-import torchdata.datapipes.iter.combining
-import torchdata.datapipes.iter.decoding
-import torchdata.datapipes.iter.disk_caching
-import torchdata.datapipes.iter.flat_shuffling
-import torchdata.datapipes.iter.iopath
-import torchdata.datapipes.map.callable
-import torchdata.datapipes.map.combinatorics
-from torchdata._ranks import RankGroup
-from torchdata.datapipes._registry import FunctionalForms
+import torchdata.datapipes.iter
+import torchdata.datapipes.map
+from torchdata._ranks.group import RankGroup
+from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
-from torchdata.datapipes.iter.compression import CompressionType
-from torchdata.datapipes.iter.tfrecords import TFRecordExampleSpec
+from torchdata.datapipes.iter import CompressionType
+from torchdata.datapipes.iter.streams.tfrecords import TFRecordExampleSpec
 from torchdata.nodes import BaseNode
 
 T_co = TypeVar("T_co", covariant=True)
@@ -160,7 +153,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         same_filepath_fn: bool = False,
         skip_read: bool = False,
         timeout: float = 300,
-    ) -> torchdata.datapipes.iter.disk_caching.EndOnDiskCacheHolder:
+    ) -> torchdata.datapipes.iter.EndOnDiskCacheHolder:
         """Ends the section that `on_disk_cache` began: writes files and yields the paths of all."""
 
     def enumerate(
@@ -258,13 +251,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[T_co]:
         """Passes on the first items only."""
 
-    def in_batch_shuffle(self) -> torchdata.datapipes.iter.combinatorics.InBatchShuffler:
+    def in_batch_shuffle(self) -> torchdata.datapipes.iter.InBatchShuffler:
         """Shuffles the members of each batch; the order of the batches stays."""
 
     def in_memory_cache(
         self,
         size: float | None = None,
-    ) -> torchdata.datapipes.iter.caching.InMemoryCacheHolder[T_co]:
+    ) -> torchdata.datapipes.iter.InMemoryCacheHolder[T_co]:
         """Remembers its items, so that from the second epoch on what comes before does not run again."""
 
     def lines_to_paragraphs(
@@ -308,7 +301,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         pathmgr: Any = None,
         handler: Any = None,
-    ) -> torchdata.datapipes.iter.iopath.IoPathFileLister:
+    ) -> torchdata.datapipes.iter.IoPathFileLister:
         """Yields the paths of what lies in one or several directories that iopath knows."""
 
     def list_files_by_s3(
@@ -489,7 +482,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         mode: str = "r",
         pathmgr: Any = None,
         handler: Any = None,
-    ) -> torchdata.datapipes.iter.iopath.IoPathFileOpener:
+    ) -> torchdata.datapipes.iter.IoPathFileOpener:
         """Opens files by iopath: yields pairs of path and stream."""
 
     def parse_csv(
@@ -534,7 +527,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     def prefetch(
         self,
-        buffer_size: int = 10,
+        buffer_size: int | Literal["auto"] = 10,
     ) -> IterDataPipe[T_co]:
         """Reads its source ahead in a thread, so that waiting for files or a network overlaps with what
         comes after.
@@ -616,7 +609,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self,
         *handlers: Callable[[str, Any], Any],
         key_fn: Callable[[str], str] = ...,
-    ) -> torchdata.datapipes.iter.decoding.RoutedDecoder:
+    ) -> torchdata.datapipes.iter.RoutedDecoder:
         """Decodes files: yields pairs of path and what the first handler that knows the file made of its
         content.
         """
@@ -632,7 +625,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         pipes_to_weights_dict: dict[Any, float],
         seed: int | None = None,
         weight: float = 1.0,
-    ) -> torchdata.datapipes.iter.combining.SampleMultiplexer:
+    ) -> torchdata.datapipes.iter.SampleMultiplexer:
         """Yields an item of this pipe or of another one at a time, chosen at random by their weights,
         until all have ended.
         """
@@ -656,7 +649,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         pathmgr: Any = None,
         handler: Any = None,
-    ) -> torchdata.datapipes.iter.iopath.IoPathSaver:
+    ) -> torchdata.datapipes.iter.IoPathSaver:
         """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is
         written.
         """
@@ -697,7 +690,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         buffer_size: int = 10000,
         unbatch_level: Literal[0] = 0,
-    ) -> torchdata.datapipes.iter.combinatorics.Shuffler[T_co]:
+    ) -> torchdata.datapipes.iter.Shuffler[T_co]:
         """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
         which is yielded.
         """
@@ -708,7 +701,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         buffer_size: int = 10000,
         unbatch_level: int,
-    ) -> torchdata.datapipes.iter.combinatorics.Shuffler[Any]:
+    ) -> torchdata.datapipes.iter.Shuffler[Any]:
         """Shuffles with a buffer: each item read takes the place of a random item of the full buffer,
         which is yielded.
         """
@@ -718,7 +711,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         fn: Callable[..., Any] | None = None,
         input_col: Any = None,
         buffer_size: int = 100,
-    ) -> torchdata.datapipes.iter.flat_shuffling.ShuffledFlatMapper[Any]:
+    ) -> torchdata.datapipes.iter.ShuffledFlatMapper[Any]:
         """Applies a function to every item and mixes the members of its results: each one yielded is the
         next of a result chosen at random from a buffer.
         """
@@ -853,7 +846,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
     ) -> MapDataPipe[Any]:
         """Joins pipes end to end: the indices of each begin where those of the one before end."""
 
-    def in_memory_cache(self) -> torchdata.datapipes.map.callable.InMemoryCacheHolder[T_co]:
+    def in_memory_cache(self) -> torchdata.datapipes.map.InMemoryCacheHolder[T_co]:
         """Keeps every item that was asked for, so that what comes before runs once per item."""
 
     @overload
@@ -870,14 +863,14 @@ class MapForms(FunctionalForms, Generic[T_co]):
     def sample_by(
         self,
         sampler: Iterable[Any],
-    ) -> torchdata.datapipes.map.combinatorics.IndexSampler[T_co]:
+    ) -> torchdata.datapipes.map.IndexSampler[T_co]:
         """Yields the items of a map pipe in the order of a sampler, which is read anew in each epoch."""
 
     def shuffle(
         self,
         *,
         indices: Iterable[Any] | None = None,
-    ) -> torchdata.datapipes.map.combinatorics.Shuffler[T_co]:
+    ) -> torchdata.datapipes.map.Shuffler[T_co]:
         """Yields the items of a map pipe in random order."""
 
     def to_iter_datapipe(

@@ -8,6 +8,7 @@ Runs in every process that holds pipes. A pipe owns its sources and one `Iterati
 from __future__ import annotations
 
 import functools
+import itertools
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -15,9 +16,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torchdata._native import IterationToken, guard_iterator
 from torchdata._reporting import explain
-from torchdata.datapipes._registry import FunctionalForms
-from torchdata.datapipes._splitting import begin_whole, is_read_whole
-from torchdata.datapipes._torch import Counterpart, derives_from_twin, meet_torch
+from torchdata._tracing import state as tracing
+from torchdata.datapipes._pipe.declared import DERIVED, State, declare
+from torchdata.datapipes._pipe.generators import load_generators
+from torchdata.datapipes._pipe.iteration import (
+    can_reset,
+    give_later_seeds,
+    is_restorable,
+    record_of,
+    start_pass,
+    token_of,
+)
+from torchdata.datapipes._pipe.registry import FunctionalForms
+from torchdata.datapipes._pipe.splitting import begin_whole, is_read_whole
+from torchdata.datapipes._pipe.torch import Counterpart, derives_from_twin, meet_torch
+from torchdata.datapipes._pipe.traversal import know_bases
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
 
@@ -36,20 +49,10 @@ else:
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_TOKEN = "_iteration_token"
-
-
-def token_of(datapipe: Any) -> IterationToken:
-    """The token of a pipe, made on first use (pipes need not call `super().__init__()`)."""
-    token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
-    if token is None:
-        token = datapipe.__dict__[_TOKEN] = IterationToken()
-    return token
-
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
     """Gives a new pipe a token that another pipe knows too, so that the other can end its iteration."""
-    datapipe.__dict__[_TOKEN] = token
+    datapipe.__dict__["_iteration_token"] = token
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
@@ -62,15 +65,34 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     if forwarded is not None:  # torch's helper for snapshots has read the beginning
         datapipe.__dict__.pop("_snapshot_state", None)
         return forwarded
-    token = token_of(datapipe)
-    iterator_id, resumed, replay = token.begin()
+    iterator_id, resumed, dropped = start_pass(datapipe)
+    beginning = record_of(datapipe).beginning
+    if beginning is None or not beginning.whole:
+        return _begun(datapipe, function, iterator_id, resumed, dropped)
+    # The whole graph draws again what it drew from the global generators, which are then where they were.
+    load_generators(beginning.generators)
+    try:
+        return _begun(datapipe, function, iterator_id, resumed, dropped)
+    finally:
+        load_generators(beginning.moved)
+
+
+def _begun(
+    datapipe: Any, function: Callable[[Any], Iterator[Any]], iterator_id: int, resumed: bool, dropped: int
+) -> Iterator[Any]:
     if not resumed:
         datapipe.reset()
-    whole = is_read_whole(datapipe)
-    iterator = begin_whole(lambda: function(datapipe)) if whole else function(datapipe)
-    guard = guard_iterator(datapipe, iterator, token, iterator_id)
-    if replay:
-        next(islice(guard, replay - 1, replay), None)
+    if record_of(datapipe).ended and (can_reset(type(datapipe)) or not is_restorable(datapipe)):
+        iterator: Iterator[Any] = iter(())  # and what it reads from is left alone
+    elif is_read_whole(datapipe):
+        iterator = begin_whole(lambda: function(datapipe))
+    else:
+        iterator = function(datapipe)
+    trace = None if tracing.current is None else tracing.current.register(datapipe)
+    guard = guard_iterator(datapipe, iterator, token_of(datapipe), iterator_id, trace)
+    if dropped:
+        next(islice(guard, dropped - 1, dropped), None)
+        give_later_seeds(datapipe)
     return guard
 
 
@@ -87,6 +109,17 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
             raise
 
     return __iter__
+
+
+def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The `set_seed` of a user's pipe, which keeps to itself what becomes of the seed: replays need it again."""
+
+    @functools.wraps(set_seed)
+    def noted(self: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
+        record_of(self).seed = seed
+        return set_seed(self, seed, *args, **kwargs)
+
+    return noted
 
 
 class _Yielded:
@@ -113,12 +146,67 @@ class _PicklingHooks:
         state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
 
+    #: Says that the declarations of the class are all the state that an iteration has besides its sources' state. It
+    #: holds the names of the attributes that the class declares by `state`; one without any sets it to `()`.
+    iteration_state: ClassVar[tuple[str, ...]]
+    _own_state: ClassVar[tuple[State, ...]] = ()
+    #: All that the class and its bases declare.
+    _declared: ClassVar[tuple[State, ...]] = ()
+    #: Names of attributes that copies do without.
+    _not_copied: ClassVar[frozenset[str]] = frozenset()
+    #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
+    item_attributes: ClassVar[frozenset[str]] = frozenset()
+    #: Whether `state_dict` and `load_state_dict` are those that follow from the declaration.
+    _derives_state: ClassVar[bool] = False
+
+    @classmethod
+    def _take_declaration(cls) -> None:
+        """Derives from `iteration_state` all that follows from it."""
+        if cls.__dict__.get("one_to_one") and "iteration_state" not in cls.__dict__:
+            cls.iteration_state = ()
+        cls._declared = declare(cls)
+        if not hasattr(cls, "iteration_state"):
+            return
+        cls._not_copied = frozenset(state.name for state in cls._declared if not state.copied)
+        cls.item_attributes |= {state.name for state in cls._declared if state.items}
+        for name, method in DERIVED.items():
+            if not hasattr(cls, name):
+                setattr(cls, name, method)
+        cls._derives_state = all(getattr(cls, name) is method for name, method in DERIVED.items())
+
+    def _declared_state(self) -> dict[str, Any]:
+        """The iteration state that the pipe declares."""
+        return {state.key: state.dump(self) for state in self._declared if state.saved}
+
+    def _load_declared(self, state_dict: dict[str, Any]) -> None:
+        """Sets all that the pipe declares: as it was saved, or else as an iteration begins with it."""
+        for state in self._declared:
+            if state.saved and state.key in state_dict:
+                state.load(self, state_dict[state.key])
+            elif not state.lasts or state.saved:
+                state.reset(self)
+
+    def _lasting_state(self) -> dict[str, Any]:
+        """The part of the iteration state that outlives an iteration, and so is there when the next one begins."""
+        return {state.key: state.dump(self) for state in self._declared if state.lasts and state.saved}
+
+    def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
+        for state in self._declared:
+            if state.lasts and state.saved:
+                if state.key in lasting:
+                    state.load(self, lasting[state.key])
+                else:
+                    state.reset(self)
+
     def _attributes_to_copy(self) -> dict[str, Any]:
         """What a pickled or deep-copied pipe takes along.
 
         A copy starts its iterations anew, so pipes leave out what belongs to the running one.
         """
-        return self.__dict__
+        left_out = self._not_copied
+        if not left_out:
+            return self.__dict__
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         hook = type(self).reduce_ex_hook or self.counterpart.hook("reduce_ex_hook")
@@ -145,11 +233,26 @@ class _PicklingHooks:
 
     def __str__(self) -> str:
         hook = type(self).str_hook
-        return hook(self) if hook is not None else type(self).__qualname__
+        if hook is not None:
+            return hook(self)
+        from torchdata.datapipes._pipe.chain import chain
+
+        return chain(self)
 
     def __repr__(self) -> str:
+        # The class alone: messages, old ones too, name a pipe by it. What a person asks for is `str`.
         hook = type(self).repr_hook
         return hook(self) if hook is not None else type(self).__qualname__
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows of a pipe: the chain with parameters."""
+        printer.text(repr(self) if cycle else str(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of a pipe: the chain with parameters, and a picture."""
+        from torchdata.datapipes._pipe.showing import html_of_pipe
+
+        return html_of_pipe(self)
 
 
 class _PipeMeta(ABCMeta):
@@ -188,8 +291,12 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pi
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: Names of attributes that hold items; they are not searched for the pipes that this one reads.
-    item_attributes: ClassVar[frozenset[str]] = frozenset()
+    #: Whether every item follows from one item of the source alone, in the source's order. Such a pipe, also one of a
+    #: user's, keeps no state of its own.
+    one_to_one: ClassVar[bool] = False
+
+    #: Whether its place in a pass is the number of items that it yielded, and it goes on from any in constant time.
+    seeks_by_count: ClassVar[bool] = False
 
     #: What torch's helper for snapshots reads, and (on a pipe that it has restored) sets.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
@@ -200,6 +307,9 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pi
         own = cls.__dict__.get("__iter__")
         if own is not None:
             cls.__iter__ = _hook_iter(own)  # type: ignore[method-assign]
+        cls._take_declaration()
+        if "set_seed" in cls.__dict__ and not any(state.lasts for state in cls._declared):
+            cls.set_seed = _noting(cls.__dict__["set_seed"])
 
     @classmethod
     def __subclasshook__(cls, subclass: type) -> Any:
@@ -222,6 +332,9 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pi
 
     def reset(self) -> None:
         """Brings the pipe to the start of an iteration. Called whenever an iterator is made."""
+        for state in self._declared:
+            if not state.lasts:
+                state.reset(self)
 
 
 class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_PipeMeta):
@@ -241,6 +354,10 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pipe
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("MapDataPipe")
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._take_declaration()
+
     @classmethod
     def __subclasshook__(cls, subclass: type) -> Any:
         return derives_from_twin(cls, subclass)
@@ -250,8 +367,18 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pipe
         def __len__(self) -> int:
             """The number of items. When the package runs, pipes that know none have no such method."""
 
-        def __iter__(self) -> Iterator[T_co]:
-            """Reads the indices 0, 1, … When the package runs, Python does so by itself."""
+    def __iter__(self) -> Iterator[T_co]:
+        """Reads the indices 0, 1, … as many as the length says, where it is known; else up to an IndexError."""
+        try:
+            indices: Iterable[int] = range(len(self))
+        except (TypeError, NotImplementedError):
+            indices = itertools.count()
+        for index in indices:
+            try:
+                item = self[index]
+            except IndexError:
+                return
+            yield item
 
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
@@ -261,6 +388,7 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pipe
         return self.concat(other) if joiner is None else joiner([self, other])
 
 
+know_bases(IterDataPipe, MapDataPipe)
 meet_torch(IterDataPipe, MapDataPipe)
 
 

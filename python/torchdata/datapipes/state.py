@@ -1,199 +1,353 @@
 """State of a pipe graph: where every pipe stands, and how to put a fresh graph into the same place.
 
-Role: composes the pipes' own `state_dict()` into the state of a graph. Runs in the process and thread that
-iterates the graph, between two items.
+Role: composes what the pipes say of themselves into the state of a graph. Runs in the process and thread that iterates
+the graph, between two items.
 
-A graph state is a plain dict that pickles; it holds references into the running pipes, so pickle or deep-copy it
-before the iteration goes on.
+A graph state is a dict of plain data, which nothing changes any more. Its `graph` tells what the pipes were made with
+(see `fingerprint`), its `pipes` has an entry for each pipe, sources
+before those that read them:
 
-A pipe is *restored* where the class that defines its `__iter__` (or a subclass of it) also defines
-`state_dict` and `load_state_dict`; it is *replayed* where it does not: it and all it reads from start the
-iteration again with the same seeds, and as many items as it had yielded are dropped. Pipes that read from a
-replayed pipe are restored.
+- `type`: the name of the class.
+- `how`: `"restore"` where the pipe is in the middle of a pass (or at its end) that whoever reads it goes on with;
+  `"begin"` where its next pass begins anew.
+- `yielded`, `finished`: how many items a pass that is gone on with has yielded, and whether there are no more.
+- `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
+  among it. What only pickle can hold lies in it as bytes under `"__pickled__"`.
+- `seed`: what is to be given to the `set_seed` of a user's pipe.
+- `later`: the seed that it is to be given after what is dropped.
+- `drop`: how many items are to be dropped after the pass was begun. Such a pipe is *replayed*, as are all whose class
+  says nothing of a state: it and all that it reads from begin as they began, and go on to where they were.
+- `seconds`: how long, at most, the dropped items took.
+- `generators`: the global generators as the replay is to begin with them. Afterwards they are where they were.
+
+Replay begins with what all pipes below had when the pass of the replayed one began. Where something has drawn from the
+global generators since the end of the graph began, or where two branches meet below, the end itself is replayed.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from torchdata.datapipes._torch import replay_later, yielded_so_far
-from torchdata.datapipes._traversal import sources_of, walk
+from torchdata.datapipes._pipe.declared import random_state, state
+from torchdata.datapipes._pipe.fingerprint import Fingerprint, difference
+from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
+from torchdata.datapipes._pipe.former import from_version_1
+from torchdata.datapipes._pipe.generators import load_generators, save_generators
+from torchdata.datapipes._pipe.iteration import (
+    NEVER,
+    Beginning,
+    awaits_iteration,
+    beginning_of,
+    can_reset,
+    entry_at_beginning,
+    forget_state,
+    is_restorable,
+    is_torchs,
+    iterate,
+    name_of,
+    pending_seed,
+    record_of,
+    replay_torchs,
+    unnoticed,
+    with_pending,
+)
+from torchdata.datapipes._pipe.plain import from_plain, to_plain
+from torchdata.datapipes._pipe.torch import yielded_so_far
+from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = [
     "STATE_VERSION",
-    "Counting",
-    "Stateless",
+    "fingerprint",
     "forget_state",
+    "is_one_to_one",
     "is_restorable",
+    "iterate",
+    "load_generators",
     "load_state",
-    "repeat_epoch",
+    "random_state",
+    "replays",
+    "save_generators",
     "save_state",
+    "standing_still",
+    "state",
 ]
 
 #: Version of the layout that `save_state` writes.
-STATE_VERSION = 1
-
-
-class Stateless:
-    """Mixin for pipes whose whole state is that of their sources."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The pipe's own state: nothing."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes nothing: the sources hold all there is."""
-
-
-class Counting:
-    """Mixin for pipes whose own state is how many items they have yielded.
-
-    `__iter__` begins with the item of number `_position`.
-    """
-
-    _position = 0
-
-    def reset(self) -> None:
-        """Begins with the first item."""
-        self._position = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of items yielded."""
-        token = token_of(self)
-        return {"position": self._position if token.armed else token.yielded}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration go on after the saved number of items."""
-        self._position = state_dict["position"]
-
-
-def _is_torchs(datapipe: Any) -> bool:
-    """Whether this is a pipe of torch's that is read by iterating. It knows no token."""
-    return isinstance(datapipe, IterDataPipe) and IterDataPipe not in type(datapipe).__mro__
-
-
-def _iteration_of(datapipe: Any) -> int:
-    """The number of the pipe's running iteration."""
-    return (datapipe._valid_iterator_id or 0) if _is_torchs(datapipe) else token_of(datapipe).current
-
-
-def is_restorable(datapipe: Any) -> bool:
-    """Whether `state_dict`/`load_state_dict` of the pipe cover the `__iter__` that it runs.
-
-    They do not where a subclass overrides `__iter__` and inherits the state of its base.
-    """
-    if not isinstance(datapipe, IterDataPipe):
-        return hasattr(datapipe, "state_dict") and hasattr(datapipe, "load_state_dict")
-    classes = type(datapipe).__mro__
-    if _is_torchs(datapipe):  # their iterations always start with a reset
-        return False
-
-    def depth(name: str) -> int:
-        return next((i for i, cls in enumerate(classes) if name in cls.__dict__), len(classes))
-
-    state = max(depth("state_dict"), depth("load_state_dict"))
-    while state < len(classes) and not issubclass(classes[state], IterDataPipe):
-        # A mixin is no pipe itself: it speaks for the first class that lists it among its bases.
-        state = min(i for i, cls in enumerate(classes) if classes[state] in cls.__bases__)
-    return state < len(classes) and state <= depth("__iter__")
-
-
-#: What was loaded into the graph that ends in a pipe, and the pipe's iteration number then.
-_loaded: WeakKeyDictionary[Any, tuple[int, dict[str, Any]]] = WeakKeyDictionary()
-
-
-def _upstream_of(datapipes: Iterable[Any]) -> set[int]:
-    """Ids of the given pipes' sources, direct and indirect."""
-    return {id(pipe) for root in datapipes for pipe in walk(root) if pipe is not root}
-
-
-def _replay_plan(end: Any, pipes: list[Any]) -> tuple[set[int], set[int]]:
-    """Ids of the pipes to replay, and of those that start anew below them.
-
-    Everything below a replayed pipe starts anew. Where two branches meet in a pipe below (the children of a
-    fork do), the branches can only be replayed in step, that is, from where they join; the end of the graph
-    is taken for that.
-    """
-    replayed = {id(p): p for p in pipes if isinstance(p, IterDataPipe) and not is_restorable(p)}
-    restarted = _upstream_of(replayed.values())
-    for pipe in pipes:
-        goes_on = id(pipe) not in restarted and id(pipe) not in replayed
-        if goes_on and any(id(source) in restarted for source in sources_of(pipe)):
-            return {id(end)}, _upstream_of([end])
-    return set(replayed) - restarted, restarted
+STATE_VERSION = 2
 
 
 @contextmanager
-def _held(pipes: list[Any]) -> Iterator[None]:
+def standing_still(pipes: list[Any]) -> Iterator[None]:
     """Keeps threads that read ahead from the pipes meanwhile."""
     with ExitStack() as stack:
         # Readers before their sources: a source that stands still would keep its reader's thread from parking.
         for pipe in reversed(pipes):
-            if hasattr(type(pipe), "held"):
-                stack.enter_context(pipe.held())
+            if hasattr(type(pipe), "standing_still"):
+                stack.enter_context(pipe.standing_still())
         yield
 
 
-def save_state(datapipe: Any) -> dict[str, Any]:
-    """The state of the graph that ends in `datapipe`, as of the last item that it yielded."""
-    loaded = _loaded.get(datapipe)
-    if loaded is not None:
-        if loaded[0] == _iteration_of(datapipe):
-            return loaded[1]  # not iterated since
-        del _loaded[datapipe]
-    pipes = walk(datapipe)
-    with _held(pipes):
-        return {"version": STATE_VERSION, "pipes": _entries(datapipe, pipes)}
+def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
+    """The state of the graph that ends in `datapipe`, as of the last item that it yielded.
 
-
-def _entries(datapipe: Any, pipes: list[Any]) -> list[dict[str, Any]]:
-    replayed, restarted = _replay_plan(datapipe, pipes)
-    entries = []
-    for pipe in pipes:
-        if _is_torchs(pipe):
-            entries.append(_entry_of_torchs(pipe, id(pipe) in restarted))
-            continue
-        token = token_of(pipe)
-        entry: dict[str, Any] = {"type": type(pipe).__name__, "yielded": token.yielded}
-        if not isinstance(
-            pipe, IterDataPipe
-        ):  # read by index: has no place in the iteration, but may have state
-            entry["how"] = "restore" if is_restorable(pipe) else "fresh"
-        elif id(pipe) in restarted:
-            entry["how"] = "restart"
-        elif token.current == 0 and not token.armed:
-            entry["how"] = "fresh"
-        else:
-            entry["how"] = "replay" if id(pipe) in replayed else "restore"
-        if entry["how"] == "restore":
-            entry["state"] = pipe.state_dict()
-        if hasattr(pipe, "epoch_seed"):
-            entry["seed"] = pipe.epoch_seed()
-        entries.append(entry)
-    return entries
-
-
-def _entry_of_torchs(pipe: Any, restarted: bool) -> dict[str, Any]:
-    yielded = yielded_so_far(pipe)
-    how = "restart" if restarted else "fresh" if yielded is None else "replay"
-    return {"type": type(pipe).__name__, "yielded": yielded or 0, "how": how}
-
-
-def load_state(datapipe: Any, state: dict[str, Any]) -> None:
-    """Puts the graph that ends in `datapipe` where the saved one stood: `iter(datapipe)` goes on from there.
+    Args:
+        datapipe: the end of the graph.
+        described: whether the state tells what the pipes were made with, so that another pipeline refuses it. Whoever
+            saves states by the second, and knows the pipeline by other means, does without.
 
     Raises:
-        ValueError: the state has another version or was saved from a graph of another shape.
+        TypeError: something in a pipe's state cannot be pickled; a pipe makes pipes while it is iterated; a random pipe
+            of torch's is in the graph; or one of torch's ends it, of which nobody noticed when it began.
     """
+    pipes = walk(datapipe)
+    with standing_still(pipes):
+        entries = _Saving(datapipe, pipes).entries()
+    state = {"version": STATE_VERSION, "pipes": entries}
+    return {**state, "graph": fingerprint(datapipe)} if described else state
+
+
+def fingerprint(datapipe: Any) -> Fingerprint:
+    """What each pipe of a graph is, reads and was made with, sources first: by which `load_state` knows it again.
+
+    That of the graph is part of its state, under `"graph"`. A state without it is loaded unseen.
+    """
+    record = record_of(datapipe)
+    if record.fingerprint is None or len(record.fingerprint) != len(walk(datapipe)):
+        record.fingerprint = _fingerprint(datapipe, begun=True)
+    return record.fingerprint
+
+
+class _Saving:
+    """One saving of the state of a graph.
+
+    Args:
+        end: the end of the graph.
+        pipes: all pipes of the graph, sources first.
+    """
+
+    def __init__(self, end: Any, pipes: list[Any]) -> None:
+        self.end, self.pipes = end, pipes
+        self._sources = {id(pipe): sources_of(pipe) for pipe in pipes}
+        self._in_use = self._find_in_use()
+
+    # -- which passes belong together ------------------------------------------------------------------------------
+
+    def _find_in_use(self) -> set[int]:
+        """Ids of the pipes whose passes somebody goes on reading."""
+        used = {id(self.end)} if self._has_begun(self.end) else set()
+        for reader in reversed(self.pipes):  # readers before their sources
+            if hasattr(type(reader), "_goes_on_alone") and reader._goes_on_alone() and self._has_begun(reader):
+                used.add(id(reader))
+            if id(reader) not in used or self._has_finished(reader):
+                continue
+            hook = getattr(type(reader), "_sources_in_use", None)
+            for source in self._sources[id(reader)] if hook is None else hook(reader):
+                if self._is_read_by(reader, source):
+                    used.add(id(source))
+        return used
+
+    def _has_begun(self, pipe: Any) -> bool:
+        record = record_of(pipe)
+        if is_torchs(pipe):
+            asked = record.asked == pipe._valid_iterator_id
+            return yielded_so_far(pipe) is not None and not asked and not awaits_iteration(pipe)
+        return record.stamp > 0 and record.loaded is None
+
+    @staticmethod
+    def _has_finished(pipe: Any) -> bool:
+        return not is_torchs(pipe) and (token_of(pipe).finished or record_of(pipe).ended)
+
+    def _is_read_by(self, reader: Any, source: Any) -> bool:
+        """Whether the running pass of the source is of the running pass of its reader."""
+        if not self._has_begun(source):
+            return False
+        if hasattr(type(reader), "_reads_in_pass"):
+            return bool(reader._reads_in_pass(source))
+        if is_torchs(reader):
+            return True
+        if is_torchs(source):
+            beginning = record_of(reader).beginning
+            return beginning is None or beginning.torchs.get(id(source)) != source._valid_iterator_id
+        return record_of(source).stamp > record_of(reader).stamp
+
+    # -- what is replayed ------------------------------------------------------------------------------------------
+
+    def _to_replay(self) -> list[Any]:
+        """The pipes to replay, none of which is below another one."""
+        replayed = [
+            pipe
+            for pipe in self.pipes
+            if isinstance(pipe, IterDataPipe)
+            and id(pipe) in self._in_use
+            and not is_restorable(pipe)
+            and not self._has_finished(pipe)
+        ]
+        if not replayed:
+            return []
+        if id(self.end) not in {id(pipe) for pipe in replayed} and self._must_replay_all(replayed):
+            return [self.end]
+        below = self._below(replayed)
+        return [pipe for pipe in replayed if id(pipe) not in below]
+
+    def _below(self, pipes: Iterable[Any]) -> set[int]:
+        """Ids of the pipes that the given ones read from, directly or not."""
+        return {id(pipe) for root in pipes for pipe in walk(root) if pipe is not root}
+
+    def _must_replay_all(self, replayed: list[Any]) -> bool:
+        """Whether nothing less than the end of the graph can be replayed.
+
+        That is so where two branches meet below, of which one goes on (the children of a fork): they can only be
+        replayed in step. And where functions have drawn random numbers: from which place in the graph nobody knows.
+        """
+        if is_torchs(self.end):
+            return False
+        beginning = record_of(self.end).beginning
+        if beginning is None:
+            return False
+        if beginning.whole or any(map(is_torchs, replayed)) or beginning.moved != save_generators():
+            return True
+        below, ids = self._below(replayed), {id(pipe) for pipe in replayed}
+        return any(
+            id(source) in below
+            for pipe in self.pipes
+            if id(pipe) not in below and id(pipe) not in ids
+            for source in self._sources[id(pipe)]
+        )
+
+    # -- entries ---------------------------------------------------------------------------------------------------
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The entries of all pipes."""
+        found: dict[int, dict[str, Any]] = {}
+        for pipe in self._to_replay():
+            beginning = beginning_of(pipe)
+            if beginning is not None:
+                found |= self._replayed(pipe, beginning)
+            elif is_torchs(pipe) and pipe is self.end:
+                raise unnoticed(pipe)
+        below = self._below(pipe for pipe in self.pipes if is_torchs(pipe) and id(pipe) not in found)
+        return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
+
+    def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, dict[str, Any]]:
+        """The entries of a replayed pipe and of all that it reads from."""
+        self._check_grown(pipe, beginning)
+        entries = {}
+        began = record_of(pipe).stamp
+        for each, entry, raw in beginning.parts:
+            if isinstance(each, IterDataPipe) and not is_torchs(each) and record_of(each).stamp < began:
+                entry, raw = entry_at_beginning(each)  # which has not begun in this pass
+            if raw is not None:
+                entry = {**entry, "state": to_plain(raw, name_of(each))}
+            later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
+            if later is not None and later != entry.get("seed"):
+                entry = {**entry, "later": later}
+            entries[id(each)] = entry
+        own = entries[id(pipe)]
+        own = {
+            **own,
+            "drop": (yielded_so_far(pipe) or 0 if is_torchs(pipe) else token_of(pipe).yielded) - beginning.yielded,
+            "seconds": time.monotonic() - beginning.since,
+        }
+        if pipe is self.end and (beginning.whole or beginning.moved != save_generators()):
+            own["generators"] = beginning.generators
+        if is_torchs(pipe) and record_of(pipe).ended:
+            own["finished"] = True
+        entries[id(pipe)] = own
+        return entries
+
+    def _check_grown(self, pipe: Any, beginning: Beginning) -> None:
+        before = {id(each) for each, *_ in beginning.parts}
+        grown = [name_of(each) for each in walk(pipe) if id(each) not in before] or record_of(pipe).grown
+        if grown:
+            raise TypeError(
+                f"the state of {name_of(pipe)} cannot be saved, because while it is iterated it makes pipes and keeps "
+                f"them in its attributes: {', '.join(grown)}. The pipeline that loads the state does not have them. "
+                "Make them in __init__, or keep them in local variables"
+            )
+
+    def _entry(self, pipe: Any, replayed: bool) -> dict[str, Any]:
+        if is_torchs(pipe):
+            return self._entry_of_torchs(pipe, replayed)
+        record = record_of(pipe)
+        if record.loaded is not None:
+            return with_pending(pipe, record, record.loaded)
+        if not isinstance(pipe, IterDataPipe):  # read by index: it has no place, but may have a state
+            if not is_restorable(pipe):
+                return {"type": name_of(pipe), "how": "begin"}
+            return {"type": name_of(pipe), "how": "restore", "yielded": 0, "state": self._state_of(pipe)}
+        # A pipe of a user's without a `reset` may still show the place of the pass before.
+        is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
+        if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
+            entry, raw = entry_at_beginning(pipe)
+            if raw is not None:
+                entry["state"] = to_plain(raw, name_of(pipe))
+            if not replayed and id(pipe) in self._in_use and self._has_finished(pipe):
+                entry |= {"how": "restore", "yielded": token_of(pipe).yielded, "finished": True}
+            return entry
+        entry = {
+            "type": name_of(pipe),
+            "how": "restore",
+            "yielded": token_of(pipe).yielded,
+            "finished": self._has_finished(pipe),
+            "state": self._state_of(pipe),
+        }
+        if record.seed is not None:
+            entry["seed"] = record.seed
+        return entry
+
+    def _state_of(self, pipe: Any) -> dict[str, Any]:
+        return to_plain(pipe.state_dict(), name_of(pipe))
+
+    def _entry_of_torchs(self, pipe: Any, below: bool) -> dict[str, Any]:
+        if awaits_iteration(pipe):
+            return record_of(pipe).loaded or {}
+        entry = {"type": name_of(pipe), "how": "begin"}
+        yielded = yielded_so_far(pipe)
+        return entry if below or id(pipe) not in self._in_use else {**entry, "drop": yielded}
+
+
+def is_one_to_one(datapipe: Any) -> bool:
+    """Whether the class of a pipe says by `one_to_one` that every item follows from one item of its source alone.
+
+    It does not say so of the `__iter__` of a subclass that overrides it.
+    """
+    classes = type(datapipe).__mro__
+
+    def depth(name: str) -> int:
+        return next((i for i, cls in enumerate(classes) if name in cls.__dict__), len(classes))
+
+    return bool(getattr(datapipe, "one_to_one", False)) and depth("one_to_one") <= depth("__iter__")
+
+
+def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
+    """What resuming from a graph's state is to replay: of each replayed pipe its name, how many items it drops, and how
+    many seconds these took, with whatever the reader did between them, when they were made.
+    """
+    return [(entry["type"], entry["drop"], entry.get("seconds", 0.0)) for entry in state["pipes"] if entry.get("drop")]
+
+
+def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True) -> None:
+    """Puts the graph that ends in `datapipe` where the saved one stood: `iter(datapipe)` goes on from there.
+
+    The state can be loaded again. What is pickled in it is unpickled: load only what you trust.
+
+    Args:
+        datapipe: the end of the graph.
+        state: what `save_state` returned.
+        strict: whether pipes that were made with other arguments than those of the saved graph are an error.
+
+    Raises:
+        ValueError: the state has another version, was saved from another graph, or cannot be unpickled.
+    """
+    if isinstance(state, dict) and state.get("version") == 1:
+        state = from_version_1(state, walk(datapipe))
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, dict) else state
-        raise ValueError(
-            f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}"
-        )
+        raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
     pipes, entries = walk(datapipe), state["pipes"]
     saved, found = [entry["type"] for entry in entries], [type(pipe).__name__ for pipe in pipes]
     if saved != found:
@@ -201,44 +355,64 @@ def load_state(datapipe: Any, state: dict[str, Any]) -> None:
             f"the state was saved from another pipeline: it holds {saved}, but this pipeline is {found} "
             "(sources first); build the same pipeline before loading its state"
         )
-    with _held(pipes):
-        for pipe, entry in zip(pipes, entries, strict=True):
-            if _is_torchs(pipe):
-                replay_later(pipe, entry["yielded"] if entry["how"] == "replay" else None)
-                continue
-            how, token = entry["how"], token_of(pipe)
-            if how == "restore":
-                token.arm(entry["yielded"])
-                pipe.load_state_dict(entry["state"])
-            else:
-                token.disarm()
-                repeat_epoch(pipe, entry.get("seed"))
-                if how == "replay":
-                    token.arm_replay(entry["yielded"])
-    _loaded[datapipe] = (_iteration_of(datapipe), state)
+    described = state.get("graph") if strict else None
+    other = described and difference(described, _fingerprint(datapipe, begun=True), "this one")
+    if other:
+        raise ValueError(
+            f"the state was saved from another pipeline: {other}. Build the same pipeline, or pass strict=False to "
+            "load the state all the same"
+        )
+    with standing_still(pipes):
+        load_entries(zip(pipes, entries, strict=True))
 
 
-def repeat_epoch(datapipe: Any, seed: Any) -> None:
-    """Makes the next iteration of a random pipe take the course of the one for which `epoch_seed()` gave `seed`.
+def load_entries(entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:
+    """Puts some pipes of a graph where their entries say. None reads ahead meanwhile."""
+    for pipe, entry in entries:
+        if is_torchs(pipe):
+            replay_torchs(pipe, entry)
+            record = record_of(pipe)
+            record.loaded, record.before, record.later = entry, pipe._valid_iterator_id, entry.get("later")
+            record.beginning, record.grown, record.asked = None, [], NEVER
+        else:
+            _load_entry(pipe, entry)
 
-    That is `set_seed`, but for pipes whose seed is the user's own: these define `repeat_epoch`. None does nothing.
+
+def entry_anew(datapipe: Any) -> dict[str, Any]:
+    """An entry with which the next pass of a pipe begins anew, with the seed that was set for it."""
+    entry, lasting = entry_at_beginning(datapipe)
+    return entry if lasting is None else {**entry, "state": to_plain(lasting, name_of(datapipe))}
+
+
+def entry_at(datapipe: Any, state: dict[str, Any] | None = None) -> dict[str, Any]:
+    """An entry with which a pipe that was not read yet goes on with what its sources yield.
+
+    Args:
+        datapipe: the pipe.
+        state: its state; None for the one that it has.
     """
-    if seed is not None:
-        (datapipe.repeat_epoch if hasattr(type(datapipe), "repeat_epoch") else datapipe.set_seed)(seed)
+    plain = to_plain(datapipe.state_dict() if state is None else state, name_of(datapipe))
+    return {"type": name_of(datapipe), "how": "restore", "yielded": 0, "finished": False, "state": plain}
 
 
-def forget_state(*datapipes: Any, keeping: Iterable[Any] = ()) -> None:
-    """Makes the next iteration of the pipes, and of all that they read from, start anew.
-
-    Pipes that those in `keeping` are or read from keep what was loaded into them.
-    """
-    kept = {id(pipe) for root in keeping for pipe in walk(root)}
-    for datapipe in datapipes:
-        for pipe in walk(datapipe):
-            if id(pipe) in kept:
-                continue
-            _loaded.pop(pipe, None)
-            if _is_torchs(pipe):
-                replay_later(pipe, None)
-            else:
-                token_of(pipe).disarm()
+def _load_entry(pipe: Any, entry: dict[str, Any]) -> None:
+    record, token = record_of(pipe), token_of(pipe)
+    record.watches, record.fed, record.ended = None, True, False
+    record.beginning, record.grown, record.seed, record.later = None, [], None, entry.get("later")
+    state = from_plain(entry["state"], name_of(pipe)) if "state" in entry else None
+    if entry["how"] == "restore":
+        token.arm(entry["yielded"])
+    else:
+        token.disarm()
+    if entry["how"] == "restore" and is_restorable(pipe):
+        # A user's pipe without a `reset` could do nothing but go on from there. It gets its state when it does.
+        if can_reset(type(pipe)) or not isinstance(pipe, IterDataPipe):
+            pipe.load_state_dict(state)
+    else:
+        if hasattr(type(pipe), "iteration_state"):
+            pipe._load_lasting_state(state or {})
+        elif state is not None:
+            pipe.load_state_dict(state)
+    if entry.get("seed") is not None:
+        pipe.set_seed(entry["seed"])
+    record.loaded = entry

@@ -29,22 +29,16 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
         description="Trains a classifier on real images that worker processes load: writes shards, trains, and checks "
         "accuracy and order. Exits 1 where either falls short.",
     )
-    parser.add_argument(
-        "--data-dir", type=Path, default=cache, help="where the shards are kept (%(default)s)"
-    )
+    parser.add_argument("--data-dir", type=Path, default=cache, help="where the shards are kept (%(default)s)")
     parser.add_argument("--epochs", type=_positive, default=3, help="(%(default)s)")
     parser.add_argument("--batch-size", type=_positive, default=16, help="(%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="worker processes (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    parser.add_argument(
-        "--photographs", type=int, default=40, help="JPEG files made of each photograph (%(default)s)"
-    )
+    parser.add_argument("--photographs", type=int, default=40, help="JPEG files made of each photograph (%(default)s)")
     return parser.parse_args(arguments)
 
 
-def _train(
-    folder: Path, total: int, options: argparse.Namespace, model: train.Softmax | None
-) -> list[train.Epoch]:
+def _train(folder: Path, total: int, options: argparse.Namespace, model: train.Softmax | None) -> list[train.Epoch]:
     """Runs all epochs once; trains the model in them, if there is one."""
     epochs = []
     with pipeline.loader(pipeline.digits(folder, options.batch_size), options.workers) as loader:

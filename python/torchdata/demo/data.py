@@ -74,9 +74,7 @@ def write_digits(folder: Path) -> tuple[Path, Path]:
     folders = folder / "digits" / "train", folder / "digits" / "test"
     for target in folders:
         target.mkdir(parents=True, exist_ok=True)
-    paths = {
-        (part, k): folders[part] / f"digits-{k}.tar" for part, n in ((0, _SHARDS), (1, 2)) for k in range(n)
-    }
+    paths = {(part, k): folders[part] / f"digits-{k}.tar" for part, n in ((0, _SHARDS), (1, 2)) for k in range(n)}
     if all(path.exists() for path in paths.values()):
         return folders
     digits = optional("sklearn.datasets").load_digits()

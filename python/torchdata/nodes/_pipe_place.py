@@ -5,13 +5,12 @@ Role: keeps the seed and the epoch that the nodes' graph has no other place for.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
-from torchdata.datapipes._traversal import walk
+from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.state import forget_state, load_state, save_state
+from torchdata.datapipes.state import forget_state, iterate, load_state, save_state
 from torchdata.nodes.base_node import BaseNode, is_repeatable
 
 __all__ = ["PipePlace"]
@@ -35,16 +34,16 @@ class PipePlace:
     def __iter__(self) -> Iterator[Any]:
         if self._loaded:
             self._loaded = False
-            return iter(self.pipe)
+            return iterate(self.pipe)
         forget_state(self.pipe)
         if self.seed is not None:
             _set_seed(self.pipe, self.seed, self._epoch)
         self._epoch += 1
-        return iter(self.pipe)
+        return iterate(self.pipe)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the pipe's graph, copied, so that it does not change when the iteration goes on."""
-        return {"epoch": self._epoch, "pipe": copy.deepcopy(save_state(self.pipe))}
+        """The state of the pipe's graph, which does not change when the iteration goes on."""
+        return {"epoch": self._epoch, "pipe": save_state(self.pipe)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration go on from the saved place. The state can be loaded again.
@@ -52,7 +51,7 @@ class PipePlace:
         Raises:
             ValueError: the state was saved from another graph.
         """
-        load_state(self.pipe, copy.deepcopy(state_dict["pipe"]))
+        load_state(self.pipe, state_dict["pipe"])
         self._epoch = state_dict["epoch"]
         self._loaded = True
 

@@ -10,27 +10,23 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
-import sys
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
 import torch
 
 import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
-from torchdata._engine.crossing import Handle, SharedPickle, close_inherited_pipes, pickle_graph
-from torchdata._engine.ending import ChildProcess, Ending
+from torchdata._engine.crossing import Handle, SharedPickle, pickle_graph
+from torchdata._engine.ending import ChildProcess, OwnsChildren
+from torchdata._engine.entering import CommonSetup
 from torchdata._engine.failures import describe, reraise
 from torchdata._engine.garbage import settle
-from torchdata._engine.interrupts import ignore_interrupts
-from torchdata._engine.obituary import CANNOT_WATCH, obituary
+from torchdata._engine.obituary import obituary
 from torchdata._engine.processes import default_budget
-from torchdata._engine.starting import new_child, start_all
-from torchdata._native import BellBoard, Collector, Link, Sender, drop_inherited, exit_with_parent
+from torchdata._engine.starting import new_child, start_sharing
+from torchdata._native import BellBoard, Collector, Link, Sender
 from torchdata.nodes._functions import name_of_this_process, not_the_end
 
 __all__ = ["Workers"]
@@ -50,16 +46,12 @@ class _Setup:
     #: Index of its bell.
     index: int
     function: Any
-    bells: Handle[BellBoard]
+    common: CommonSetup
     items: Handle[Link]
     results: Handle[Link]
-    main_pid: int
-    #: Whether main is this process's parent, as it is under fork and spawn.
-    is_child_of_main: bool
-    gc_thresholds: tuple[int, int, int]
 
 
-class Workers:
+class Workers(OwnsChildren):
     """Processes that call a function.
 
     Args:
@@ -85,52 +77,30 @@ class Workers:
                 name=f"worker process {number} of ParallelMapper",
                 index=1 + number,
                 function=shipped,
-                bells=Handle(bells),
+                common=CommonSetup.under(method, bells),
                 items=Handle(items[number]),
                 results=Handle(results[number]),
-                main_pid=os.getpid(),
-                is_child_of_main=method != "forkserver",
-                gc_thresholds=gc.get_threshold(),
             )
             for number in range(count)
         ]
         self._processes = [new_child(starting, setup.name, run_worker, (setup,)) for setup in setups]
-        # Ends them even where nobody calls shutdown, at interpreter exit at the latest.
-        self._ending = Ending(list(self._processes), list(items), bells)
-        self._finalizer = weakref.finalize(self, self._ending.run_later)
+        self._own(list(self._processes), list(items), bells)
         try:
-            self._start(starting, method, [bells, *items, *results])
+            start_sharing(self._processes, method, [bells, *items, *results])
             senders = [Sender([link], bells, _MAIN, [1 + number]) for number, link in enumerate(items)]
             self._ending.commanders += senders
             self.functions: Sequence[Callable[[Any], Any]] = [
                 _Worker(process, sender, Collector([link], bells, _MAIN, [1 + number], _refuse)).call
-                for number, (process, sender, link) in enumerate(
-                    zip(self._processes, senders, results, strict=True)
-                )
+                for number, (process, sender, link) in enumerate(zip(self._processes, senders, results, strict=True))
             ]
         except BaseException:
             self.shutdown()
             raise
 
-    def _start(self, context: BaseContext, method: str, shared: list[Any]) -> None:
-        def close() -> None:
-            for one in shared:
-                one.close_descriptor()
-
-        if method == "fork":  # children inherit the mappings
-            close()
-        start_all(self._processes, method)
-        close()
-
     @property
     def alive(self) -> bool:
         """Whether all processes run."""
         return not any(process.ended for process in self._processes)
-
-    def shutdown(self) -> None:
-        """Ends all processes: asks, waits, terminates, kills, reaps. May be called any number of times."""
-        self._ending.run()
-        self._finalizer.detach()
 
 
 class _Worker:
@@ -196,20 +166,11 @@ def _shipped(function: Any, method: str) -> SharedPickle:
 
 def run_worker(setup: _Setup) -> None:
     """The target of a process: calls the function with each item that comes, until it is told to stop."""
-    ignore_interrupts()
-    close_inherited_pipes()
-    drop_inherited([setup.items.shared, setup.results.shared], setup.bells.shared)
-    try:
-        exit_with_parent(setup.main_pid)
-    except ProcessLookupError:  # main is gone already
+    if not setup.common.enter(setup.name, [setup.items.shared, setup.results.shared]):
         return
-    except OSError as error:  # without it this process might outlive main for ever
-        print(f"torchdata {setup.name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
-        sys.exit(CANNOT_WATCH)
-    if setup.is_child_of_main and os.getppid() != setup.main_pid:
-        return
-    items = Collector([setup.items.shared], setup.bells.shared, setup.index, [_MAIN], _refuse, name="main")
-    sender = Sender([setup.results.shared], setup.bells.shared, setup.index, [_MAIN])
+    bells = setup.common.bells.shared
+    items = Collector([setup.items.shared], bells, setup.index, [_MAIN], _refuse, name="main")
+    sender = Sender([setup.results.shared], bells, setup.index, [_MAIN])
     torch.set_num_threads(1)  # the processes are the parallelism
     function, failure = setup.function, None
     if isinstance(function, SharedPickle):
@@ -217,7 +178,7 @@ def run_worker(setup: _Setup) -> None:
             function = function.load()
         except BaseException as error:
             failure = describe(error, name_of_this_process())
-    settle(setup.gc_thresholds)
+    settle(setup.common.gc_thresholds)
     while True:
         message = items.receive(0, None)
         if message[0] == "stop":

@@ -15,17 +15,16 @@ Threads hold the work and the source, never the node, so that dropping the node 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, NoReturn
 
+from torchdata._threads import end_at_exit, start
 from torchdata.nodes._functions import not_the_end
 from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
@@ -37,9 +36,6 @@ Function = Callable[[Any], Any] | None
 #: Seconds after which a wait looks around.
 _SLICE = 1.0
 
-#: Seconds that interpreter exit waits for all threads together.
-_EXIT_SECONDS = 2.0
-
 #: What became of an item: a result; an error of the function; taken before the state was saved.
 _RESULT, _FAILED, _DROPPED = 0, 1, 2
 #: What ends the reading, with the number of the first item that was not taken: the source's end, or an error of it.
@@ -47,9 +43,6 @@ _END, _BROKEN = 3, 4
 
 #: A number, what became of the item, the result or error, and the source's state after the item or None.
 _Entry = tuple[int, int, Any, Any]
-
-#: The work of this process whose threads may be running.
-_running: weakref.WeakSet[_Work] = weakref.WeakSet()
 
 
 class _Work:
@@ -95,7 +88,7 @@ class _Work:
         for _ in range(limit):
             self.room.put(None)
         self.threads: list[threading.Thread] = []
-        _running.add(self)
+        end_at_exit(self)
 
     def start(self, functions: Sequence[Function], prepare: Callable[[], object] | None) -> None:
         """Starts a thread for each function."""
@@ -103,7 +96,7 @@ class _Work:
             name = f"torchdata-{self.name}_{number}"
             thread = threading.Thread(target=_serve, args=(self, function, prepare), name=name, daemon=True)
             try:
-                thread.start()
+                start(thread)
             except RuntimeError:  # the system has no more threads to give: fewer will do, but none will not
                 if not self.threads:
                     raise
@@ -112,9 +105,7 @@ class _Work:
 
     def put(self, entry: _Entry) -> None:
         """Puts down a result for the consumer."""
-        if (
-            self.closed
-        ):  # an error that lay there would keep all this alive, through the frames of its traceback
+        if self.closed:  # an error that lay there would keep all this alive, through the frames of its traceback
             return
         self.results.append(entry)
         if self.awaited:
@@ -464,22 +455,3 @@ class ReadAhead:
         work = getattr(self, "_work", None)
         if work is not None:
             work.close()
-
-
-def _forget_inherited() -> None:
-    global _running
-    _running = weakref.WeakSet()
-
-
-def _end_all() -> None:
-    # A thread that is in foreign code when the interpreter goes away could take the process down with it.
-    running = list(_running)
-    for work in running:
-        work.close()
-    until = time.monotonic() + _EXIT_SECONDS
-    for work in running:
-        work.join(until - time.monotonic())
-
-
-os.register_at_fork(after_in_child=_forget_inherited)
-atexit.register(_end_all)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler
 
-from torchdata.datapipes._checks import check_callable, check_int, check_iterable
+from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._pipe_place import PipePlace
 from torchdata.nodes.base_node import BaseNode, NotReset, T

@@ -139,9 +139,7 @@ class BaseNode(Iterator[T]):
             source.shutdown()
 
     def __require_init(self) -> None:
-        if not hasattr(
-            self, "_BaseNode__initialized"
-        ):  # a look into __dict__ would slow down all that follow
+        if not hasattr(self, "_BaseNode__initialized"):  # a look into __dict__ would slow down all that follow
             name = type(self).__name__
             raise NotImplementedError(f"{name} was not set up: call super().__init__() in its __init__()")
 
@@ -154,9 +152,7 @@ class BaseNode(Iterator[T]):
         self.__require_init()
         if not self.__initialized:
             name = type(self).__name__
-            raise NotImplementedError(
-                f"{name} was not reset: call super().reset(initial_state) in its reset()"
-            )
+            raise NotImplementedError(f"{name} was not reset: call super().reset(initial_state) in its reset()")
 
     def _reader(self) -> Callable[[], Any]:
         """What gives the next item of this node once it is reset, without a call in between where that can be."""
@@ -208,12 +204,6 @@ def _sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
     """The nodes that a node holds in its attributes, also in lists and dicts, each once."""
     found: dict[int, BaseNode[Any]] = {}
     for value in vars(node).values():
-        held = (
-            value.values()
-            if isinstance(value, Mapping)
-            else value
-            if isinstance(value, (list, tuple))
-            else [value]
-        )
+        held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)
     return list(found.values())

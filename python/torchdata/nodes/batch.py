@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from torchdata.datapipes._checks import check_int
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
 
 __all__ = ["Batcher", "Unbatcher"]

@@ -62,9 +62,10 @@ class NodePipe(IterDataPipe[T]):
         [0, 1, 2]
     """
 
+    _restored: dict[str, Any] | None = None
+
     def __init__(self, source_node: BaseNode[T]) -> None:
         self.source_node = check_node("to_pipe", "source_node", source_node)
-        self._restored: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[T]:
         restored, self._restored = self._restored, None
@@ -74,6 +75,8 @@ class NodePipe(IterDataPipe[T]):
 
     def reset(self) -> None:
         """Begins the next epoch of the node."""
+        if self._restored is not None:  # what a pass had come to that is not gone on with: the node counts its epochs
+            self.source_node.reset(self._restored)
         self._restored = None
 
     def state_dict(self) -> dict[str, Any]:

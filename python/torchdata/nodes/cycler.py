@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torchdata.datapipes._checks import check_int
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 
 __all__ = ["Cycler"]
@@ -39,9 +39,7 @@ class Cycler(BaseNode[T]):
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:
         super().__init__()
         self.source_node = check_node("Cycler", "source_node", source_node)
-        self.max_cycles = (
-            None if max_cycles is None else check_int("Cycler", "max_cycles", max_cycles, least=1)
-        )
+        self.max_cycles = None if max_cycles is None else check_int("Cycler", "max_cycles", max_cycles, least=1)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""

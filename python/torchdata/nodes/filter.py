@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from torchdata.datapipes._checks import check_callable
+from torchdata.datapipes._pipe.checks import check_callable
 from torchdata.nodes._functions import not_the_end
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torchdata.datapipes._checks import check_int
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 
 __all__ = ["Header"]

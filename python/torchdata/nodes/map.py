@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from torchdata.datapipes._checks import check_callable, check_int
+from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers
 from torchdata.nodes._read_ahead import ReadAhead

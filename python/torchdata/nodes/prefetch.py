@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from torchdata.datapipes._checks import check_int
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes._read_ahead import Function, ReadAhead
 from torchdata.nodes.base_node import BaseNode, T, check_node
 

@@ -85,9 +85,7 @@ class QueueSnapshotStore(SnapshotStore):
         """
         with self._changed:
             if self._latest is not None and version <= self._latest:
-                raise ValueError(
-                    f"version {version} of a snapshot comes after version {self._latest}; count upwards"
-                )
+                raise ValueError(f"version {version} of a snapshot comes after version {self._latest}; count upwards")
             self._latest = version
             self._snapshots.append((version, snapshot))
             self._changed.notify_all()
@@ -123,11 +121,7 @@ class QueueSnapshotStore(SnapshotStore):
                 self._changed.wait(_SLICE)
             found = self._snapshots.popleft() if self._snapshots else None
         if found is None or found[0] != self.SNAPSHOT_INIT_VERSION:
-            why = (
-                f"has not come within {timeout:g} s"
-                if thread.is_alive()
-                else "did not come: its thread has ended"
-            )
+            why = f"has not come within {timeout:g} s" if thread.is_alive() else "did not come: its thread has ended"
             raise RuntimeError(f"the initial snapshot {why}")
         if isinstance(found[1], ExceptionWrapper):
             found[1].reraise()  # type: ignore[no-untyped-call]

@@ -2,27 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from torchdata._stateful import Stateful
 
 __all__ = ["Stateful"]
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """An object with `state_dict` and `load_state_dict`.
-
-    Where an iterable has them, `IterableWrapper` saves and restores it by them instead of reading it anew. What
-    `state_dict` returns must not change when the iteration goes on: return copies of what does.
-    """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the object stands, as values that pickle."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next `iter()` go on from a saved place.
-
-        Args:
-            state_dict: what `state_dict` returned.
-        """
-        ...

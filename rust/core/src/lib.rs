@@ -10,6 +10,7 @@ pub mod primitive;
 pub mod process;
 pub mod protocol;
 pub mod round_robin;
+pub mod sampling;
 pub mod seed;
 pub mod strided;
 
@@ -17,3 +18,7 @@ pub mod strided;
 pub mod prefetch_queue;
 #[cfg(not(loom))]
 pub mod ranks;
+#[cfg(not(loom))]
+pub mod stats;
+#[cfg(not(loom))]
+pub mod trace;

@@ -74,12 +74,16 @@ struct State<T, E> {
     starved: bool,
     /// The consumer sleeps for want of a message, and was not woken yet.
     hungry: bool,
+    /// Most items that are buffered.
+    capacity: usize,
+    /// Whether the producer has found no place, and whether the consumer has waited for it after that.
+    was_full: bool,
+    lacked: bool,
 }
 
 /// A bounded queue for one producer thread and one consumer thread. See the module for its rules.
 #[derive(Debug)]
 pub struct PrefetchQueue<T, E> {
-    capacity: usize,
     state: Mutex<State<T, E>>,
     /// Told of what the producer, and whoever waits for the producer to stand still, waits for.
     changed: Condvar,
@@ -99,8 +103,11 @@ impl<T, E> PrefetchQueue<T, E> {
             ended: false,
             starved: false,
             hungry: false,
+            capacity: capacity.max(1),
+            was_full: false,
+            lacked: false,
         };
-        Self { capacity: capacity.max(1), state: Mutex::new(state), changed: Condvar::new(), filled: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Condvar::new(), filled: Condvar::new() }
     }
 
     /// A thread that panicked held the lock between plain assignments, so the data is whole.
@@ -110,7 +117,18 @@ impl<T, E> PrefetchQueue<T, E> {
 
     /// Most items that are buffered at a time (restored ones may be more).
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.lock().capacity
+    }
+
+    /// Changes how many items are buffered at a time; 0 counts as 1. To be called by the producer.
+    pub fn set_capacity(&self, capacity: usize) {
+        self.lock().capacity = capacity.max(1);
+    }
+
+    /// Whether, since the last call, the producer has found no place at one moment and the consumer no item at a later one:
+    /// with more places it would have found some.
+    pub fn has_lacked(&self) -> bool {
+        std::mem::take(&mut self.lock().lacked)
     }
 
     /// Number of messages buffered now; an error or the end counts as one.
@@ -131,11 +149,12 @@ impl<T, E> PrefetchQueue<T, E> {
             if state.closed || state.finished {
                 return Reserve::Closed;
             }
-            if !state.paused && state.messages.len() < self.capacity {
+            if !state.paused && state.messages.len() < state.capacity {
                 state.producing = true;
                 return Reserve::Granted;
             }
             let Some(slice) = begun.slice() else { return Reserve::TimedOut };
+            state.was_full |= !state.paused;
             state.starved = true;
             state = sleep(&self.changed, state, slice);
             state.starved = false;
@@ -242,6 +261,7 @@ impl<T, E> PrefetchQueue<T, E> {
         let mut state = self.lock();
         while state.messages.is_empty() && !state.ended {
             let Some(slice) = begun.slice() else { return false };
+            state.lacked |= std::mem::take(&mut state.was_full);
             state.hungry = true;
             state = sleep(&self.filled, state, slice);
             state.hungry = false;

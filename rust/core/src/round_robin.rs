@@ -32,6 +32,17 @@ impl RoundRobin {
         self.current = 0;
     }
 
+    /// Starts with everybody live, and with the turn of this peer.
+    ///
+    /// # Panics
+    ///
+    /// There is no such peer.
+    pub fn start_at(&mut self, peer: usize) {
+        assert!(peer < self.ended.len(), "there are {} peers, and no number {peer}", self.ended.len());
+        self.start();
+        self.current = peer;
+    }
+
     /// The peer whose turn it is; None when all have ended.
     #[inline]
     pub fn next(&self) -> Option<usize> {
@@ -160,6 +171,16 @@ mod tests {
         turn.end(0);
         turn.start();
         assert_eq!((turn.next(), turn.live()), (Some(0), 2));
+    }
+
+    #[test]
+    fn an_epoch_can_begin_with_any_peer() {
+        let mut turn = RoundRobin::new(3, true);
+        turn.end(2);
+        turn.start_at(2);
+        assert_eq!((turn.next(), turn.live()), (Some(2), 3));
+        turn.advance();
+        assert_eq!(turn.next(), Some(0));
     }
 
     #[test]

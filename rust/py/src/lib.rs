@@ -9,13 +9,16 @@ use torchdata_core::process::liveness::{Watch, exit_with};
 
 mod codec;
 mod errors;
+mod finalized;
 mod formats;
 mod numpy_api;
 mod panics;
 mod pipes;
 mod ranks;
 mod seed;
+mod trace;
 mod transport;
+mod watching;
 
 /// Ends this process when the process `pid` ends.
 #[pyfunction]
@@ -25,22 +28,32 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
 
 /// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile, and
 /// the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers this.)
-fn settle(py: Python<'_>) {
+fn settle(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>(); // whoever takes an exception compares it with this
     py.detach(|| Python::attach(|_| ())); // whoever attaches looks whether the interpreter is up
     fork::generation();
+    pipes::handing::signals(py).map(drop)
 }
 
 /// Registers every class and function of the extension.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    settle(module.py());
+    settle(module.py())?;
+    module.add("Finalized", finalized::finalized_type(module.py())?)?;
     module.add_class::<pipes::token::IterationToken>()?;
     module.add("IteratorGuard", pipes::guard::guard_type(module.py())?)?;
     module.add_function(wrap_pyfunction!(pipes::guard::guard_iterator, module)?)?;
     module.add_class::<pipes::iterators::FilterIterator>()?;
+    module.add_function(wrap_pyfunction!(pipes::sampling::sample_order, module)?)?;
+    module.add_class::<pipes::delivery::Delivery>()?;
+    module.add_class::<pipes::delivery::DeliveryIterator>()?;
+    module.add_class::<pipes::handing::HandingIterator>()?;
     module.add_class::<transport::links::PyLink>()?;
     module.add_class::<transport::links::PyBellBoard>()?;
+    module.add_class::<transport::stats::PyStatsBoard>()?;
+    module.add_class::<trace::PyTraceLog>()?;
+    module.add_function(wrap_pyfunction!(trace::end_trace, module)?)?;
+    module.add_function(wrap_pyfunction!(trace::trace_thread, module)?)?;
     module.add_class::<transport::links::LeasedBuffer>()?;
     module.add_class::<transport::links::ArenaBuffer>()?;
     module.add_class::<transport::sender::Sender>()?;
@@ -55,5 +68,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(watching::watch_with, module)?)?;
+    module.add_function(wrap_pyfunction!(watching::watch_before_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(watching::watch_after_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(watching::watch_is_over, module)?)?;
     Ok(())
 }

@@ -6,6 +6,7 @@ picture of the moment at which `traverse_dps` was called.
 Role: the public names. Runs in whichever process holds the pipes; graphs own nothing but references to them.
 """
 
+from torchdata.dataloader2.graph import cutting, utils
 from torchdata.dataloader2.graph.settings import set_datapipes_seed, set_graph_random_seed
 from torchdata.dataloader2.graph.utils import (
     DataPipe,
@@ -28,3 +29,6 @@ __all__ = [
     "set_graph_random_seed",
     "traverse_dps",
 ]
+
+# Its place and name in 0.9.
+setattr(utils, "_find_replicable_branches", cutting.find_replicable_branches)  # noqa: B010 - not known to checkers there

@@ -21,7 +21,8 @@ from torchdata.dataloader2.graph.utils import (
     list_dps,
     traverse_dps,
 )
-from torchdata.datapipes.iter.sharding import SHARDING_PRIORITIES
+from torchdata.datapipes._pipe.iteration import record_of
+from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
@@ -35,6 +36,8 @@ __all__ = [
     "is_random",
     "is_sharding",
     "is_shuffler",
+    "pause_pipes",
+    "resume_pipes",
     "set_datapipes_seed",
     "set_graph_random_seed",
 ]
@@ -60,9 +63,7 @@ def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
     return all_dps(graph)
 
 
-def set_datapipes_seed(
-    datapipes: Iterable[DataPipe], seed_generator: SeedGenerator, distributed_shared: bool
-) -> None:
+def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenerator, distributed_shared: bool) -> None:
     """Gives every pipe that takes a seed one of its own.
 
     Args:
@@ -74,14 +75,14 @@ def set_datapipes_seed(
     for pipe in datapipes:
         if is_random(pipe):
             pipe.set_seed(draw())
+            record_of(pipe).seeded = True
 
 
 def set_graph_random_seed(datapipe: DataPipe, seed_generator: SeedGenerator) -> DataPipe:
     """Seeds the random pipes of a graph so that sharding stays correct.
 
     Pipes in front of a `sharding_filter` get seeds that all workers and ranks share, because each of them
-    must see the same order before it picks its share. Pipes behind it get seeds that differ from worker to
-    worker.
+    must see the same order before it picks its share. Pipes behind it get seeds that differ from worker to worker.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -157,11 +158,7 @@ def apply_sharding(
 
 
 def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
-    own = (
-        getattr(datapipe, "sharding_group_filter", None)
-        if "sharding_group_filter" in vars(datapipe)
-        else None
-    )
+    own = getattr(datapipe, "sharding_group_filter", None) if "sharding_group_filter" in vars(datapipe) else None
     return own is None or own == sharding_group
 
 
@@ -188,10 +185,9 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
     shufflers: list[Any] = [pipe for pipe in all_dps(traverse_dps(datapipe)) if is_shuffler(pipe)]
     if shuffle and not shufflers:
         warnings.warn(
-            "`shuffle=True` was set, but the datapipe does not contain a `Shuffler`. Adding one at the end, "
-            "with the "
-            "default buffer size; put `.shuffle()` where items are small, before `.sharding_filter()`, to "
-            "choose both.",
+            "`shuffle=True` was set, but the datapipe does not contain a `Shuffler`. Adding one at the end, with the "
+            "default buffer size; put `.shuffle()` where items are small, before `.sharding_filter()`, to choose "
+            "both.",
             stacklevel=2,
         )
         datapipe = datapipe.shuffle()
@@ -199,6 +195,20 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
     for shuffler in shufflers:
         shuffler.set_shuffle(shuffle)
     return datapipe
+
+
+def pause_pipes(datapipe: DataPipe) -> None:
+    """Calls `pause()` of all pipes of the graph that have it, the last pipe first."""
+    for pipe in list_dps(traverse_dps(datapipe)):
+        if has_method(pipe, "pause"):
+            pipe.pause()
+
+
+def resume_pipes(datapipe: DataPipe) -> None:
+    """Calls `resume()` of all pipes of the graph that have it, the last pipe last."""
+    for pipe in reversed(list_dps(traverse_dps(datapipe))):
+        if has_method(pipe, "resume"):
+            pipe.resume()
 
 
 def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
@@ -230,9 +240,7 @@ def _seed_source(rng: Any) -> Callable[[], int]:
         return lambda: int(rng.generate_shared_seed())
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(rng, torch.Generator):
-        return lambda: int(
-            torch.empty((), dtype=torch.int64, device=rng.device).random_(generator=rng).item()
-        )
+        return lambda: int(torch.empty((), dtype=torch.int64, device=rng.device).random_(generator=rng).item())
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(rng, numpy.random.Generator):
         return lambda: int(rng.integers(2**63 - 1, endpoint=True))

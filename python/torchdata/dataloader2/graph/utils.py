@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeGuard
 
-from torchdata.datapipes._torch import twin_of
-from torchdata.datapipes._traversal import is_pipe, pipes_in, sources_of, walk
+from torchdata.datapipes._pipe.torch import twin_of
+from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in, sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "all_dps",
     "end_of",
     "find_dps",
-    "find_replicable_branches",
     "has_method",
     "list_dps",
     "remove_dp",
@@ -34,9 +33,7 @@ DataPipeGraph = dict[int, tuple[DataPipe, "DataPipeGraph"]]
 
 def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
     """Whether the pipe itself defines the method `name`; a functional form of that name does not count."""
-    return callable(getattr(type(datapipe), name, None)) or callable(
-        getattr(datapipe, "__dict__", {}).get(name)
-    )
+    return callable(getattr(type(datapipe), name, None)) or callable(getattr(datapipe, "__dict__", {}).get(name))
 
 
 def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
@@ -68,9 +65,7 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """The graph of the pipe's sources, and whether it is the same on every path that leads to the
-        pipe.
-        """
+        """The graph of the pipe's sources, and whether it is the same on every path that leads to the pipe."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -129,9 +124,7 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
     return [pipe for pipe in all_dps(graph) if type(pipe) in types]
 
 
-def list_dps(
-    graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | None = None
-) -> list[DataPipe]:
+def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | None = None) -> list[DataPipe]:
     """All pipes of the graph, each once, breadth first from the last pipe.
 
     Args:
@@ -251,8 +244,7 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
 def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
     if not any(pipe is datapipe for pipe in pipes):
         raise ValueError(
-            f"{_described(datapipe)} is no pipe of this graph of {len(pipes)} pipes; if the pipes were "
-            "changed since, "
+            f"{_described(datapipe)} is no pipe of this graph of {len(pipes)} pipes; if the pipes were changed since, "
             "make the graph anew with traverse_dps"
         )
 
@@ -308,83 +300,3 @@ def _rewired_container(obj: Any, exchange: Callable[[Any], Any]) -> Any:
         make = getattr(type(obj), "_make", type(obj))  # named tuples take their fields one by one
         return make(members)
     return obj
-
-
-def _is_replicable(datapipe: DataPipe) -> bool:
-    return not has_method(datapipe, "is_replicable") or bool(datapipe.is_replicable())
-
-
-def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
-    """The ends of the branches that may be copied into worker processes.
-
-    A pipe whose `is_replicable()` is False must exist once, and so must everything that reads from it. What
-    is left are branches; of branches that read from one another, the foremost one is returned. Where pipes refer
-    to each other in a circle, one does not count as a reader of another that stands nearer to the end.
-
-    Args:
-        graph: what `traverse_dps` returned.
-
-    Returns:
-        The ends of the branches: the last pipe of the graph alone where all pipes are replicable, and an
-        empty list where none is.
-    """
-    end = end_of(graph)
-    pipes = walk(end)
-    reads = _reads_outside_circles(end)
-    upstream = {id(pipe): _upstream(pipe, reads) for pipe in pipes}
-    single = {id(pipe) for pipe in pipes if not all(map(_is_replicable, upstream[id(pipe)]))}
-    if id(end) not in single:
-        return [end]
-    candidates = list(
-        _unique(
-            source
-            for pipe in pipes
-            if id(pipe) in single
-            for source in reads[id(pipe)]
-            if id(source) not in single
-        )
-    )
-    ids = set(map(id, candidates))
-    return [pipe for pipe in candidates if not any(id(p) in ids for p in upstream[id(pipe)] if p is not pipe)]
-
-
-#: Its name in 0.9.
-_find_replicable_branches = find_replicable_branches
-
-
-def _reads_outside_circles(end: DataPipe) -> dict[int, list[DataPipe]]:
-    """By id, what each pipe reads from, without those that read from it in turn and stand nearer to the end."""
-    distance = {id(end): 0}
-    waiting = deque([end])
-    reads: dict[int, list[DataPipe]] = {}
-    while waiting:
-        pipe = waiting.popleft()
-        reads[id(pipe)] = sources_of(pipe)
-        for source in reads[id(pipe)]:
-            if id(source) not in distance:
-                distance[id(source)] = distance[id(pipe)] + 1
-                waiting.append(source)
-    return {
-        pipe_id: [
-            source
-            for source in sources
-            if distance[id(source)] >= distance[pipe_id] or pipe_id not in map(id, walk(source))
-        ]
-        for pipe_id, sources in reads.items()
-    }
-
-
-def _upstream(pipe: DataPipe, reads: dict[int, list[DataPipe]]) -> list[DataPipe]:
-    """The pipe and all that it reads from, directly or not."""
-    found = {id(pipe): pipe}
-    waiting = [pipe]
-    while waiting:
-        for source in reads[id(waiting.pop())]:
-            if id(source) not in found:
-                found[id(source)] = source
-                waiting.append(source)
-    return list(found.values())
-
-
-def _unique(pipes: Iterable[DataPipe]) -> list[DataPipe]:
-    return list({id(pipe): pipe for pipe in pipes}.values())

@@ -1,6 +1,9 @@
 """Seeds for everything random in a pipeline: `SeedGenerator`, and sharing a seed among ranks."""
 
+from torchdata._publishing import publish
 from torchdata.dataloader2.random.distributed import dist_share_seed
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 
 __all__ = ["SeedGenerator", "dist_share_seed"]
+
+publish(globals())

@@ -30,9 +30,7 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
     root = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     # torch has no unsigned 64-bit broadcast everywhere: the bits travel as a signed number.
     signed = seed - 2**64 if seed >= 2**63 else seed
-    shared = torch.tensor(
-        signed, dtype=torch.int64, device="cuda" if _needs_cuda(dist, process_group) else "cpu"
-    )
+    shared = torch.tensor(signed, dtype=torch.int64, device="cuda" if _needs_cuda(dist, process_group) else "cpu")
     dist.broadcast(shared, src=root, group=process_group)
     received = int(shared.item())
     return received + 2**64 if received < 0 else received

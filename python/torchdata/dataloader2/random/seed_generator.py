@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchdata import _native
-from torchdata.datapipes._random import draw_seed
+from torchdata.datapipes._pipe.random import draw_seed
 
 __all__ = ["SeedGenerator"]
 
@@ -96,6 +96,11 @@ class SeedGenerator:
             ValueError: it was not.
         """
         return cls(_rngs=_native.SeedGenerator.from_state(state))
+
+    def __copy__(self) -> SeedGenerator:
+        duplicate = type(self).__new__(type(self))
+        vars(duplicate).update(vars(self), _native=_native.SeedGenerator.from_state(self.exported()))
+        return duplicate
 
     def __getstate__(self) -> bytes:
         return self.exported()

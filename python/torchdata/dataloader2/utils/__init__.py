@@ -1,5 +1,5 @@
 """What reading services do to a pipe graph before and between the epochs of one process."""
 
-from torchdata.dataloader2.utils.worker import WorkerInfo, process_init_fn, process_reset_fn
+from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn, process_reset_fn
 
 __all__ = ["WorkerInfo", "process_init_fn", "process_reset_fn"]

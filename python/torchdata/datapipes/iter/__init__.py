@@ -1,16 +1,22 @@
 """Pipes that are read by iterating."""
 
-from torchdata.datapipes._torch import pair_with_torch
+from torchdata._publishing import publish
+from torchdata.datapipes._pipe.columns import chosen
+from torchdata.datapipes._pipe.division import Division, Given
+from torchdata.datapipes._pipe.frames import FrameFormat
+from torchdata.datapipes._pipe.torch import pair_with_torch
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.aistore import AISFileLister, AISFileLoader
-from torchdata.datapipes.iter.archives import TarArchiveLoader, ZipArchiveLoader
-from torchdata.datapipes.iter.batch_mapping import BatchAsyncMapper, BatchMapper
-from torchdata.datapipes.iter.bucketing import BucketBatcher, MaxTokenBucketizer
-from torchdata.datapipes.iter.caching import InMemoryCacheHolder
-from torchdata.datapipes.iter.callable import Collator, FlatMapper, Mapper
-from torchdata.datapipes.iter.columns import Dropper, Flattener, Slicer
-from torchdata.datapipes.iter.combinatorics import InBatchShuffler, Sampler, Shuffler
-from torchdata.datapipes.iter.combining import (
+from torchdata.datapipes.iter.archives.compression import (
+    Bz2FileLoader,
+    Decompressor,
+    Extractor,
+    XzFileLoader,
+)
+from torchdata.datapipes.iter.archives.compression import CompressionType as CompressionType
+from torchdata.datapipes.iter.archives.rar import RarArchiveLoader
+from torchdata.datapipes.iter.archives.tar import TarArchiveLoader, ZipArchiveLoader
+from torchdata.datapipes.iter.branching.children import Child
+from torchdata.datapipes.iter.branching.combining import (
     Concater,
     Multiplexer,
     MultiplexerLongest,
@@ -18,45 +24,69 @@ from torchdata.datapipes.iter.combining import (
     Zipper,
     ZipperLongest,
 )
-from torchdata.datapipes.iter.compression import Bz2FileLoader, Decompressor, Extractor, XzFileLoader
-from torchdata.datapipes.iter.concurrent import ThreadPoolMapper
-from torchdata.datapipes.iter.converting import MapToIterConverter
-from torchdata.datapipes.iter.decoding import RoutedDecoder
-from torchdata.datapipes.iter.disk_caching import EndOnDiskCacheHolder, OnDiskCacheHolder
-from torchdata.datapipes.iter.files import FileLister, FileOpener, StreamReader
-from torchdata.datapipes.iter.flat_shuffling import ShuffledFlatMapper
-from torchdata.datapipes.iter.frames import DataFrameMaker, ParquetDataFrameLoader
-from torchdata.datapipes.iter.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
-from torchdata.datapipes.iter.grouping import Batcher, Grouper, UnBatcher
-from torchdata.datapipes.iter.huggingface import HuggingFaceHubReader
-from torchdata.datapipes.iter.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
-from torchdata.datapipes.iter.json import JsonParser
-from torchdata.datapipes.iter.key_zipping import IterKeyZipper, MapKeyZipper
-from torchdata.datapipes.iter.online import GDriveReader, HttpReader, OnlineReader
-from torchdata.datapipes.iter.paragraphs import ParagraphAggregator
-from torchdata.datapipes.iter.pinning import PinMemory
-from torchdata.datapipes.iter.prefetching import Prefetcher
-from torchdata.datapipes.iter.random_splitting import RandomSplitter
-from torchdata.datapipes.iter.rar import RarArchiveLoader
-from torchdata.datapipes.iter.repeating import Cycler, Enumerator, Repeater
-from torchdata.datapipes.iter.rows import IndexAdder, Rows2Columnar
-from torchdata.datapipes.iter.s3 import S3FileLister, S3FileLoader
-from torchdata.datapipes.iter.saving import HashChecker, Saver
-from torchdata.datapipes.iter.selecting import Filter, Header
-from torchdata.datapipes.iter.sharding import (
+from torchdata.datapipes.iter.branching.key_zipping import IterKeyZipper, MapKeyZipper
+from torchdata.datapipes.iter.branching.random_splitting import RandomSplitter, _Split, _SplitMain
+from torchdata.datapipes.iter.branching.splitting import (
+    Demultiplexer,
+    Forker,
+    RoundRobinDemultiplexer,
+    UnZipper,
+    _DemuxMain,
+    _ForkMain,
+    _RoundRobinMain,
+    _UnzipMain,
+)
+from torchdata.datapipes.iter.disk_cache.pipes import EndOnDiskCacheHolder, OnDiskCacheHolder
+from torchdata.datapipes.iter.mapping.batch_mapping import BatchAsyncMapper, BatchMapper, _itself
+from torchdata.datapipes.iter.mapping.callable import Collator, FlatMapper, Mapper
+from torchdata.datapipes.iter.mapping.columns import Dropper, Flattener, Slicer
+from torchdata.datapipes.iter.mapping.converting import MapToIterConverter
+from torchdata.datapipes.iter.mapping.rows import IndexAdder, Rows2Columnar
+from torchdata.datapipes.iter.mapping.selecting import Filter, Header
+from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper, LengthSetter
+from torchdata.datapipes.iter.ordering.bucketing import (
+    BucketBatcher,
+    MaxTokenBucketizer,
+    _Measured,
+    _sorted_bucket,
+)
+from torchdata.datapipes.iter.ordering.caching import InMemoryCacheHolder
+from torchdata.datapipes.iter.ordering.combinatorics import (
+    InBatchShuffler,
+    Sampler,
+    SequentialSampler,
+    Shuffler,
+)
+from torchdata.datapipes.iter.ordering.flat_shuffling import ShuffledFlatMapper
+from torchdata.datapipes.iter.ordering.grouping import Batcher, Grouper, UnBatcher
+from torchdata.datapipes.iter.ordering.repeating import Cycler, Enumerator, Repeater
+from torchdata.datapipes.iter.ordering.sharding import (
     SHARDING_PRIORITIES,
     ShardingFilter,
     ShardingRoundRobinDispatcher,
 )
-from torchdata.datapipes.iter.shards import ShardExpander
-from torchdata.datapipes.iter.splitting import Demultiplexer, Forker, RoundRobinDemultiplexer, UnZipper
-from torchdata.datapipes.iter.synchronizing import FullSync
-from torchdata.datapipes.iter.text import CSVDictParser, CSVParser, LineReader
-from torchdata.datapipes.iter.tfrecords import TFRecordExample as TFRecordExample
-from torchdata.datapipes.iter.tfrecords import TFRecordExampleSpec as TFRecordExampleSpec
-from torchdata.datapipes.iter.tfrecords import TFRecordLoader
-from torchdata.datapipes.iter.webdataset import WebDataset
-from torchdata.datapipes.iter.wrapping import IterableWrapper, LengthSetter
+from torchdata.datapipes.iter.stores.aistore import AISFileLister, AISFileLoader
+from torchdata.datapipes.iter.stores.fsspec import FSSpecFileLister, FSSpecFileOpener, FSSpecSaver
+from torchdata.datapipes.iter.stores.huggingface import HuggingFaceHubReader
+from torchdata.datapipes.iter.stores.iopath import IoPathFileLister, IoPathFileOpener, IoPathSaver
+from torchdata.datapipes.iter.stores.s3 import S3FileLister, S3FileLoader
+from torchdata.datapipes.iter.streams.decoding import RoutedDecoder
+from torchdata.datapipes.iter.streams.files import FileLister, FileOpener, StreamReader
+from torchdata.datapipes.iter.streams.frames import DataFrameMaker, ParquetDataFrameLoader
+from torchdata.datapipes.iter.streams.json import JsonParser
+from torchdata.datapipes.iter.streams.paragraphs import ParagraphAggregator, _default_line_join
+from torchdata.datapipes.iter.streams.saving import HashChecker, Saver
+from torchdata.datapipes.iter.streams.shards import ShardExpander
+from torchdata.datapipes.iter.streams.text import CSVDictParser, CSVParser, LineReader
+from torchdata.datapipes.iter.streams.tfrecords import TFRecordExample as TFRecordExample
+from torchdata.datapipes.iter.streams.tfrecords import TFRecordExampleSpec as TFRecordExampleSpec
+from torchdata.datapipes.iter.streams.tfrecords import TFRecordLoader
+from torchdata.datapipes.iter.streams.webdataset import WebDataset
+from torchdata.datapipes.iter.threads.pinning import PinMemory
+from torchdata.datapipes.iter.threads.prefetching import Prefetcher
+from torchdata.datapipes.iter.threads.synchronizing import FullSync
+from torchdata.datapipes.iter.threads.threadpool import ThreadPoolMapper
+from torchdata.datapipes.iter.web.online import GDriveReader, HttpReader, OnlineReader
 
 __all__ = [
     "SHARDING_PRIORITIES",
@@ -149,4 +179,25 @@ __all__ = [
     "ZipperLongest",
 ]
 
+# Pickles hold these as well. They are private for all that.
+publish(
+    globals(),
+    Child,
+    CompressionType,
+    Division,
+    FrameFormat,
+    Given,
+    SequentialSampler,
+    _DemuxMain,
+    _ForkMain,
+    _Measured,
+    _RoundRobinMain,
+    _Split,
+    _SplitMain,
+    _UnzipMain,
+    _default_line_join,
+    _itself,
+    _sorted_bucket,
+    chosen,
+)
 pair_with_torch("torch.utils.data.datapipes.iter", globals())

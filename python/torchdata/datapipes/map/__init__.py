@@ -1,10 +1,11 @@
 """Pipes that are read by index."""
 
-from torchdata.datapipes._torch import pair_with_torch
+from torchdata._publishing import publish
+from torchdata.datapipes._pipe.torch import pair_with_torch
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.map.callable import InMemoryCacheHolder, Mapper
 from torchdata.datapipes.map.combinatorics import IndexSampler, Shuffler
-from torchdata.datapipes.map.combining import Concater, UnZipper, Zipper
+from torchdata.datapipes.map.combining import Concater, UnZipper, Zipper, _Column
 from torchdata.datapipes.map.grouping import Batcher
 from torchdata.datapipes.map.wrapping import IterToMapConverter, SequenceWrapper
 
@@ -22,4 +23,5 @@ __all__ = [
     "Zipper",
 ]
 
+publish(globals(), _Column)
 pair_with_torch("torch.utils.data.datapipes.map", globals())

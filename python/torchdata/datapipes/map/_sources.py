@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdata.datapipes._checks import is_dataset
-from torchdata.datapipes._datasets import is_indexed
+from torchdata.datapipes._pipe.checks import is_dataset
+from torchdata.datapipes._pipe.datasets import is_indexed
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from torchdata.datapipes._checks import check_callable, length_of
-from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._pipe.checks import check_callable, length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.map._sources import check_map_pipe
 
@@ -65,7 +66,7 @@ class Mapper(MapDataPipe[T_co]):
 class InMemoryCacheHolder(MapDataPipe[T_co]):
     """Keeps every item that was asked for, so that what comes before runs once per item.
 
-    The cache lives as long as the pipe and goes along when the pipe is pickled.
+    The cache lives as long as the pipe and goes along when the pipe is pickled. It is part of the pipe's state, too.
 
     Args:
         source_dp: the pipe to read.
@@ -76,6 +77,8 @@ class InMemoryCacheHolder(MapDataPipe[T_co]):
         >>> cached[1] is cached[1]
         True
     """
+
+    cache: dict[Any, T_co] = state(dict, items=True, copied=True, lasts=True)
 
     def __init__(self, source_dp: MapDataPipe[T_co]) -> None:
         check_map_pipe("InMemoryCacheHolder", source_dp, "source_dp")

@@ -7,13 +7,18 @@ Run in whichever process iterates the pipeline. They own the order of the curren
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sized
+from array import array
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
 from typing import Any, TypeVar
 
-from torchdata.datapipes._checks import check_iterable, length_of
-from torchdata.datapipes._random import PrivateRandomness, draw_seed
-from torchdata.datapipes._unloaded import Load, Step
+from torchdata._native import sample_order
+from torchdata.datapipes._pipe.checks import check_iterable, length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.iteration import record_of
+from torchdata.datapipes._pipe.random import PrivateRandomness, draw_seed
+from torchdata.datapipes._pipe.seeking import iterate_from
+from torchdata.datapipes._pipe.unloaded import Load, Step
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
 from torchdata.datapipes.map._sources import check_map_pipe
 
@@ -37,18 +42,20 @@ class Shuffler(IterDataPipe[T_co]):
         [0, 1, 2, 3, 4]
     """
 
+    _shuffling: bool = state(True)
+    _epoch_seed: int | None = state(lasts=True, copied=True)
+    _seed: int | None = state(lasts=True, copied=True)
+    #: Indices in the order in which this iteration reads them.
+    _order: Any = state(saved=False)
+    seeks_by_count = True
+
     def __init__(self, datapipe: MapDataPipe[T_co], *, indices: Iterable[Any] | None = None) -> None:
         check_map_pipe("Shuffler", datapipe)
         if indices is not None:
             check_iterable("Shuffler", "indices", indices)
         self.datapipe = datapipe
-        self.indices = list(range(length_of(self, datapipe)) if indices is None else indices)
+        self.indices: Sequence[Any] = range(length_of(self, datapipe)) if indices is None else list(indices)
         self._enabled = True
-        self._seed: int | None = None
-        self._epoch_seed: int | None = None
-        #: Indices in the order in which this iteration reads them, and how many it had read where it was restored.
-        self._order: list[Any] = []
-        self._read = 0
 
     def set_shuffle(self, shuffle: bool = True) -> Shuffler[T_co]:
         """Turns shuffling on or off from the next iteration on. Returns the pipe itself."""
@@ -66,51 +73,47 @@ class Shuffler(IterDataPipe[T_co]):
 
     def reset(self) -> None:
         """Draws the order, by `set_seed`'s seed or by a fresh one."""
-        self._read = 0
-        if self._enabled:
-            self._epoch_seed = draw_seed(self._epoch_seed) if self._seed is None else self._seed
+        super().reset()
+        self._shuffling = self._enabled
+        if self._shuffling:
+            self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
             self._seed = None
-        self._order = self._ordered(self._epoch_seed if self._enabled else None)
 
-    def _ordered(self, seed: int | None) -> list[Any]:
-        if seed is None:
-            return self.indices
-        order = random.Random(seed).sample(self.indices, len(self.indices))
-        order.reverse()  # upstream takes from the end
-        return order
+    def _left(self) -> Iterator[Any]:
+        """The indices that this iteration still has to read."""
+        if self._order is None:
+            self._order = self.indices if not self._shuffling else _sampled(self.indices, self._epoch_seed)
+        return iterate_from(self._order, token_of(self).yielded)
 
     def __iter__(self) -> Iterator[T_co]:
         # A generator rather than map(): a StopIteration from the pipe must not look like the end.
-        for index in islice(self._order, self._read, None):
+        for index in self._left():
             yield self.datapipe[index]
 
     def _can_wait(self) -> bool:
         return True
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
-        return islice(self._order, self._read, None), Step(self, self.datapipe.__getitem__)
+        return self._left(), self._loads()
+
+    def _loads(self) -> Load:
+        return Step(self, self.datapipe.__getitem__)
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The seeds of this iteration and, where set, of the next, and the number of items yielded."""
-        token = token_of(self)
-        return {
-            "shuffling": self._order is not self.indices,
-            "seed": self._epoch_seed,
-            "next_seed": self._seed,
-            "read": self._read if token.armed else token.yielded,
-        }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Draws the saved order again and goes to the saved place in it."""
-        self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]
-        self._order = self._ordered(self._epoch_seed if state_dict["shuffling"] else None)
-        self._read = state_dict["read"]
-
-    def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_order": [], "_read": 0}
+def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
+    """`random.Random(seed).sample(indices, len(indices))` backwards, because upstream takes from the end."""
+    rng = random.Random(seed)
+    if len(indices) >= 1 << 32:
+        order = rng.sample(indices, len(indices))
+        order.reverse()
+        return order
+    _, state, _ = rng.getstate()
+    places = array("I", sample_order(array("I", state[:-1]).tobytes(), state[-1], len(indices)))
+    places.reverse()
+    return places if isinstance(indices, range) else [indices[place] for place in places]
 
 
 class IndexSampler(IterDataPipe[T_co]):
@@ -138,7 +141,11 @@ class IndexSampler(IterDataPipe[T_co]):
         ['d', 'a', 'd']
     """
 
-    item_attributes = frozenset({"_order"})
+    #: Of the running iteration, of samplers that know their length.
+    _order: Any = state(items=True)
+    _epoch_seed: int | None = state(lasts=True, copied=True)
+    _seed: int | None = state(lasts=True, copied=True)
+    _epoch: int = state(0, lasts=True, copied=True)
 
     def __init__(self, datapipe: MapDataPipe[T_co], sampler: Iterable[Any]) -> None:
         check_map_pipe("IndexSampler", datapipe)
@@ -150,13 +157,7 @@ class IndexSampler(IterDataPipe[T_co]):
             )
         self.datapipe = datapipe
         self.sampler = sampler
-        self._seed: int | None = None
-        self._epoch_seed: int | None = None
-        self._epoch = 0
         self._first_epoch = getattr(sampler, "epoch", 0)
-        self._read = 0
-        #: The order of the running iteration, of samplers that know their length.
-        self._order: list[Any] | None = None
 
     def set_seed(self, seed: int) -> IndexSampler[T_co]:
         """Sets the seed of the next iteration (only that one). Returns the pipe itself."""
@@ -169,9 +170,9 @@ class IndexSampler(IterDataPipe[T_co]):
 
     def reset(self) -> None:
         """Lets the sampler give a new order, by `set_seed`'s seed or by a fresh one."""
-        self._epoch_seed = draw_seed(self._epoch_seed) if self._seed is None else self._seed
+        super().reset()
+        self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
         self._seed = None
-        self._read, self._order = 0, None
         self._epoch += 1
 
     def __iter__(self) -> Iterator[T_co]:
@@ -183,7 +184,10 @@ class IndexSampler(IterDataPipe[T_co]):
         return True
 
     def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
-        return self._indices(), Step(self, self.datapipe.__getitem__)
+        return self._indices(), self._loads()
+
+    def _loads(self) -> Load:
+        return Step(self, self.datapipe.__getitem__)
 
     def _indices(self) -> Iterator[Any]:
         """The indices that this iteration still has to read."""
@@ -191,9 +195,9 @@ class IndexSampler(IterDataPipe[T_co]):
             assert self._epoch_seed is not None
             drawn = self._drawn(PrivateRandomness(self._epoch_seed))
             if not isinstance(self.sampler, Sized):
-                return islice(drawn, self._read, None)
+                return islice(drawn, token_of(self).yielded, None)
             self._order = list(drawn)
-        return islice(self._order, self._read, None)
+        return islice(self._order, token_of(self).yielded, None)
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
         """What the sampler yields with its own course of the global generators."""
@@ -212,26 +216,6 @@ class IndexSampler(IterDataPipe[T_co]):
 
     def __len__(self) -> int:
         return length_of(self, self.sampler)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The order (where the sampler knows its length), the seeds, the number of the epoch and of items yielded."""
-        token = token_of(self)
-        return {
-            "order": self._order,
-            "seed": self._epoch_seed,
-            "next_seed": self._seed,
-            "epoch": self._epoch,
-            "read": self._read if token.armed else token.yielded,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the order over, or draws it again, and goes to the saved place in it."""
-        self._order, self._read = state_dict["order"], state_dict["read"]
-        self._epoch_seed, self._seed = state_dict["seed"], state_dict["next_seed"]
-        self._epoch = state_dict["epoch"]
-
-    def _attributes_to_copy(self) -> dict[str, Any]:
-        return {**super()._attributes_to_copy(), "_order": None, "_read": 0}
 
 
 MapDataPipe.register_datapipe_as_function("shuffle", Shuffler)

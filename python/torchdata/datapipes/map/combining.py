@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
-from torchdata.datapipes._checks import check_int, length_of
-from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._pipe.checks import check_int, length_of
+from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.map._sources import check_map_pipe, check_map_pipes
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from torchdata.datapipes._checks import check_callable, check_int, length_of
-from torchdata.datapipes._registry import functional_datapipe
+from torchdata.datapipes._pipe.checks import check_callable, check_int, length_of
+from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import DataChunk, MapDataPipe
 from torchdata.datapipes.map._sources import check_map_pipe
 

@@ -10,16 +10,16 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from torchdata.datapipes._checks import check_callable
-from torchdata.datapipes._traversal import walk
+from torchdata.datapipes._pipe.checks import check_callable, warn_of_length, wraps_data
+from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
-from torchdata.datapipes.state import forget_state, repeat_epoch
 
 __all__ = ["IterToMapConverter", "SequenceWrapper"]
 
 T_co = TypeVar("T_co", covariant=True)
 
 
+@wraps_data
 class SequenceWrapper(MapDataPipe[T_co]):
     """Begins a pipeline over anything that is read by index: a sequence, a mapping, an array.
 
@@ -66,7 +66,7 @@ class IterToMapConverter(MapDataPipe[Any]):
     """Reads an iter pipe into a dict when the first item is asked for, and is read by its keys from then on.
 
     Its functional form is `to_map_datapipe` of iter pipes. Of items with the same key the last one counts; a warning
-    names the key.
+    names the key. The dict is part of the pipe's state.
 
     Args:
         datapipe: the iter pipe to read.
@@ -83,6 +83,8 @@ class IterToMapConverter(MapDataPipe[Any]):
         2
     """
 
+    _map: dict[Any, Any] | None = state(items=True, copied=True, lasts=True)
+
     def __init__(
         self, datapipe: IterDataPipe[Any], key_value_fn: Callable[[Any], tuple[Any, Any]] | None = None
     ) -> None:
@@ -92,7 +94,6 @@ class IterToMapConverter(MapDataPipe[Any]):
             check_callable("IterToMapConverter", "key_value_fn", key_value_fn)
         self.datapipe = datapipe
         self.key_value_fn = key_value_fn
-        self._map: dict[Any, Any] | None = None
 
     def _loaded(self) -> dict[Any, Any]:
         if self._map is None:
@@ -137,24 +138,11 @@ class IterToMapConverter(MapDataPipe[Any]):
             try:
                 return len(self.datapipe)
             except (TypeError, NotImplementedError):
-                warnings.warn(
+                warn_of_length(
                     "Data from prior DataPipe are read by IterToMapConverter to get its length before the pipeline "
-                    "runs; consider removing len(), or give the source a length by `.set_length()`.",
-                    UserWarning,
-                    stacklevel=2,
+                    "runs; consider removing len(), or give the source a length by `.set_length()`."
                 )
         return len(self._loaded())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Whether the source has been read. Its items are no state: they are read again."""
-        return {"loaded": self._map is not None}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lets the source begin anew, with the same seeds, where the saved pipe had read it to its end."""
-        if state_dict["loaded"] and self._map is None:
-            for pipe in walk(self.datapipe):
-                repeat_epoch(pipe, pipe.epoch_seed() if hasattr(pipe, "epoch_seed") else None)
-            forget_state(self.datapipe)
 
 
 IterDataPipe.register_datapipe_as_function("to_map_datapipe", IterToMapConverter)

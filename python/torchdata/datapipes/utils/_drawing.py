@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchdata._optional import optional_import
-from torchdata.datapipes._traversal import is_pipe, sources_of, walk
+from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
 
 if TYPE_CHECKING:
     import graphviz
@@ -31,18 +31,22 @@ _SOURCE_COLOR, _END_COLOR = "lightblue", "darkolivegreen1"
 def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
     """Draws the graph of pipes that ends in `dp`: an arrow goes from each pipe to those that read from it.
 
+    Of a loader, or of its statistics, it draws what each process runs: the hotter the color, the more of its
+    process's time a pipe takes (with `stats="full"`), and the arrows say how many items a second go there. `picture()`
+    of both draws the same without the program `dot`.
+
     Pipes that read from no other are blue, the last one is green. Pipes that were split by `fork`, `demux` and the like
     are one node, from which the readers of all children come.
 
     Args:
-        dp: the last pipe of the graph.
+        dp: the last pipe of the graph, a `DataLoader2`, or what its `stats()` returned.
         debug: whether the children of split pipes get nodes of their own.
 
     Returns:
         The graph, with the DOT text in `.source`. `.render(path)` and `.view()` draw it by the program `dot`.
 
     Raises:
-        TypeError: `dp` is no pipe.
+        TypeError: `dp` is none of these.
         ModuleNotFoundError: the package graphviz is not installed (`pip install 'torchdata-rs[graph]'`).
 
     Example:
@@ -51,9 +55,15 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
         >>> print(to_graph(IterableWrapper(range(3)).map(str)).source.splitlines()[-2].strip())
         "IterableWrapper 0" -> "Mapper 1"
     """
+    graph = getattr(dp, "_torchdata_graph", None) if not is_pipe(dp) else None
+    if graph is not None:
+        from torchdata._drawing.dot import as_digraph
+
+        return as_digraph(graph())
     if not is_pipe(dp):
         raise TypeError(
-            f"to_graph: dp must be an IterDataPipe or a MapDataPipe, but got {dp!r} of type {type(dp).__name__}"
+            "to_graph: dp must be an IterDataPipe or a MapDataPipe, a DataLoader2 or its statistics, but got "
+            f"{dp!r} of type {type(dp).__name__}"
         )
     drawing: graphviz.Digraph = optional_import("graphviz", extra="graph", needed_by="to_graph").Digraph(
         graph_attr={"size": "12,12"}, node_attr=_NODES

@@ -17,15 +17,15 @@ from abc import ABCMeta
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
-from torchdata.datapipes._torch import derives_from_twin, pair_streams_with_torch
+from torchdata.datapipes._pipe.torch import derives_from_twin, pair_streams_with_torch
 
 __all__ = [
     "FileRecipe",
     "Recipe",
     "StreamWrapper",
     "copied",
+    "detached",
     "janitor",
-    "parked",
     "recipe_of",
     "validate_pathname_binary_tuple",
 ]
@@ -262,11 +262,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     def __repr__(self) -> str:
         file_obj = self.__dict__.get("file_obj", self._recipe)
-        return (
-            f"StreamWrapper<{file_obj!r}>"
-            if self.name is None
-            else f"StreamWrapper<{self.name},{file_obj!r}>"
-        )
+        return f"StreamWrapper<{file_obj!r}>" if self.name is None else f"StreamWrapper<{self.name},{file_obj!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The recipe and the offset; in-memory files go by value.
@@ -320,7 +316,7 @@ def _closed_stream(name: str | None) -> StreamWrapper:
     return stream
 
 
-def parked(stream: Any, offset: int | None = None) -> Any:
+def detached(stream: Any, offset: int | None = None) -> Any:
     """A stand-in for `stream` that holds no open file, standing at `offset` (None: where `stream` stands now).
 
     In-memory files stand in for themselves, moved to `offset`; so do streams that cannot be opened again.
@@ -329,13 +325,9 @@ def parked(stream: Any, offset: int | None = None) -> Any:
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    own_recipe: Recipe | None = (
-        None if wrapper is None else vars(wrapper).get("_recipe")
-    )  # torch's wrappers have none
+    own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")  # torch's wrappers have none
     if wrapper is not None and file_obj is None and own_recipe is not None:
-        return StreamWrapper.reopening(
-            own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name
-        )
+        return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)
     if isinstance(file_obj, (io.BytesIO, io.StringIO)):
         in_memory = copy.copy(file_obj)
         if offset is not None:
@@ -374,9 +366,7 @@ def validate_pathname_binary_tuple(data: Any) -> None:
         TypeError: the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is 'b' of type str
     """
     if not isinstance(data, tuple):
-        raise TypeError(
-            f"a pair of path and stream must be a tuple, but got {data!r} of type {type(data).__name__}"
-        )
+        raise TypeError(f"a pair of path and stream must be a tuple, but got {data!r} of type {type(data).__name__}")
     if len(data) != 2:
         raise TypeError(f"a pair of path and stream has two members, but got {len(data)}: {data!r}")
     path, stream = data

@@ -7,13 +7,14 @@ where they need not be copied again.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
-__all__ = ["collate_columns", "default_collate", "is_stackable", "stacked_tensors"]
+__all__ = ["arrays_as_tensor", "collate_columns", "default_collate", "is_stackable", "stacked_tensors"]
 
 #: Kinds of NumPy types that torch has tensors for.
 _TENSOR_KINDS = "biufc"
@@ -64,8 +65,7 @@ def default_collate(batch: Any) -> Any:
     if torch is not None:  # its map of collate functions can be extended by users
         return torch.utils.data.default_collate(batch)
     raise TypeError(
-        "default_collate: a batch must contain arrays, numbers, strings, bytes, dicts, tuples or lists, but "
-        "found "
+        "default_collate: a batch must contain arrays, numbers, strings, bytes, dicts, tuples or lists, but found "
         f"{type(first).__name__}; pass collate_fn, or turn the items into one of these before"
     )
 
@@ -73,11 +73,7 @@ def default_collate(batch: Any) -> Any:
 def _numbers(batch: Any, first: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None:
-        return (
-            torch.tensor(list(batch), dtype=torch.float64)
-            if isinstance(first, float)
-            else torch.tensor(list(batch))
-        )
+        return torch.tensor(list(batch), dtype=torch.float64) if isinstance(first, float) else torch.tensor(list(batch))
     import numpy as np
 
     if isinstance(first, float):
@@ -102,9 +98,8 @@ def _stacked_arrays(torch: Any, numpy: Any, batch: Any) -> Any:
     odd = next((array for array in arrays if array.shape != shape), None)
     if odd is not None:
         raise (ValueError if torch is None else RuntimeError)(
-            f"default_collate: stack expects each array to be of equal size, but got {shape} and "
-            f"{odd.shape}; resize or "
-            "pad the arrays before, or pass collate_fn"
+            f"default_collate: stack expects each array to be of equal size, but got {shape} and {odd.shape}; resize "
+            "or pad the arrays before, or pass collate_fn"
         )
     if not dtype.isnative:
         dtype = dtype.newbyteorder("=")
@@ -116,27 +111,61 @@ def _stacked_arrays(torch: Any, numpy: Any, batch: Any) -> Any:
 
 
 def _stacked_tensors(torch: Any, batch: Any) -> Any:
-    if not is_stackable(torch, batch):
-        return torch.utils.data.default_collate(batch)
-    return stacked_tensors(torch, batch)
+    if is_stackable(torch, batch):
+        with contextlib.suppress(RuntimeError):  # which torch's own function words for its users
+            return stacked_tensors(torch, batch)
+    return torch.utils.data.default_collate(batch)
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """Whether the tensors of a batch are alike and nothing but elements in memory."""
+    """Whether the tensors of a batch are nothing but elements in memory, and torch gives them together one type.
+
+    What makes `torch.stack` fail is not asked for: shapes that differ, a gradient that is required.
+    """
     first = batch[0]
-    return all(
-        type(item) is torch.Tensor and item.device.type == "cpu" and item.layout is torch.strided
-        and not item.requires_grad and item.dtype == first.dtype and item.shape == first.shape
-        and not (item.is_quantized or item.is_nested)
-        for item in batch
-    )  # fmt: skip
+    if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
+        return False
+    return first.is_cpu and len(set(map(type, batch))) == 1 and len({item.dtype for item in batch}) == 1
 
 
 def stacked_tensors(torch: Any, batch: Any) -> Any:
-    """The stackable tensors of a batch as one, made where a worker's items leave by."""
+    """The stackable tensors of a batch as one, made where a worker's items leave by.
+
+    Raises:
+        RuntimeError: their shapes differ, or one requires a gradient.
+    """
     from torchdata import empty
 
-    return torch.stack(list(batch), out=empty((len(batch), *batch[0].shape), batch[0].dtype))
+    return torch.stack(tuple(batch), out=empty((len(batch), *batch[0].shape), batch[0].dtype))
+
+
+def arrays_as_tensor(torch: Any, batch: Any) -> Any:
+    """The arrays of a batch as one tensor, made where a worker's items leave by: as stacking a tensor of each.
+
+    None where they are not all arrays of one shape and type that torch can look at: then making a tensor of each one
+    tells what is wrong.
+    """
+    import numpy as np
+
+    from torchdata import empty
+
+    if set(map(type, batch)) != {np.ndarray}:
+        return None
+    shape, kind = batch[0].shape, batch[0].dtype
+    if not kind.isnative or kind.kind not in _TENSOR_KINDS or not shape or 0 in shape:
+        return None
+    if any(array.shape != shape for array in batch) or {array.dtype for array in batch} != {kind}:
+        return None
+    steps = {step for array in batch for step in array.strides}
+    if any(step < 0 or step % kind.itemsize for step in steps):
+        return None
+    locked = next((array for array in batch if not array.flags.writeable), batch[0])
+    looked_at = torch.as_tensor(locked)  # which warns once of arrays that must not be written to
+    if not looked_at.is_cpu:
+        return None
+    stacked = empty((len(batch), *shape), looked_at.dtype)
+    np.concatenate(batch, out=stacked.numpy().reshape(-1, *shape[1:]))
+    return stacked
 
 
 def _columns(batch: Any) -> list[tuple[Any, ...]]:
@@ -154,9 +183,7 @@ def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
     if type(first) is dict:
         return collated
     try:
-        if isinstance(
-            first, MutableMapping
-        ):  # keeps what else such a mapping holds, a default factory for one
+        if isinstance(first, MutableMapping):  # keeps what else such a mapping holds, a default factory for one
             clone = copy.copy(first)
             clone.update(collated)
             return clone
@@ -180,9 +207,7 @@ def _rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
         return collated
 
 
-def collate_columns(
-    conversion: Mapping[Any, Callable[..., Any]] | Sequence[Callable[..., Any]], batch: Any
-) -> Any:
+def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Callable[..., Any]], batch: Any) -> Any:
     """Collates a batch column by column, each by the function that `conversion` has for it.
 
     Columns without a function of their own are collated by `default_collate`.
@@ -211,9 +236,7 @@ def collate_columns(
             f"{type(first).__name__}"
         )
     if len(batch) > 1:
-        raise RuntimeError(
-            f"collate: only one data frame per batch is supported, but the batch holds {len(batch)}"
-        )
+        raise RuntimeError(f"collate: only one data frame per batch is supported, but the batch holds {len(batch)}")
     _require(conversion, list(first.columns))
     names = list(first.columns)
     values = [_collate_by(conversion, name, _whole_column)(first[name]) for name in names]
@@ -221,9 +244,7 @@ def collate_columns(
     return result(*values)
 
 
-def _collate_by(
-    conversion: Mapping[Any, Any], name: Any, default: Any = default_collate
-) -> Callable[..., Any]:
+def _collate_by(conversion: Mapping[Any, Any], name: Any, default: Any = default_collate) -> Callable[..., Any]:
     return conversion.get(name, default)  # type: ignore[no-any-return]
 
 

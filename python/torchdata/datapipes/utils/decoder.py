@@ -137,8 +137,7 @@ class ImageHandler:
     def __init__(self, imagespec: str) -> None:
         if imagespec not in _SPECIFICATIONS:
             raise AssertionError(
-                f"ImageHandler: unknown image specification {imagespec!r}; choose one of "
-                f"{', '.join(_SPECIFICATIONS)}"
+                f"ImageHandler: unknown image specification {imagespec!r}; choose one of {', '.join(_SPECIFICATIONS)}"
             )
         self.imagespec = imagespec
 

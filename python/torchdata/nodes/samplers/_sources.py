@@ -42,15 +42,11 @@ class MultiNode(BaseNode[T]):
         super().__init__()
         name = type(self).__name__
         if not isinstance(source_nodes, Mapping) or not source_nodes:
-            raise ValueError(
-                f"{name}: source_nodes must be a dict of nodes by name, but got {source_nodes!r}"
-            )
+            raise ValueError(f"{name}: source_nodes must be a dict of nodes by name, but got {source_nodes!r}")
         for key, node in source_nodes.items():
             check_node(name, f"source_nodes[{key!r}]", node)
         if stop_criteria not in _CRITERIA:
-            raise ValueError(
-                f"{name}: stop_criteria must be one of {', '.join(_CRITERIA)}, but got {stop_criteria!r}"
-            )
+            raise ValueError(f"{name}: stop_criteria must be one of {', '.join(_CRITERIA)}, but got {stop_criteria!r}")
         self.source_nodes = source_nodes
         self.dataset_names = list(source_nodes)
         self.stop_criteria = stop_criteria
@@ -89,11 +85,7 @@ class MultiNode(BaseNode[T]):
             StopIteration: the epoch is over.
             NothingThere: the source has no item to give.
         """
-        if (
-            self._exhausted
-            and name in self._exhausted
-            and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED
-        ):
+        if self._exhausted and name in self._exhausted and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             raise NothingThere
         try:
             item = self._advances[name]()
@@ -132,7 +124,5 @@ class MultiNode(BaseNode[T]):
         """See `BaseNode.get_state`."""
         return {
             self.DATASETS_EXHAUSTED_KEY: {name: name in self._exhausted for name in self.dataset_names},
-            self.DATASET_NODE_STATES_KEY: {
-                name: self.source_nodes[name].state_dict() for name in self.dataset_names
-            },
+            self.DATASET_NODE_STATES_KEY: {name: self.source_nodes[name].state_dict() for name in self.dataset_names},
         }

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchdata.datapipes._checks import check_int
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.samplers._sources import MultiNode, NothingThere
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
@@ -159,9 +159,7 @@ class _Choices:
 def _check_weights(weights: Any, names: list[str]) -> None:
     node = "MultiNodeWeightedSampler"
     if not isinstance(weights, dict) or set(weights) != set(names):
-        raise ValueError(
-            f"{node}: weights must be a dict with the names of source_nodes, {names}, but got {weights!r}"
-        )
+        raise ValueError(f"{node}: weights must be a dict with the names of source_nodes, {names}, but got {weights!r}")
     for name, weight in weights.items():
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not number or not 0 < weight < float("inf"):

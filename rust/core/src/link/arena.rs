@@ -16,6 +16,7 @@ use super::cursor::ConsumerCursor;
 use super::header::{BLOCK_ALIGN, Layout, LinkConfig, returned_offset};
 use crate::error::Corrupted;
 use crate::process::fork;
+use crate::stats::FlowRef;
 
 /// Who still holds an allocated block.
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +39,8 @@ struct Allocator {
     most: usize,
     in_use: u64,
     peak: u64,
+    /// Where they are mirrored.
+    flow: Option<FlowRef>,
     coldness: Coldness,
     /// Whether pages can be given back; a file system without holes is asked once.
     punches: bool,
@@ -54,6 +57,7 @@ impl Allocator {
             most,
             in_use: 0,
             peak: 0,
+            flow: None,
             coldness: Coldness::new(Instant::now()),
             punches: true,
             returns: ConsumerCursor::new(most as u64),
@@ -73,8 +77,17 @@ impl Allocator {
         self.taken.insert(offset, Holders { len, local: true, remote: 0 });
         self.in_use += len;
         self.peak = self.peak.max(self.in_use);
+        self.mirror();
         self.coldness.touch(offset, len);
         Some(offset)
+    }
+
+    fn mirror(&self) {
+        if let Some(flow) = &self.flow {
+            flow.arena_peak.store(self.peak, Ordering::Relaxed); // first: nobody is to see more in use than ever was
+            // SYNC(used): pairs with PageRef::read_flows.
+            flow.arena_used.store(self.in_use, Ordering::Release);
+        }
     }
 
     /// Length of the block at `offset`, in whole pages.
@@ -114,6 +127,7 @@ impl Allocator {
         }
         let (mut start, mut len) = (offset, holders.len);
         self.in_use -= len;
+        self.mirror();
         self.coldness.touch(start, len);
         self.taken.remove(&offset);
         if let Some((&before, &extent)) = self.free.range(..start).next_back()
@@ -160,6 +174,14 @@ impl Arena {
 
     fn lock(&self) -> MutexGuard<'_, Allocator> {
         self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Mirrors there, from now on, how much is in use.
+    pub(crate) fn count_into(&self, flow: FlowRef) {
+        let mut allocator = self.lock();
+        allocator.peak = allocator.peak.max(flow.arena_peak.load(Ordering::Relaxed));
+        allocator.flow = Some(flow);
+        allocator.mirror();
     }
 
     /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough, or the system has

@@ -115,6 +115,12 @@ impl Checksum {
         self
     }
 
+    /// What was added since, wherever the unit lies: words count by their number alone.
+    #[inline]
+    pub fn since(self, before: Self) -> u64 {
+        self.sum.wrapping_sub(before.sum)
+    }
+
     /// The checksum so far.
     #[inline]
     pub fn finish(self) -> u32 {
@@ -149,6 +155,51 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
             return from.add(len - 8).cast::<u64>().read_unaligned() >> (64 - 8 * rest);
         }
         (0..rest).rev().fold(0, |word, index| word << 8 | u64::from(from.add(index).read()))
+    }
+}
+
+/// Words of a large buffer that are looked at.
+const SAMPLES: usize = 16;
+
+/// Sixteen bits that depend on the length of a buffer and on some of its words, spread evenly: reading all of them would
+/// cost as much as copying.
+///
+/// # Safety
+/// `data` is readable for `len` bytes.
+pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
+    let mut sum = fold(len as u64 ^ KEYS[0], KEYS[1]);
+    let mut look = |at: usize| {
+        // SAFETY: the place is at least 8 bytes before the end, of which the caller promises that it is readable.
+        let word = unsafe { data.add(at).cast::<u64>().read_unaligned() };
+        sum = fold(sum ^ word, STEPS[0]).rotate_left(23);
+    };
+    if len >= 8 {
+        let last = len - 8;
+        (0..SAMPLES).for_each(|place| look(place * last / (SAMPLES - 1)));
+    } else {
+        // SAFETY: as above.
+        (0..len).for_each(|at| sum = fold(sum ^ u64::from(unsafe { data.add(at).read() }), STEPS[0]));
+    }
+    sum >> 48
+}
+
+/// What tells one unit from another wherever it lies.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Digest {
+    buffers: u64,
+}
+
+impl Digest {
+    /// Adds the word that stands for a buffer.
+    #[inline]
+    pub fn buffer(&mut self, word: u64) {
+        self.buffers = fold(self.buffers ^ KEYS[1], word ^ KEYS[0]);
+    }
+
+    /// The digest of a unit of which `payload` is the checksum, and `len` the length of its payload.
+    #[inline]
+    pub fn finish(self, payload: u64, len: usize) -> u64 {
+        self.buffers ^ payload ^ (len as u64).wrapping_mul(WORD)
     }
 }
 

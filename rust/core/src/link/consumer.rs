@@ -7,14 +7,16 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::check::{open, seal};
+use super::check::{Digest, open, seal};
 use super::cursor::{ConsumerCursor, ProducerCursor};
+use super::ends::Link;
 use super::header::{BLOCK_ALIGN, Layout, return_entry};
-use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UNIT_HEADER, UnitHeader};
-use crate::error::{Corrupted, NoMemory, TakeError};
+use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UNIT_HEADER, UnitHeader, bare_len};
+use crate::error::{Corrupted, NoMemory, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::process::fork;
 use crate::protocol::{Grant, Judgement, Receiving, Stream};
+use crate::stats::{FlowRef, add};
 
 /// A buffer of a unit, in the consumer's hands. Clones are the same memory.
 #[derive(Debug, Clone)]
@@ -57,6 +59,8 @@ pub struct Unit {
     pub payload: Vec<u8>,
     /// Its large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
+    /// What tells it from other units, wherever and whenever they were sent; 0 where its bytes do not tell.
+    pub digest: u64,
 }
 
 /// What the leases need to give their blocks back.
@@ -147,6 +151,13 @@ impl Lease {
     /// once.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
+        self.copy_into(&mut copy)?;
+        Ok(copy)
+    }
+
+    /// The same, in place of what the vector holds.
+    pub fn copy_into(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
+        copy.clear();
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
         // SAFETY: the lease's memory is valid for its length, the vector has room for it, and bytes of any value will do. What
         // a producer that breaks the rules writes meanwhile arrives as wrong bytes: the copy itself decides nothing by them.
@@ -154,7 +165,7 @@ impl Lease {
             std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
             copy.set_len(self.len);
         }
-        Ok(copy)
+        Ok(())
     }
 
     /// Whether the buffer has no bytes.
@@ -194,6 +205,9 @@ pub struct Consumer {
     unrung: u64,
     /// Bytes of the ring given back since then.
     unrung_bytes: u64,
+    /// Items taken in all earlier streams, and where all and other statistics are mirrored.
+    before: u64,
+    flow: FlowRef,
 }
 
 impl Consumer {
@@ -201,6 +215,8 @@ impl Consumer {
         Self {
             cursor: ConsumerCursor::new(layout.config.ring_capacity),
             returns: Arc::new(Returns::new(Arc::clone(&layout), peer.clone())),
+            before: 0,
+            flow: layout.flow(false),
             layout,
             peer,
             table: Vec::new(),
@@ -214,20 +230,42 @@ impl Consumer {
         }
     }
 
+    /// The consumer's end of a link that takes this one's place, as another process has taken the producer's: it reads on in the
+    /// same stream and counts on where this one does. Leases stay with this one's memory.
+    pub fn replaced_by(&self, link: &Link) -> Result<Self, OpenError> {
+        let mut next = link.consumer(self.peer.clone())?;
+        next.count_into(self.flow.clone());
+        next.begin(self.receiving.stream(), self.receiving.window());
+        Ok(next)
+    }
+
+    /// Counts there from now on, on top of what is there.
+    pub fn count_into(&mut self, flow: FlowRef) {
+        self.before = flow.items.load(Ordering::Relaxed).wrapping_sub(self.taken);
+        self.flow = flow;
+    }
+
+    /// Where this end counts.
+    pub fn flow(&self) -> &FlowRef {
+        &self.flow
+    }
+
     /// Begins to read a stream of which the producer may be `window` items ahead.
     pub fn begin(&mut self, stream: Stream, window: u64) {
+        self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
         self.unrung = 0;
         self.early = false;
         self.streamed = Vec::new();
         let grant = self.receiving.begin(stream, window);
+        self.flow.window.store(window, Ordering::Relaxed);
         self.tell(grant);
     }
 
     /// Tells the producer what is wanted, and wakes it.
     fn tell(&mut self, grant: Grant) {
         self.grant(grant);
-        self.peer.ring();
+        self.ring();
     }
 
     #[inline]
@@ -253,9 +291,10 @@ impl Consumer {
         self.receiving.stream()
     }
 
-    /// Tells the producer that `count` messages were dealt with.
-    pub fn acknowledge(&self, count: u64) {
-        // SYNC(acknowledge): pairs with Producer::acknowledged.
+    /// Tells the producer that `count` messages were dealt with, and in which `place` this process was then: a number of its own.
+    pub fn acknowledge(&self, count: u64, place: u64) {
+        self.layout.header().obeyed_at.0.store(seal(place), Ordering::Relaxed);
+        // SYNC(acknowledge): pairs with Producer::acknowledged and Probe::obeyed_at.
         self.layout.header().acknowledged.0.store(seal(count), Ordering::Release);
         self.peer.ring();
     }
@@ -283,12 +322,18 @@ impl Consumer {
         self.tell(grant);
     }
 
+    #[inline]
+    fn count(&mut self) {
+        self.taken += 1;
+        self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
+    }
+
     /// Counts an item as taken and lets the producer make another one.
     ///
     /// A producer that sleeps is woken when half its window is free, or at once when nothing is left in the ring.
     #[inline]
     pub fn item_taken(&mut self) {
-        self.taken += 1;
+        self.count();
         self.unrung += 1;
         let grant = self.receiving.take();
         self.grant(grant);
@@ -301,7 +346,7 @@ impl Consumer {
     /// Counts an item as taken that was taken in before its turn, and lets the producer make another one, also where
     /// it is not to run ahead: somebody else waits for it to come on.
     pub fn item_taken_in(&mut self) {
-        self.taken += 1;
+        self.count();
         self.receiving.take();
         self.tell(self.receiving.relief());
     }
@@ -325,7 +370,7 @@ impl Consumer {
     fn ring_producer(&mut self) {
         self.unrung = 0;
         self.unrung_bytes = 0;
-        self.peer.ring();
+        self.ring();
     }
 
     /// Gives a unit's bytes back, and wakes a producer that sleeps for want of them when half the ring is free again.
@@ -373,7 +418,7 @@ impl Consumer {
                 return Ok(false);
             }
             let head = self.cursor.head();
-            let Some(header) = self.copy_unit(head, available, &mut unit.payload)? else {
+            let Some((header, digest)) = self.copy_unit(head, available, &mut unit.payload)? else {
                 let capacity = self.layout.config.ring_capacity;
                 self.release(capacity - (head & (capacity - 1)));
                 continue;
@@ -397,6 +442,7 @@ impl Consumer {
                 continue;
             }
             unit.kind = header.kind;
+            unit.digest = if header.kind & OPAQUE == 0 { digest } else { 0 };
             unit.buffers.clear();
             if header.blocks > 0 || !self.streamed.is_empty() {
                 self.take_buffers(&mut unit.buffers)?;
@@ -408,7 +454,13 @@ impl Consumer {
 
     /// Copies a unit out of the ring, its block table into `self.table` and its payload into `payload`, and checks all of
     /// it. None for a pad.
-    fn copy_unit(&mut self, head: u64, available: u64, payload: &mut Vec<u8>) -> Result<Option<UnitHeader>, Corrupted> {
+    #[inline]
+    fn copy_unit(
+        &mut self,
+        head: u64,
+        available: u64,
+        payload: &mut Vec<u8>,
+    ) -> Result<Option<(UnitHeader, u64)>, Corrupted> {
         let capacity = self.layout.config.ring_capacity;
         let until_wrap = capacity - (head & (capacity - 1));
         if !available.is_multiple_of(8) {
@@ -423,6 +475,8 @@ impl Consumer {
         let words = unsafe { place.cast::<u64>().add(1).cast::<[u64; 2]>().read_volatile() };
         let header = UnitHeader::from_words(total, words)?;
         let mut sum = header.checksum(head);
+        let mut digest = Digest::default();
+        let before;
         let (blocks, len) = (usize::from(header.blocks), header.payload as usize);
         self.table.clear();
         payload.clear();
@@ -434,20 +488,23 @@ impl Consumer {
             for index in 0..blocks {
                 let [offset, len] = entries.add(index).read_volatile();
                 sum = sum.words(offset, len);
+                digest.buffer(len);
                 self.table.push([offset, len]);
             }
+            before = sum;
             sum = sum.copy::<true>(entries.add(blocks).cast::<u8>(), payload.as_mut_ptr(), len);
             payload.set_len(len);
         }
         if sum.finish() != check {
             return Err(Corrupted("a unit was overwritten"));
         }
-        Ok(Some(header))
+        Ok(Some((header, digest.finish(sum.since(before), len))))
     }
 
     /// An entry of the block table, checked: (offset, length).
     fn block_entry(&self, index: usize) -> Result<(u64, u64), Corrupted> {
         let [offset, len] = self.table[index];
+        let len = bare_len(len);
         let capacity = self.layout.config.arena_capacity;
         if offset != u64::MAX {
             if offset >= capacity || len > capacity - offset {
@@ -511,6 +568,8 @@ impl Consumer {
 
     /// Wakes the producer if it sleeps: space, blocks or a command wait for it.
     pub fn ring(&self) {
-        self.peer.ring();
+        if self.peer.ring() {
+            add(&self.flow.wakes, 1);
+        }
     }
 }

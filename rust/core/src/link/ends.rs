@@ -88,10 +88,10 @@ impl Link {
         Announcer { layout: Arc::clone(&self.layout), peer }
     }
 
-    /// Items and bytes that the producer has sent in all.
+    /// Items and bytes that the producer has sent in all, unless it counts elsewhere.
     pub fn sent(&self) -> (u64, u64) {
-        let header = self.layout.header();
-        (header.items.0.load(Ordering::Relaxed), header.bytes.0.load(Ordering::Relaxed))
+        let sent = &self.layout.header().sent;
+        (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
     }
 }
 
@@ -117,6 +117,19 @@ impl Probe {
         let word = self.layout.header().order.0.load(Ordering::Acquire);
         let order = open(word).ok_or(Corrupted("the epoch that was ordered cannot be read"))?;
         Ok(Control::is_superseded(epoch, order))
+    }
+
+    /// In which place the consumer was when it had dealt with its last message; None where it has not dealt with `count` of them.
+    /// To be asked while no other message is on its way.
+    pub fn obeyed_at(&self, count: u64) -> Result<Option<u64>, Corrupted> {
+        let header = self.layout.header();
+        // SYNC(acknowledge): pairs with Consumer::acknowledge.
+        let obeyed = open(header.acknowledged.0.load(Ordering::Acquire));
+        let place = open(header.obeyed_at.0.load(Ordering::Relaxed));
+        let (Some(obeyed), Some(place)) = (obeyed, place) else {
+            return Err(Corrupted("how far a message was obeyed cannot be read"));
+        };
+        Ok((obeyed >= count).then_some(place))
     }
 }
 

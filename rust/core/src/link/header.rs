@@ -10,6 +10,7 @@
 //! Everything is fixed-width and position-independent. The creator fills in the sizes and stores the version
 //! last; whoever attaches waits for it for a bounded time.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,11 +19,12 @@ use super::cursor;
 use crate::error::OpenError;
 use crate::process::bell::Wanted;
 use crate::process::region::Region;
+use crate::stats::{Flow, FlowRef};
 
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Changes whenever the layout of the header, of units or of the rings does.
-const VERSION: u32 = 2;
+const VERSION: u32 = 4;
 /// Room for the header: one page, so that the rings start page-aligned.
 const HEADER_LEN: usize = 4096;
 /// Blocks and the arena start at multiples of this.
@@ -77,7 +79,7 @@ pub(crate) struct Line(pub AtomicU64);
 ///
 /// What becomes of it where something else writes over it: the sizes are read once, checked against each other. The four
 /// cursors are sealed words, as are the entries of the return ring, and units carry checksums, so damage to what was
-/// published and not read yet is `Corrupted` for the reader. `items` and `bytes` are statistics, from which nothing
+/// published and not read yet is `Corrupted` for the reader. `sent` and `received` are statistics, from which nothing
 /// follows. `producer_taken` and `consumer_taken` only keep a second user of an end away. `blocks_wanted` may make
 /// a producer that waits for memory sleep to the end of its slice, or a consumer ring in vain.
 #[derive(Debug)]
@@ -105,16 +107,18 @@ pub(crate) struct Header {
     pub granted: Line,
     /// Raised while the producer waits for blocks to come back; written by the producer alone.
     pub blocks_wanted: Wanted,
-    /// Items sent in all epochs; written by the producer alone, read for statistics.
-    pub items: Line,
-    /// Bytes sent in all epochs, blocks included; written by the producer alone, read for statistics.
-    pub bytes: Line,
     /// The epoch in which the producer waits for somebody else, 0 while it does not; written by the producer's process.
     pub starving: Line,
     /// The latest epoch that the producer, main, has ordered on a control link; written by the producer alone.
     pub order: Line,
     /// Messages that the consumer has dealt with; written by the consumer alone.
     pub acknowledged: Line,
+    /// Where the consumer was when it had dealt with the last of them; written by the consumer alone, before it.
+    pub obeyed_at: Line,
+    /// Statistics of the producer, who alone writes them, unless they are kept elsewhere (see [`crate::stats::Board`]).
+    pub sent: Flow,
+    /// Those of the consumer.
+    pub received: Flow,
 }
 
 const _: () = {
@@ -126,11 +130,12 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, return_head) == 256);
     assert!(std::mem::offset_of!(Header, granted) == 320);
     assert!(std::mem::offset_of!(Header, blocks_wanted) == 384);
-    assert!(std::mem::offset_of!(Header, items) == 448);
-    assert!(std::mem::offset_of!(Header, bytes) == 512);
-    assert!(std::mem::offset_of!(Header, starving) == 576);
-    assert!(std::mem::offset_of!(Header, order) == 640);
-    assert!(std::mem::offset_of!(Header, acknowledged) == 704);
+    assert!(std::mem::offset_of!(Header, starving) == 448);
+    assert!(std::mem::offset_of!(Header, order) == 512);
+    assert!(std::mem::offset_of!(Header, acknowledged) == 576);
+    assert!(std::mem::offset_of!(Header, obeyed_at) == 640);
+    assert!(std::mem::offset_of!(Header, sent) == 704);
+    assert!(std::mem::offset_of!(Header, received) == 896);
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
@@ -167,7 +172,7 @@ impl Layout {
         for cursor in [&header.tail, &header.head, &header.return_tail, &header.return_head] {
             cursor.0.store(cursor::BIRTH, Ordering::Relaxed);
         }
-        for word in [&header.granted, &header.starving, &header.order, &header.acknowledged] {
+        for word in [&header.granted, &header.starving, &header.order, &header.acknowledged, &header.obeyed_at] {
             word.0.store(seal(0), Ordering::Relaxed);
         }
         // SYNC(version): pairs with `attach`; whoever sees the version sees the sizes, the cursors and the words.
@@ -216,6 +221,14 @@ impl Layout {
         // SAFETY: the region is at least a header long, page-aligned and mapped as long as `self` lives; every bit
         // pattern is a valid header and all access to it is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
+    }
+
+    /// Where the producer (or else the consumer) counts as long as nobody has told it otherwise.
+    pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
+        let header = self.header();
+        let flow = if sent { &header.sent } else { &header.received };
+        // SAFETY: it lies in the region, which stays mapped as long as this layout.
+        unsafe { FlowRef::new(flow, Arc::clone(self) as _, false) }
     }
 
     /// Pointer to byte `position` (taken modulo the capacity) of the data ring.

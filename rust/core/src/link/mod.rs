@@ -25,4 +25,4 @@ pub use ends::{Announcer, Link, Probe};
 #[cfg(not(loom))]
 pub use header::LinkConfig;
 #[cfg(not(loom))]
-pub use unit::LAST_USER_KIND;
+pub use unit::{LAST_USER_KIND, OPAQUE, sampled_len};

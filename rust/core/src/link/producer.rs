@@ -7,14 +7,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::arena::{Arena, Block};
-use super::check::{open, seal};
+use super::check::{Digest, open, seal};
 use super::cursor::ProducerCursor;
 use super::header::Layout;
-use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, UnitHeader};
+use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UnitHeader, sampled_len};
 use super::wake::WakePolicy;
 use crate::error::Corrupted;
 use crate::process::board::BellRef;
-use crate::protocol::{Permit, Reader, Sending, Stream};
+use crate::protocol::{Account, Permit, Reader, Sending, Stream};
+use crate::stats::{FlowRef, add};
 
 /// Items that are worth waking a sleeping consumer for.
 const WAKE_BATCH: u32 = 64;
@@ -27,7 +28,7 @@ const TIDY_EACH: u64 = 8;
 pub enum Part {
     /// In a block of this link's arena.
     Block(Arc<Block>),
-    /// Sent ahead in fragments; the length in bytes.
+    /// Sent ahead in fragments; the length in bytes, as [`sampled_len`] gives it.
     Streamed(u64),
 }
 
@@ -51,11 +52,15 @@ pub struct Producer {
     /// Ring position behind the last unit with blocks.
     last_blocks: u64,
     sending: Sending,
+    /// What went out in this epoch, or pass, by earlier runs of it, too.
+    account: Account,
     /// Whether fragments were pushed that belong to the next unit.
     streaming: bool,
-    /// Totals, mirrored into the header.
+    /// Totals.
     items: u64,
     bytes: u64,
+    /// Where they and other statistics are mirrored.
+    flow: FlowRef,
 }
 
 impl Producer {
@@ -66,13 +71,29 @@ impl Producer {
             wake: WakePolicy::new(WAKE_BATCH),
             last_blocks: 0,
             sending: Sending::default(),
+            account: Account::default(),
             streaming: false,
             items: 0,
             bytes: 0,
+            flow: layout.flow(true),
             layout,
             arena,
             peer,
         }
+    }
+
+    /// Counts there from now on, and goes on from what is there.
+    pub fn count_into(&mut self, flow: FlowRef) {
+        self.items = flow.items.load(Ordering::Relaxed);
+        self.bytes = flow.bytes.load(Ordering::Relaxed);
+        flow.arena_capacity.store(self.layout.config.arena_capacity, Ordering::Relaxed);
+        self.arena.count_into(flow.clone());
+        self.flow = flow;
+    }
+
+    /// Where this end counts.
+    pub fn flow(&self) -> &FlowRef {
+        &self.flow
     }
 
     /// The arena from which blocks for this link are taken.
@@ -88,9 +109,58 @@ impl Producer {
     /// Begins a stream: units carry it, and its items are counted from zero.
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
+        self.account = Account::default();
         self.give_up();
         // Where a command interrupted the wait for blocks.
         self.layout.header().blocks_wanted.lower();
+    }
+
+    /// Goes on inside a stream, after what `account` says; the first `again` items are made again.
+    pub fn go_on_from(&mut self, account: Account, again: u64) {
+        self.account = account;
+        self.sending.repeat(again);
+    }
+
+    /// What went out in this stream, by earlier runs of it, too.
+    pub fn account(&self) -> Account {
+        self.account
+    }
+
+    /// Items that are still to be made again.
+    #[inline]
+    pub fn owed(&self) -> u64 {
+        self.sending.owed()
+    }
+
+    /// Counts an item that was made again, of which `table` has the lengths of the buffers as [`sampled_len`] gives them.
+    pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
+        let mut copy = vec![0; payload.len().next_multiple_of(8)];
+        let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
+        let mut digest = Digest::default();
+        for &len in table {
+            before = before.words(0, len);
+            digest.buffer(len);
+        }
+        // SAFETY: the copy has room for the payload, padded.
+        let after = unsafe { before.copy::<false>(payload.as_ptr(), copy.as_mut_ptr(), payload.len()) };
+        self.count(kind, digest.finish(after.since(before), payload.len()));
+        self.sending.made_again();
+    }
+
+    /// Counts an item that went nowhere, as nobody wants it.
+    pub fn skip(&mut self) {
+        self.account.count(0);
+    }
+
+    #[inline]
+    fn count(&mut self, kind: u16, digest: u64) {
+        self.account.count(if kind & OPAQUE == 0 { digest } else { 0 });
+    }
+
+    fn header(&self, kind: u16, blocks: usize, payload: usize) -> UnitHeader {
+        UnitHeader::new(kind, self.sending.stream().raw(), blocks, payload)
+            .filter(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
+            .expect("callers keep to what `fits` allows")
     }
 
     /// Gives up the unit of which fragments were pushed, if there is one: those to come belong to another.
@@ -186,44 +256,61 @@ impl Producer {
         if self.items.is_multiple_of(TIDY_EACH) && self.arena.is_untidy() {
             self.arena.tidy()?;
         }
-        let pushed = self.write(kind, parts, payload)?;
+        let (pushed, digest) = self.write(kind, parts, payload)?;
         if pushed == Push::Done {
+            self.count(kind, digest);
             self.streaming = false;
             self.sending.sent();
             self.items += 1;
-            let header = self.layout.header();
-            header.items.0.store(self.items, Ordering::Relaxed);
-            header.bytes.0.store(self.bytes, Ordering::Relaxed);
-            self.wake.published(&self.peer);
+            let flow = &*self.flow;
+            flow.items.store(self.items, Ordering::Relaxed);
+            flow.bytes.store(self.bytes, Ordering::Relaxed);
+            if self.wake.published(&self.peer) {
+                add(&flow.wakes, 1);
+            }
         }
         Ok(pushed)
     }
 
     /// Pushes anything else and wakes the consumer at once.
     pub fn push(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        let pushed = self.write(kind, parts, payload)?;
+        let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
         self.flush();
         Ok(pushed)
     }
 
+    /// Pushes what nobody waits for, where there is room at once; whether there was.
+    ///
+    /// Behind a unit that is whole, that is, not between fragments and theirs.
+    pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
+        if !self.fits(parts.len(), payload.len()) || self.streaming {
+            return Ok(false);
+        }
+        Ok(self.write(kind, parts, payload)?.0 == Push::Done)
+    }
+
     /// Pushes one fragment of a buffer that fits no block; the unit that refers to it follows.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
-        let pushed = self.write(if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT }, &[], bytes)?;
+        let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
+        let (pushed, _) = self.write(kind, &[], bytes)?;
         self.streaming |= pushed == Push::Done;
+        add(&self.flow.fragments, u64::from(pushed == Push::Done));
         self.flush();
         Ok(pushed)
     }
 
     /// Wakes the consumer if it sleeps: nothing more comes for now.
     pub fn flush(&mut self) {
-        self.wake.flush(&self.peer);
+        if self.wake.flush(&self.peer) {
+            add(&self.flow.wakes, 1);
+        }
     }
 
-    fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        let unit = UnitHeader::new(kind, self.sending.stream().raw(), parts.len(), payload.len())
-            .filter(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
-            .expect("callers keep to what `fits` allows");
+    /// Also gives what tells the unit from others, wherever it lies.
+    #[inline]
+    fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<(Push, u64), Corrupted> {
+        let unit = self.header(kind, parts.len(), payload.len());
         for part in parts {
             if let Part::Block(block) = part {
                 assert!(block.is_of(&self.arena), "a block of another link's arena cannot be sent over this one");
@@ -232,13 +319,15 @@ impl Producer {
         let total = u64::from(unit.total);
         let needed = self.needed(total);
         if !self.cursor.has_room(&self.layout.header().head.0, needed)? {
-            return Ok(Push::Full);
+            return Ok((Push::Full, 0));
         }
         if needed > total {
             self.write_pad(needed - total);
         }
         let start = self.cursor.tail() + (needed - total);
         let mut check = unit.checksum(start);
+        let mut digest = Digest::default();
+        let before;
         let place = self.layout.ring_ptr(start);
         // SAFETY: `needed` bytes from the tail are free by the cursor's check, `total` of them are contiguous at
         // `place`, and this side is the only writer of free bytes. Units start at multiples of 8.
@@ -246,13 +335,15 @@ impl Producer {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {
                 let [offset, len] = match part {
-                    Part::Block(block) => [block.offset(), block.len() as u64],
+                    Part::Block(block) => [block.offset(), sampled_len(block.as_mut_ptr(), block.len())],
                     Part::Streamed(len) => [u64::MAX, *len],
                 };
                 entry.write([offset, len]);
                 check = check.words(offset, len);
+                digest.buffer(len);
                 entry = entry.add(1);
             }
+            before = check;
             check = check.copy::<false>(payload.as_ptr(), entry.cast::<u8>(), payload.len());
             place.cast::<[u64; 3]>().write(unit.words(check.finish()));
         }
@@ -265,7 +356,7 @@ impl Producer {
             }
         }
         self.cursor.publish(&self.layout.header().tail.0, needed);
-        Ok(Push::Done)
+        Ok((Push::Done, digest.finish(check.since(before), payload.len())))
     }
 
     /// Skips the `total` bytes from the tail to the ring's end.

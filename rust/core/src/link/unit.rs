@@ -4,7 +4,7 @@
 //! a [`UnitHeader`], a table of its blocks and an inline payload, contiguous and padded to 8 bytes; where a unit does not
 //! fit before the ring's end, a pad of one word skips the rest. Each carries a checksum of all that, and of its position.
 
-use super::check::Checksum;
+use super::check::{Checksum, sample};
 use crate::error::Corrupted;
 
 /// Kind of a unit that carries a piece of a buffer that fits no block.
@@ -13,6 +13,27 @@ pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 /// Highest kind that users may give.
 pub const LAST_USER_KIND: u16 = u16::MAX - 2;
+
+/// Set in the kind of an item whose bytes may differ from run to run although the item is the same: pickles do.
+pub const OPAQUE: u16 = 0x200;
+
+/// Bits of a buffer's length in the block table; above them stands its sample.
+const LEN_BITS: u32 = 48;
+
+/// The length of a buffer as it stands in the block table, with a sample of its bytes.
+///
+/// # Safety
+/// `data` is readable for `len` bytes.
+pub unsafe fn sampled_len(data: *const u8, len: usize) -> u64 {
+    // SAFETY: as promised by the caller.
+    len as u64 | unsafe { sample(data, len) } << LEN_BITS
+}
+
+/// The length alone.
+#[inline]
+pub(crate) fn bare_len(sampled: u64) -> u64 {
+    sampled & ((1 << LEN_BITS) - 1)
+}
 
 /// Start of every unit in the ring; words as the machine has them, both sides being one machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -32,17 +32,17 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// To be called after each published item.
+    /// To be called after each published item; whether somebody was woken.
     #[inline]
-    pub fn published(&mut self, bell: &BellRef) {
+    pub fn published(&mut self, bell: &BellRef) -> bool {
         if bell.has_sleeper() {
-            self.published_to_sleeper(bell);
-        } else {
-            self.waiting = 0;
+            return self.published_to_sleeper(bell);
         }
+        self.waiting = 0;
+        false
     }
 
-    fn published_to_sleeper(&mut self, bell: &BellRef) {
+    fn published_to_sleeper(&mut self, bell: &BellRef) -> bool {
         let now = Instant::now();
         self.waiting += 1;
         if self.waiting == 1 {
@@ -51,14 +51,12 @@ impl WakePolicy {
         let late = |since: Option<Instant>| since.is_none_or(|then| now - then >= PATIENCE);
         let slow = late(self.last);
         self.last = Some(now);
-        if slow || self.waiting >= self.batch || late(self.oldest) {
-            self.flush(bell);
-        }
+        (slow || self.waiting >= self.batch || late(self.oldest)) && self.flush(bell)
     }
 
-    /// Wakes the consumer if it sleeps: nothing more comes for now.
-    pub fn flush(&mut self, bell: &BellRef) {
+    /// Wakes the consumer if it sleeps, and tells whether it did: nothing more comes for now.
+    pub fn flush(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
-        bell.ring();
+        bell.ring()
     }
 }

@@ -85,13 +85,15 @@ impl Bell {
         count(self.sleepers.load(Ordering::Relaxed)) != 0
     }
 
-    /// Wakes the sleepers, if there are any.
-    pub fn ring(&self, parker: &impl Parker) {
-        if self.has_sleeper() && self.claim() {
+    /// Wakes the sleepers, if there are any, and tells whether there were.
+    pub fn ring(&self, parker: &impl Parker) -> bool {
+        let wakes = self.has_sleeper() && self.claim();
+        if wakes {
             // SYNC(claim): pairs with `wait`.
             self.word.fetch_add(1, Ordering::Release);
             parker.unpark(&self.word);
         }
+        wakes
     }
 
     /// Takes the waking of all sleepers upon the caller; false where another ringer was first.

@@ -95,7 +95,7 @@ impl BellRef {
 
     /// See [`Bell::ring`].
     #[inline]
-    pub fn ring(&self) {
-        self.bell().ring(&SystemParker);
+    pub fn ring(&self) -> bool {
+        self.bell().ring(&SystemParker)
     }
 }

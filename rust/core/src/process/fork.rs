@@ -10,9 +10,10 @@ static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// would be held in the child for ever; threads that are first at the same time all register, and a fork counts as two.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
-/// Adding to an atomic cannot panic, so nothing unwinds into the C library.
+/// Neither adding to an atomic nor a system call can panic, so nothing unwinds into the C library.
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Relaxed);
+    super::inherited::wipe_what_is_the_parents();
 }
 
 /// Number of forks between the first process that asked and this one.
@@ -21,7 +22,7 @@ extern "C" fn in_child() {
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
         // Marked only afterwards, so that every number that is given out was counted from then on.
-        // SAFETY: `in_child` only touches an atomic, which is allowed between fork and exec.
+        // SAFETY: `in_child` touches atomics and maps memory, with no lock and no allocation, which may be done in any child.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);
     }

@@ -7,7 +7,7 @@
 //! The list is without locks: a fork may come while another thread is noting something, and the child would find the
 //! lock taken for ever. What is being noted at that moment is not seen by the child, which then keeps it.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -19,6 +19,8 @@ const OPAQUE: u32 = 1;
 const MAPPING: u32 = 2;
 /// `start` is a descriptor.
 const DESCRIPTOR: u32 = 3;
+/// `start` and `len` are a mapping that no forked child is to write to, even one that is none of ours.
+const OWN_MAPPING: u32 = 4;
 
 /// One thing that was noted; entries are used again, and never freed.
 #[derive(Debug)]
@@ -96,6 +98,11 @@ impl Mapping {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Makes the mapping private memory of zeros in every child that is forked from now on, before anything runs there.
+    pub fn wipe_on_fork(&self) {
+        self.0.state.store(OWN_MAPPING, Ordering::Release);
+    }
+
     /// Takes one `pin` back.
     #[inline]
     pub fn unpin(&self) {
@@ -127,13 +134,21 @@ impl Descriptor {
     }
 }
 
+impl Descriptor {
+    /// Closes it; `get` gives None from then on. Not while what `get` gave is in use.
+    pub fn close(&self) {
+        // Noted as gone first: a child that is forked in between must not close what the number means by then.
+        if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let fd = self.0.start.load(Ordering::Relaxed) as i32;
+            // SAFETY: this owned the descriptor, and by the state nobody in this process has closed it.
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+}
+
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        let fd = self.get().map(|fd| fd.as_raw_fd());
-        // Noted as gone first: a child that is forked in between must not close what the number means by then.
-        self.0.state.store(OPAQUE, Ordering::Relaxed);
-        // SAFETY: this owned the descriptor, and nobody in this process has closed it.
-        drop(fd.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        self.close();
         self.0.state.store(FREE, Ordering::Release);
     }
 }
@@ -146,16 +161,12 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     for entry in entries() {
         let start = entry.start.load(Ordering::Relaxed);
         match entry.state.load(Ordering::Acquire) {
-            MAPPING if entry.pins.load(Ordering::Relaxed) == 0 && !keep.iter().any(|kept| ptr::eq(kept.0, entry)) => {
-                let (len, kind) = (entry.len.load(Ordering::Relaxed), libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-                // SAFETY: the range is a mapping of this process whose owner is alive (it takes the note back before it
-                // unmaps), so that nothing else lies there; no lease, block or array points into it, and the words that
-                // its other owners may look at are atomic and valid as zeros.
-                unsafe {
-                    let access = libc::PROT_READ | libc::PROT_WRITE;
-                    let flags = kind | libc::MAP_NORESERVE | libc::MAP_FIXED;
-                    libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0);
-                }
+            MAPPING | OWN_MAPPING
+                if entry.pins.load(Ordering::Relaxed) == 0 && !keep.iter().any(|kept| ptr::eq(kept.0, entry)) =>
+            {
+                // SAFETY: no lease, block or array points into it, and the words that its other owners may look at are
+                // atomic and valid as zeros.
+                unsafe { wipe(entry) };
             }
             DESCRIPTOR => {
                 entry.state.store(OPAQUE, Ordering::Relaxed);
@@ -164,6 +175,28 @@ pub fn drop_all_but(keep: &[&Mapping]) {
             }
             _ => {}
         }
+    }
+}
+
+/// Puts private memory of zeros in the place of a mapping.
+///
+/// # Safety
+/// The entry is a mapping of this process, and whoever looks at it takes zeros for what they are.
+unsafe fn wipe(entry: &Entry) {
+    let (start, len) = (entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed));
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: the owner is alive, as it takes the note back before it unmaps, so that nothing else lies there.
+    unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
+}
+
+/// In a child that was just forked, before anything else runs there: what only its parent may write becomes private.
+///
+/// Takes no lock and allocates nothing.
+pub fn wipe_what_is_the_parents() {
+    for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
+        // SAFETY: all that looks at such a mapping are counters, atomic and valid as zeros.
+        unsafe { wipe(entry) };
     }
 }
 

@@ -18,8 +18,8 @@ pub(super) struct Linux;
 
 impl System for Linux {
     /// A memfd, which no mount's size limits (unlike `/dev/shm`).
-    fn memory_file(&self, len: usize) -> io::Result<File> {
-        let fd = memfd_create("torchdata", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
         // A region that cannot shrink cannot raise SIGBUS in a process that has checked its bounds.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::inherited::Descriptor;
 use super::system::system;
 use crate::error::{self, OpenError};
@@ -41,6 +43,19 @@ impl Watch {
         if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
     }
 
+    /// Whether any of these has ended: one system call where they are watched by descriptors.
+    pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
+        let mut fds = Vec::new();
+        for watch in watches {
+            match &watch.fd {
+                Some(fd) => fds.extend(fd.get().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))),
+                None if watch.number_exited() => return true,
+                None => {}
+            }
+        }
+        !fds.is_empty() && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
     /// Waits until the process has ended or the timeout has passed; returns whether it has ended.
     pub fn wait(&self, timeout: Duration) -> bool {
         match &self.fd {
@@ -68,7 +83,6 @@ fn parent_id() -> i32 {
 fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
     // A forked child has dropped its parent's watches.
     let Some(fd) = fd.get() else { return false };
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)

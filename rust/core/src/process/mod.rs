@@ -21,6 +21,8 @@ mod portable;
 pub mod region;
 #[cfg(not(loom))]
 mod system;
+#[cfg(not(loom))]
+pub mod watching;
 
 #[cfg(not(loom))]
 pub use system::portable;

@@ -14,7 +14,7 @@ use super::system::System;
 pub(super) struct Portable;
 
 impl System for Portable {
-    fn memory_file(&self, len: usize) -> io::Result<File> {
+    fn memory_file(&self, _name: &str, len: usize) -> io::Result<File> {
         temporary_file(len)
     }
 

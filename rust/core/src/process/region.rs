@@ -34,7 +34,12 @@ pub struct Region {
 impl Region {
     /// Makes a region of `len` bytes, all zero, of which the first `reserved` may be touched without asking.
     pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
-        let file = system().memory_file(len).map_err(error::system("cannot create shared memory"))?;
+        Self::create_named("torchdata", len, reserved)
+    }
+
+    /// The same under a name by which whoever may look into this process's descriptors finds it.
+    pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
+        let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
         region.reserve(0, reserved).map_err(|source| OpenError::NoRoom {
             bytes: reserved,
@@ -61,6 +66,13 @@ impl Region {
     /// Maps the region behind a descriptor received from its creator.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Self::map(File::from(fd))
+    }
+
+    /// Maps a region to read it; writing there would be a fault. It has no descriptor.
+    pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
+        let map = MmapOptions::new().map_raw_read_only(file).map_err(error::system("cannot map shared memory"))?;
+        let mapping = Mapping::note(map.as_ptr(), map.len());
+        Ok(Self { mapping, map, fd: AtomicI32::new(-1) })
     }
 
     fn map(file: File) -> Result<Self, OpenError> {
@@ -95,11 +107,14 @@ impl Region {
     }
 
     fn take_fd(&self) {
+        drop(self.take_descriptor());
+    }
+
+    /// The descriptor, which the caller owns from now on; not while `fd` is in use, nor where room is to be reserved later.
+    pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
-        if fd >= 0 {
-            // SAFETY: the region owned it, and the swap makes this the only one to close it.
-            drop(unsafe { OwnedFd::from_raw_fd(fd) });
-        }
+        // SAFETY: the region owned it, and the swap makes this the only one to take it.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// The note by which forked children know the mapping.

@@ -14,8 +14,8 @@ use super::portable::Portable;
 
 /// What the engine needs of a system.
 pub(super) trait System: Sync {
-    /// A nameless file of `len` zero bytes to be mapped by several processes.
-    fn memory_file(&self, len: usize) -> io::Result<File>;
+    /// A file of `len` zero bytes to be mapped by several processes; `name` is what `/proc` calls it, where there is one.
+    fn memory_file(&self, name: &str, len: usize) -> io::Result<File>;
 
     /// Makes sure that a part of such a file can be touched; it may be filled with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;

@@ -41,6 +41,11 @@ impl Collecting {
         self.turn.start();
     }
 
+    /// Begins inside an epoch: this peer has the turn.
+    pub fn begin_at(&mut self, peer: usize) {
+        self.turn.start_at(peer);
+    }
+
     /// The peer whose turn it is; None when all have ended.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
@@ -98,5 +103,15 @@ impl Collecting {
     /// Notes that a process has died. What was sent before is delivered as far as the turns go; then [`Next::Fail`] comes.
     pub fn bereave(&mut self) {
         self.bereaved = true;
+    }
+
+    /// Notes that other processes have taken the places of all that had died.
+    pub fn replaced(&mut self) {
+        self.bereaved = false;
+    }
+
+    /// Whether a peer has ended.
+    pub fn is_ended(&self, peer: usize) -> bool {
+        self.turn.is_ended(peer)
     }
 }

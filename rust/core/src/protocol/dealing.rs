@@ -9,7 +9,7 @@ use crate::round_robin::RoundRobin;
 pub enum Deal {
     /// Make an item and send it to this reader.
     To(usize),
-    /// Make an item and drop it: it is the share of this reader, who wants no more. Others still do.
+    /// Make an item and drop it: it is the share of this reader, who wants no more, or has it already. Others still want theirs.
     Skip(usize),
     /// Wait for this reader, whose turn it is.
     WaitFor(usize),
@@ -36,6 +36,11 @@ impl Dealing {
         self.turn.start();
     }
 
+    /// Begins inside a pass: this reader has the turn.
+    pub fn begin_at(&mut self, reader: usize) {
+        self.turn.start_at(reader);
+    }
+
     /// Who has the turn; None once all have got their end.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
@@ -47,6 +52,7 @@ impl Dealing {
         let Some(target) = self.turn.next() else { return Deal::Nobody };
         match permit(target) {
             Permit::Now => Deal::To(target),
+            Permit::Again => Deal::Skip(target),
             Permit::Wait => Deal::WaitFor(target),
             Permit::Unwanted if self.readers().any(|reader| permit(reader) != Permit::Unwanted) => Deal::Skip(target),
             Permit::Unwanted => Deal::Nobody,

@@ -10,11 +10,14 @@
 //! | [`Receiving`] | who reads a link | what to do with a unit: take it, drop it, leave it; what is granted |
 //! | [`Dealing`] | a worker's pump, the dispatching process | to whom the next item goes; when a pass is over, and the next one begins |
 //! | [`Collecting`] | main, a worker that reads dispatched items | whose item is next; whether to wait, to take in, to fail |
+//! | [`Books`] | main, a worker that reads dispatched items | which snapshots are kept, and where everybody was some items ago |
 //! | [`Control`] | a child | what a command does to the epoch that it runs |
 //!
 //! What they promise together, as the checker shows: nobody waits without somebody who will end the wait; no item is
 //! lost, doubled, or delivered to another epoch than its own; a death is an error and never an end.
 
+mod account;
+mod books;
 mod collecting;
 mod control;
 mod dealing;
@@ -23,6 +26,8 @@ mod receiving;
 mod sending;
 mod stream;
 
+pub use account::Account;
+pub use books::{Books, Dealt, Place, Share, Snapshot};
 pub use collecting::{Collecting, Next};
 pub use control::{Command, Control, Step};
 pub use dealing::{Deal, Dealing};

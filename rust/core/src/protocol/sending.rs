@@ -12,6 +12,8 @@ pub enum Permit {
     Wait,
     /// The reader wants no more of this stream: what is due to it is dropped.
     Unwanted,
+    /// The reader got it from an earlier run of this stream: it is made again, compared and dropped.
+    Again,
 }
 
 /// What the writer knows.
@@ -22,12 +24,30 @@ pub struct Sending {
     sent: u32,
     /// Items that the reader wants beyond them, as last read. It may want more by now, and fewer where it has paused.
     credit: u32,
+    /// Items to make again before the first that goes out.
+    owed: u64,
 }
 
 impl Sending {
     /// Begins a stream.
     pub fn begin(&mut self, stream: Stream) {
-        *self = Self { stream, sent: 0, credit: 0 };
+        *self = Self { stream, sent: 0, credit: 0, owed: 0 };
+    }
+
+    /// Makes the first `items` of the stream come again: the reader has them from an earlier run.
+    pub fn repeat(&mut self, items: u64) {
+        self.owed = items;
+    }
+
+    /// Items that are still to be made again.
+    #[inline]
+    pub fn owed(&self) -> u64 {
+        self.owed
+    }
+
+    /// Counts an item that was made again.
+    pub fn made_again(&mut self) {
+        self.owed = self.owed.saturating_sub(1);
     }
 
     /// The stream that units belong to.
@@ -44,6 +64,9 @@ impl Sending {
     /// Whether an item may go out, by the reader's word; None where that is damaged.
     #[inline]
     pub fn permit(&mut self, word: u64) -> Option<Permit> {
+        if self.owed > 0 {
+            return Some(Permit::Again);
+        }
         Some(match Grant::read(word, self.stream)? {
             Reader::Behind => Permit::Wait,
             Reader::Here(wanted) => {

@@ -81,11 +81,7 @@ impl Hub {
 
     /// How an operation of this rank ended, if it has.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
-        match (self.last, &self.verdict) {
-            (Some((last, value)), _) if last == operation => Some(Answer::Least(value)),
-            (_, Some(verdict)) => Some(Answer::Failed(verdict.clone())),
-            _ => None,
-        }
+        Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
     /// Why no operation ends any more, if that is so.

@@ -63,3 +63,13 @@ pub enum Answer {
     /// It can never end, nor can any later one.
     Failed(Verdict),
 }
+
+impl Answer {
+    /// How an operation ended for a rank that knows the last one that did, and perhaps why none does any more.
+    fn to(operation: u64, last: Option<(u64, i64)>, verdict: Option<&Verdict>) -> Option<Self> {
+        match last {
+            Some((ended, value)) if ended == operation => Some(Self::Least(value)),
+            _ => verdict.cloned().map(Self::Failed),
+        }
+    }
+}

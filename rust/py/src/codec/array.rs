@@ -29,6 +29,11 @@ pub enum Order {
 }
 
 impl Order {
+    /// Whether it is that of the indices.
+    pub fn is_by_index(&self) -> bool {
+        matches!(self, Order::C)
+    }
+
     fn from_axes(axes: Vec<usize>) -> Self {
         if axes.is_sorted() {
             Order::C

@@ -1,6 +1,6 @@
 //! Bytes and buffers to items. The bytes are private, but not trusted: every length is checked.
 
-use std::borrow::Cow;
+use std::cell::Cell;
 use std::sync::Arc;
 
 use numpy::npyffi::npy_intp;
@@ -43,6 +43,14 @@ struct Decoder<'py, 'a> {
     kept: Vec<Bound<'py, PyAny>>,
 }
 
+/// Bytes of a private copy that are kept for the next one: beside a long string, another allocation of its size for each would
+/// have the allocator give memory back and take it again, page by page, with every item.
+const MOST_KEPT: usize = 4 << 20;
+
+thread_local! {
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
 /// A run of bytes, inline or out of band.
 #[derive(Clone, Copy)]
 enum Bulk<'a> {
@@ -52,7 +60,7 @@ enum Bulk<'a> {
 
 impl Bulk<'_> {
     /// Where the bytes lie, which may be shared memory: they are to be copied, and not to be looked at before.
-    fn place(&self) -> (*const u8, usize) {
+    fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
             Bulk::Buffer(Buffer::Owned(bytes)) => (bytes.as_ptr(), bytes.len()),
@@ -60,23 +68,32 @@ impl Bulk<'_> {
         }
     }
 
-    /// The bytes, to be looked at.
-    fn private(&self) -> PyResult<Cow<'_, [u8]>> {
-        Ok(match self {
-            Bulk::Inline(bytes) => Cow::Borrowed(bytes),
-            Bulk::Buffer(Buffer::Owned(bytes)) => Cow::Borrowed(bytes),
-            Bulk::Buffer(Buffer::Leased(lease)) => Cow::Owned(lease.private_copy().map_err(errors::memory)?),
-        })
+    /// A string of the bytes, which are looked at before they are copied.
+    fn to_str<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
+        let string = match self {
+            Bulk::Inline(bytes) => PyString::from_bytes(py, bytes),
+            Bulk::Buffer(Buffer::Owned(bytes)) => PyString::from_bytes(py, bytes),
+            Bulk::Buffer(Buffer::Leased(lease)) => {
+                let mut scratch = SCRATCH.take();
+                lease.copy_into(&mut scratch).map_err(errors::memory)?;
+                let string = PyString::from_bytes(py, &scratch);
+                if scratch.capacity() <= MOST_KEPT {
+                    SCRATCH.set(scratch);
+                }
+                string
+            }
+        };
+        string.map_err(|_| malformed())
     }
 
     fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (data, len) = self.place();
+        let (data, len) = self.location();
         // SAFETY: the memory is valid for its length as long as `self`; the interpreter makes a new object of a copy.
         unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
     }
 
     fn to_bytearray<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (data, len) = self.place();
+        let (data, len) = self.location();
         // SAFETY: as above.
         unsafe {
             Bound::from_owned_ptr_or_err(py, ffi::PyByteArray_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t))
@@ -145,13 +162,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
                 py.get_type::<pyo3::types::PyInt>().call_method("from_bytes", (bytes, "little"), Some(&signed))
             }
             Tag::Float => Ok(f64::from_bits(self.word()?).into_pyobject(py)?.into_any()),
-            Tag::Str => {
-                let string = match self.bulk()? {
-                    Bulk::Inline(bytes) => PyString::from_bytes(py, bytes),
-                    bulk => PyString::from_bytes(py, &bulk.private()?),
-                };
-                Ok(string.map_err(|_| malformed())?.into_any())
-            }
+            Tag::Str => Ok(self.bulk()?.to_str(py)?.into_any()),
             Tag::Bytes => self.bulk()?.to_bytes(py),
             Tag::Tuple => {
                 let members = self.members(depth)?;
@@ -237,7 +248,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
                 array::make(py, dtype, &order, &mut shape, len, Some((data, base)))
             }
             bulk => {
-                let (from, len) = bulk.place();
+                let (from, len) = bulk.location();
                 let array = array::make(py, dtype, &order, &mut shape, len, None)?;
                 copy(py, from, len, array::data_of(&array));
                 Ok(array)

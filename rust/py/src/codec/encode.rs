@@ -31,14 +31,14 @@ type Span = (usize, usize);
 
 /// What the walk knows of the place in the item that it is at.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct Within<'a> {
     arena: &'a Arc<Arena>,
     depth: usize,
     /// Whether nothing but the item refers to the containers around it.
     alone: bool,
 }
 
-impl Place<'_> {
+impl Within<'_> {
     /// Whether nothing but the item refers to the object here: the container does, and the walk, which is handed the item
     /// itself by the only reference to it.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
@@ -82,13 +82,16 @@ pub struct Encoder {
     spans: BTreeMap<usize, usize>,
     /// The member that is to be pickled, which may hold what other members hold, too, and where in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
+    /// Whether the bytes may be others the next time although the item is the same: pickles depend on which objects are one and
+    /// the same, and so do references to strings; copies of an array may lie in another order.
+    pub opaque: bool,
 }
 
 impl Encoder {
     /// Encodes an item that goes out of `arena` into `self.payload` and `self.buffers`.
     pub fn encode(&mut self, item: &Bound<'_, PyAny>, arena: &Arc<Arena>) -> PyResult<()> {
         self.clear();
-        match self.put(item, Place { arena, depth: 0, alone: true }).and_then(|()| self.pickle_member(item.py())) {
+        match self.put(item, Within { arena, depth: 0, alone: true }).and_then(|()| self.pickle_member(item.py())) {
             Ok(()) => Ok(()),
             Err(Stop::Error(error)) => Err(error),
             Err(Stop::Whole) => {
@@ -115,6 +118,7 @@ impl Encoder {
             self.spans.clear();
         }
         self.pickled_member = None;
+        self.opaque = false;
     }
 
     fn tag(&mut self, tag: Tag) {
@@ -146,6 +150,7 @@ impl Encoder {
         if self.pickled_member.is_some() {
             return Err(Stop::Whole);
         }
+        self.opaque = true;
         let next = self.kept.len() as u64;
         match self.kept.entry(string.as_ptr() as usize) {
             Entry::Occupied(known) => {
@@ -197,7 +202,7 @@ impl Encoder {
         spans.into_iter().try_for_each(|span| self.visit_span(span))
     }
 
-    fn put(&mut self, item: &Bound<'_, PyAny>, place: Place<'_>) -> Result<(), Stop> {
+    fn put(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         if place.depth > DEEPEST {
             return Err(Stop::Whole);
         }
@@ -279,7 +284,7 @@ impl Encoder {
         }
     }
 
-    fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Place<'_>) -> Result<(), Stop> {
+    fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Within<'_>) -> Result<(), Stop> {
         self.tag(tag);
         let len = list.len();
         self.length(len);
@@ -327,9 +332,10 @@ impl Encoder {
         Ok(self.dense(item, data.cast(), len as usize)?)
     }
 
-    fn array(&mut self, item: &Bound<'_, PyAny>, place: Place<'_>) -> Result<(), Stop> {
+    fn array(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
         let Some(parts) = array::parts(item) else { return self.other(item, place.depth) };
+        self.opaque |= !parts.order.is_by_index();
         self.tag(Tag::Array);
         parts.dtype.write(&mut self.payload);
         self.payload.push(parts.shape.len() as u8);
@@ -352,7 +358,7 @@ impl Encoder {
         Ok(())
     }
 
-    fn tensor(&mut self, item: &Bound<'_, PyAny>, place: Place<'_>) -> Result<(), Stop> {
+    fn tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
         let py = item.py();
         let (span, parts): (Option<Span>, Bound<'_, PyAny>) =
@@ -392,6 +398,7 @@ impl Encoder {
 
     /// Returns where the tensors in `item` lie; the spans do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
+        self.opaque = true;
         let py = item.py();
         let (pickled, buffers, spans): (Bound<'_, PyAny>, Vec<PyBuffer<u8>>, Vec<Span>) =
             helpers(py)?.pickled_parts.bind(py).call1((item,))?.extract()?;

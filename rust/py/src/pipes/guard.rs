@@ -6,8 +6,11 @@
 //!
 //! No slot lets a panic out, which would end the process: what is not just reads, writes and calls of C is caught.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::ffi;
@@ -16,8 +19,13 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
+use torchdata_core::stats::nanoseconds;
+use torchdata_core::trace::{Kind, Log, Record};
+
 use crate::panics::caught;
+use crate::pipes::clocking;
 use crate::pipes::token::IterationToken;
+use crate::trace::PyTraceLog;
 
 /// No iterator has this number: a guard that the garbage collector has cleared is never valid.
 const CLEARED: u64 = u64::MAX;
@@ -26,21 +34,48 @@ const CLEARED: u64 = u64::MAX;
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
-    /// The pipe, kept alive while it is iterated. Owned; NULL once cleared, as are the next two.
-    pipe: *mut ffi::PyObject,
-    /// The iterator that the pipe's own `__iter__` made.
-    iterator: *mut ffi::PyObject,
-    /// The pipe's token as an object.
-    token_object: *mut ffi::PyObject,
-    /// The same token; valid as long as `token_object` is owned.
-    token: *const IterationToken,
-    /// The slot of the iterator's type that gives the next item.
-    next: ffi::iternextfunc,
+    // What each item needs comes first, on one cache line.
     /// Valid as long as the token's current number is this one.
     id: u64,
+    /// The pipe's token; valid as long as `token_object` is owned.
+    token: *const IterationToken,
+    /// What gives the next item, of `argument`: the slot of the iterator's type, of the iterator; or where the time is taken
+    /// `next_timed` or `next_metered`, of this guard. Neither is owned.
+    next: ffi::iternextfunc,
+    argument: *mut ffi::PyObject,
+    /// Where its items are counted; valid as long as the token.
+    counter: *const AtomicU64,
+    /// The iterator that the pipe's own `__iter__` made. Owned; NULL once cleared, as are the next two.
+    iterator: *mut ffi::PyObject,
+    /// The pipe, kept alive while it is iterated.
+    pipe: *mut ffi::PyObject,
+    /// The token as an object.
+    token_object: *mut ffi::PyObject,
+    /// The slot of the iterator's type that gives the next item.
+    inner: ffi::iternextfunc,
+    /// Calls until the next that `next_metered` measures, how many that one stands for, and the state of the chance.
+    countdown: u32,
+    gap: u32,
+    random: Cell<u64>,
+    /// When the last one ended; 0 before the first.
+    measured: u64,
     /// Whether a StopIteration that is raised, other than by just ending, is the fault of a user's function: the
     /// built-in `map` passes it on, and it must not end the iteration as if there were no more data (PEP 479).
     sealed: bool,
+    /// Where a trace is written, what it needs: a `Tracing` in a box, or NULL. Freed with the guard.
+    tracing: *mut Tracing,
+}
+
+/// How a guard writes a trace.
+struct Tracing {
+    log: Arc<Log>,
+    /// The pipe's number there.
+    pipe: u64,
+    /// What `next_traced` calls, as `Guard::next` and `Guard::argument`.
+    next: ffi::iternextfunc,
+    argument: *mut ffi::PyObject,
+    /// Makes ranges for profilers: called with True before the pipe is asked for an item, and with False afterwards.
+    range: Option<Py<PyAny>>,
 }
 
 /// The type object of guards.
@@ -90,13 +125,18 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
+/// (log, number of the pipe in it, what makes ranges for profilers)
+type Trace<'py> = (Bound<'py, PyTraceLog>, u64, Option<Py<PyAny>>);
+
 /// Guards `iterator`, which the `__iter__` of `pipe` made, as the iterator number `iterator_id` of `token`.
 #[pyfunction]
+#[pyo3(signature = (pipe, iterator, token, iterator_id, trace = None))]
 pub fn guard_iterator<'py>(
     pipe: Bound<'py, PyAny>,
     iterator: Bound<'py, PyAny>,
     token: Bound<'py, IterationToken>,
     iterator_id: u64,
+    trace: Option<Trace<'py>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = pipe.py();
     let class = iterator.get_type();
@@ -118,7 +158,28 @@ pub fn guard_iterator<'py>(
         let object = Bound::from_owned_ptr_or_err(py, object)?;
         let guard = object.as_ptr().cast::<Guard>();
         (&raw mut (*guard).token).write(token.get());
-        (&raw mut (*guard).next).write(next);
+        (&raw mut (*guard).counter).write(token.get().counter());
+        let timed = token.get().place().map(|place| (place.pipe.page().is_full(), place.root && place.main));
+        let (call, argument) = match timed {
+            Some((true, _)) => (next_timed as ffi::iternextfunc, object.as_ptr()),
+            Some((false, true)) => (next_metered as ffi::iternextfunc, object.as_ptr()),
+            _ => (next, iterator.as_ptr()),
+        };
+        let tracing = trace.map(|(log, pipe, range)| {
+            let log = Arc::clone(&log.get().0);
+            Box::into_raw(Box::new(Tracing { log, pipe, next: call, argument, range }))
+        });
+        let (call, argument) = match tracing {
+            Some(_) => (next_traced as ffi::iternextfunc, object.as_ptr()),
+            None => (call, argument),
+        };
+        (&raw mut (*guard).tracing).write(tracing.unwrap_or(std::ptr::null_mut()));
+        (&raw mut (*guard).next).write(call);
+        (&raw mut (*guard).argument).write(argument);
+        (&raw mut (*guard).inner).write(next);
+        (&raw mut (*guard).countdown).write(1);
+        (&raw mut (*guard).gap).write(1);
+        (&raw mut (*guard).random).write(Cell::new(nanoseconds() | 1));
         (&raw mut (*guard).id).write(iterator_id);
         (&raw mut (*guard).sealed).write(sealed);
         (&raw mut (*guard).token_object).write(token.into_ptr());
@@ -135,13 +196,143 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     unsafe {
         let guard = object.cast::<Guard>();
         if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
-            let item = ((*guard).next)((*guard).iterator);
+            let item = ((*guard).next)((*guard).argument);
             if !item.is_null() {
-                (*(*guard).token).count();
+                let counter = &*(*guard).counter;
+                counter.store(counter.load(Relaxed) + 1, Relaxed);
                 return item;
             }
         }
         no_item(guard)
+    }
+}
+
+/// Calls the iterator of the loader's last pipe, and takes the time of one call in so many.
+unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: called by `next_item` with its own guard, which is valid and not cleared.
+    unsafe {
+        let guard = object.cast::<Guard>();
+        (*guard).countdown = (*guard).countdown.wrapping_sub(1);
+        if (*guard).countdown != 0 { ((*guard).inner)((*guard).iterator) } else { metered(guard) }
+    }
+}
+
+/// A call of which the time is taken. Nothing in it can panic.
+#[inline(never)]
+unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
+    // SAFETY: as in `next_metered`. The token is not kept over the call; what the call runs may bind it anew.
+    unsafe {
+        let first = (*guard).measured == 0;
+        begin_first(guard, first);
+        let began = nanoseconds();
+        let item = ((*guard).inner)((*guard).iterator);
+        if (*guard).id == CLEARED {
+            return item;
+        }
+        let now = nanoseconds();
+        let (took, passed) = (now - began, now - (*guard).measured);
+        let weight = u64::from((*guard).gap);
+        (*guard).measured = now;
+        let gap = clocking::around(
+            &(*guard).random,
+            clocking::interval(took, 1, clocking::PRICE_METERED, clocking::LONGEST_METERED),
+        );
+        (*guard).gap = u32::try_from(gap).unwrap_or(u32::MAX);
+        (*guard).countdown = (*guard).gap;
+        end_first(guard, first, !item.is_null());
+        if !first && let Some(place) = (*(*guard).token).place() {
+            place.pipe.page().inside(took.saturating_mul(weight).min(passed), 1);
+        }
+        item
+    }
+}
+
+/// Calls the iterator of any pipe where all are timed.
+unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: as in `next_metered` and `metered`.
+    unsafe {
+        let guard = object.cast::<Guard>();
+        let main = (*(*guard).token).place().is_some_and(|place| place.root && place.main);
+        let first = main && (*guard).measured == 0;
+        begin_first(guard, first);
+        let before = (*(*guard).token).place().map_or(0, |place| place.pipe.page().enter(place.pipe.index()));
+        let (item, timed) = clocking::timed(|| ((*guard).inner)((*guard).iterator));
+        (*guard).measured = 1;
+        if (*guard).id == CLEARED {
+            return item;
+        }
+        end_first(guard, first, !item.is_null());
+        let token = &*(*guard).token;
+        let Some(place) = token.place() else { return item };
+        let page = place.pipe.page();
+        page.set_current(before);
+        if let Some((own, weight)) = timed.own {
+            place.pipe.record().sample(own, own.saturating_mul(weight).min(timed.passed.max(own)), weight);
+        }
+        if let (true, Some((took, weight))) = (place.root, timed.whole) {
+            if !item.is_null() {
+                page.slow_item(took, token.yielded());
+            }
+            if main && !first {
+                page.inside(took.saturating_mul(weight).min(timed.passed.max(took)), 1);
+            }
+        }
+        item
+    }
+}
+
+/// Calls what the guard would call otherwise, and writes down when.
+unsafe extern "C" fn next_traced(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: as in `next_metered`. The box lives as long as the guard, which the caller of `next_item` keeps alive.
+    unsafe {
+        let guard = object.cast::<Guard>();
+        let tracing = &*(*guard).tracing;
+        if !tracing.log.is_on() {
+            return (tracing.next)(tracing.argument);
+        }
+        let (number, stream) = ((*(*guard).token).yielded(), (*guard).id);
+        if let Some(range) = &tracing.range {
+            caught((), || Python::attach_unchecked(|py| ranged(py, range, true)));
+        }
+        let begin = nanoseconds();
+        let item = (tracing.next)(tracing.argument);
+        let end = nanoseconds();
+        if let Some(range) = &tracing.range {
+            caught((), || Python::attach_unchecked(|py| ranged(py, range, false)));
+        }
+        let what = tracing.pipe | if item.is_null() { 1 << 32 } else { 0 };
+        tracing.log.push(&Record { kind: Kind::Item, begin, end, what, number, stream, loader: 0 });
+        item
+    }
+}
+
+/// Begins or ends a range of profilers. What goes wrong there is no matter of whoever loads data.
+fn ranged(py: Python<'_>, range: &Py<PyAny>, begins: bool) {
+    let passing = PyErr::take(py);
+    if let Err(error) = range.call1(py, (begins,)) {
+        error.write_unraisable(py, Some(range.bind(py)));
+    }
+    if let Some(error) = passing {
+        error.restore(py);
+    }
+}
+
+/// In main: the wait for the first item of an epoch begins.
+unsafe fn begin_first(guard: *mut Guard, first: bool) {
+    // SAFETY: as in `next_metered`.
+    if first && let Some(place) = unsafe { (*(*guard).token).place() } {
+        place.pipe.page().begin_first();
+    }
+}
+
+/// It is over, and with an item the epoch is under way.
+unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
+    // SAFETY: as in `next_metered`.
+    if first && let Some(place) = unsafe { (*(*guard).token).place() } {
+        place.pipe.page().end_first();
+        if came {
+            place.pipe.page().begin_span(None);
+        }
     }
 }
 
@@ -284,6 +475,9 @@ unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);
+        let tracing = (*object.cast::<Guard>()).tracing;
+        // SAFETY: made by `into_raw` with the guard, which nobody refers to any more.
+        drop((!tracing.is_null()).then(|| Box::from_raw(tracing)));
         let class = ffi::Py_TYPE(object);
         let free: ffi::freefunc = std::mem::transmute(ffi::PyType_GetSlot(class, ffi::Py_tp_free));
         free(object.cast());

@@ -1,6 +1,10 @@
 //! What iteration costs: tokens of who may iterate, guards around users' iterators, the queue of a prefetching thread.
 
+pub mod clocking;
+pub mod delivery;
 pub mod guard;
+pub mod handing;
 pub mod iterators;
 pub mod prefetch;
+pub mod sampling;
 pub mod token;

@@ -69,6 +69,23 @@ impl PyPrefetchQueue {
         Ok(answer == Reserve::Granted)
     }
 
+    /// Whether more places would have spared the consumer a wait since the last call.
+    fn has_lacked(&self) -> PyResult<bool> {
+        Ok(self.get()?.has_lacked())
+    }
+
+    /// Most items that are buffered at a time.
+    #[getter]
+    fn get_capacity(&self) -> PyResult<usize> {
+        Ok(self.get()?.capacity())
+    }
+
+    #[setter]
+    fn set_capacity(&self, capacity: usize) -> PyResult<()> {
+        self.get()?.set_capacity(capacity);
+        Ok(())
+    }
+
     /// Says that the item is made, and handed over later: pausing does not wait for that.
     fn park(&self) -> PyResult<()> {
         self.get()?.park();

@@ -3,19 +3,36 @@
 //! Runs in whichever process and thread iterates the pipe. A pipe owns one [`IterationToken`]; each iterator made from
 //! the pipe is an `IteratorGuard` (see `guard_type`) that remembers the number the token had then.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering::Relaxed};
 
 use pyo3::prelude::*;
+use torchdata_core::stats::PipeRef;
+
+/// Where a board has a pipe.
+pub struct Place {
+    pub pipe: PipeRef,
+    /// Whether it is the last one of its process, and of the loader.
+    pub root: bool,
+    pub main: bool,
+    /// Where the token counted before.
+    _before: Option<Box<Place>>,
+}
 
 /// What a pipe knows of its current iteration. Never pickled or copied: a copy starts afresh.
 ///
 /// The fields are atomics only to be shared without locks; the GIL orders every access.
 #[pyclass(frozen, module = "torchdata._native")]
+#[repr(C)]
 pub struct IterationToken {
     /// Number of the valid iterator; 0 before the first one. Grows by one with each `begin`.
     current: AtomicU64,
-    /// Items that the valid iterator has yielded, restored and skipped ones included.
-    yielded: AtomicU64,
+    /// Items that the valid iterator has yielded, restored and skipped ones included, unless they are counted at `place`.
+    own: AtomicU64,
+    /// Where a board has the pipe: a `Place` in a box, or null.
+    place: AtomicPtr<Place>,
+    /// The same from the next `begin` on.
+    pending: AtomicPtr<Place>,
     /// Whether the valid iterator has ended.
     finished: AtomicBool,
     /// Whether the next `begin` continues from loaded state instead of resetting the pipe.
@@ -31,15 +48,75 @@ impl IterationToken {
         self.current.load(Relaxed) == id
     }
 
-    /// Counts an item of the valid iterator.
+    /// Where items of the iterator that has just begun are counted: `own`, or on a board. Valid as long as the token.
+    pub fn counter(&self) -> *const AtomicU64 {
+        self.place().map_or(&raw const self.own, |place| &raw const place.pipe.record().yielded)
+    }
+
+    /// Where a board has the pipe, if one has. Not to be kept over a call into Python, which may bind the token anew.
     #[inline]
-    pub fn count(&self) {
-        self.yielded.store(self.yielded.load(Relaxed) + 1, Relaxed);
+    pub fn place(&self) -> Option<&Place> {
+        // SAFETY: null, or a box that lives as long as the token.
+        unsafe { self.place.load(Relaxed).as_ref() }
+    }
+
+    /// Counts on a board from the next iteration on. `root`: it is the last pipe of its process; `main`: of the loader.
+    pub fn bind(&self, pipe: PipeRef, root: bool, main: bool) {
+        let is_same =
+            |place: &Place| ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main);
+        let pending = self.pending.load(Relaxed);
+        // SAFETY: null, or a box that is freed here and in `activate` alone, with the GIL held.
+        match unsafe { pending.as_ref() } {
+            None if self.place().is_some_and(is_same) => return,
+            Some(place) if is_same(place) => return,
+            _ => {}
+        }
+        let place = Box::into_raw(Box::new(Place { pipe, root, main, _before: None }));
+        let old = self.pending.swap(place, Relaxed);
+        // SAFETY: as above.
+        drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
+    }
+
+    /// Moves the count to the place that the token was bound to. What it was counted at before lives on, as a guard that is in
+    /// the middle of a call may count there once more.
+    fn activate(&self) {
+        let pending = self.pending.swap(ptr::null_mut(), Relaxed);
+        if pending.is_null() {
+            return;
+        }
+        // SAFETY: made by `into_raw` in `bind`, and taken out just now.
+        let mut place = unsafe { Box::from_raw(pending) };
+        let yielded = self.yielded();
+        place.pipe.record().restart(yielded, true);
+        let old = self.place.load(Relaxed);
+        // SAFETY: likewise made by `into_raw`, below, and put into the box that takes its place.
+        place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
+        self.place.store(Box::into_raw(place), Relaxed);
+    }
+
+    /// Sets the count of the valid iterator. On a board, what others have yielded stays counted.
+    fn restart(&self, yielded: u64) {
+        match self.place() {
+            Some(place) => place.pipe.record().restart(yielded, true),
+            None => self.own.store(yielded, Relaxed),
+        }
     }
 
     /// Notes that the valid iterator has ended.
     pub fn finish(&self) {
         self.finished.store(true, Relaxed);
+        if let Some(place) = self.place().filter(|place| place.root && place.main) {
+            place.pipe.page().end_span();
+        }
+    }
+}
+
+impl Drop for IterationToken {
+    fn drop(&mut self) {
+        for place in [*self.place.get_mut(), *self.pending.get_mut()] {
+            // SAFETY: made by `into_raw`; nobody refers to the token any more.
+            drop((!place.is_null()).then(|| unsafe { Box::from_raw(place) }));
+        }
     }
 }
 
@@ -49,7 +126,9 @@ impl IterationToken {
     fn new() -> Self {
         Self {
             current: AtomicU64::new(0),
-            yielded: AtomicU64::new(0),
+            own: AtomicU64::new(0),
+            place: AtomicPtr::new(ptr::null_mut()),
+            pending: AtomicPtr::new(ptr::null_mut()),
             finished: AtomicBool::new(false),
             armed: AtomicBool::new(false),
             replay: AtomicU64::new(0),
@@ -60,11 +139,12 @@ impl IterationToken {
     ///
     /// Returns (iterator id, whether loaded state is to be continued, items to drop by replay).
     fn begin(&self) -> (u64, bool, u64) {
+        self.activate();
         let id = self.current.fetch_add(1, Relaxed) + 1;
         let resumed = self.armed.swap(false, Relaxed);
         let replay = self.replay.swap(0, Relaxed);
         if !resumed {
-            self.yielded.store(0, Relaxed);
+            self.restart(0);
         }
         self.finished.store(false, Relaxed);
         (id, resumed, replay)
@@ -79,7 +159,7 @@ impl IterationToken {
     fn arm(&self, yielded: u64) {
         self.armed.store(true, Relaxed);
         self.replay.store(0, Relaxed);
-        self.yielded.store(yielded, Relaxed);
+        self.restart(yielded);
     }
 
     /// Makes the next iteration start anew and drop its first `count` items.
@@ -103,7 +183,7 @@ impl IterationToken {
     /// Items yielded by the valid iterator.
     #[getter]
     pub fn yielded(&self) -> u64 {
-        self.yielded.load(Relaxed)
+        self.place().map_or(&self.own, |place| &place.pipe.record().yielded).load(Relaxed)
     }
 
     /// Whether loaded state waits to be continued.

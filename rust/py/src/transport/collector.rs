@@ -4,25 +4,34 @@
 //! reads ahead. Here is who may read and for which epoch; how reading goes stands in `reader.rs`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use torchdata_core::exclusive::{Exclusive, Held};
 use torchdata_core::link::consumer::Unit;
 use torchdata_core::process::fork;
-use torchdata_core::process::liveness::Watch;
-use torchdata_core::protocol::{Collecting, Stream};
+use torchdata_core::protocol::{Books, Collecting, Stream};
+use torchdata_core::stats::WaitRef;
 
 use super::kinds as kind;
 use super::links::bell;
 use super::links::{PyBellBoard, PyLink};
-use super::reader::{Peer, Reader, Signs, Taken, decode};
+use super::reader::{Given, Peer, Reader, Signs, Stall, Taken, decode};
+use super::replacing::{Mortal, Replacing};
+use super::snapshots::{
+    Attached, Content, Entry, Kept, KeptDealt, Relay, account, entry, kept, kept_dealt, unkept, unkept_dealt,
+};
+use super::stats::PyStatsBoard;
 use super::waiting::{duration, wait_until};
 use crate::errors;
+use crate::pipes::delivery::Delivery;
+use crate::trace::Origin;
 
 /// The consumer's ends of links, read as one.
 ///
@@ -32,6 +41,9 @@ use crate::errors;
 pub struct Collector {
     reader: Exclusive<Reader>,
     signs: Signs,
+    /// How far it has come, and what others may go on from: found whole at any time.
+    books: Arc<Attached<Books<Content>>>,
+    pub(super) relay: Arc<Relay>,
     /// Whether streams begin when somebody reads them (a worker's share), not with the epoch.
     on_demand: bool,
     /// The process that reads; a forked child must not take what is its parent's.
@@ -110,15 +122,18 @@ impl Collector {
         let mut ends = Vec::with_capacity(links.len());
         for (link, &peer) in links.iter().zip(&peers) {
             let consumer = link.get().0.consumer(bell(board, peer)?).map_err(errors::open)?;
-            ends.push(Peer { consumer, held: VecDeque::new() });
+            ends.push(Peer { consumer, taken_in: VecDeque::new() });
         }
         let own = bell(board, own)?;
         let signs = Signs {
             epoch: AtomicU64::new(0),
             stopped: AtomicBool::new(true),
             paused: AtomicBool::new(false),
+            pass: AtomicU64::new(0),
             own: own.clone(),
         };
+        let books = Arc::new(Attached::new(Books::new(ends.len())));
+        let relay = Arc::new(Relay::default());
         let reader = Reader {
             collecting: Collecting::new(ends.len(), in_order),
             peers: ends,
@@ -129,6 +144,7 @@ impl Collector {
             watches: Vec::new(),
             dead: None,
             on_exit: None,
+            replacing: None,
             on_error,
             on_surplus: None,
             surplus: 0,
@@ -139,8 +155,19 @@ impl Collector {
             waiting: None,
             name: name.to_owned(),
             current: Taken::default(),
+            books: Arc::clone(&books),
+            relay: Arc::clone(&relay),
+            given: Given::All,
+            starts: Vec::new(),
+            meters: Vec::new(),
+            idle: None,
+            page: None,
+            fresh: false,
+            stall: None,
+            looked_into: None,
+            origin: Origin::default(),
         };
-        Ok(Self { reader: Exclusive::new(reader), signs, on_demand, generation: fork::generation() })
+        Ok(Self { reader: Exclusive::new(reader), signs, books, relay, on_demand, generation: fork::generation() })
     }
 
     /// Watches processes: when one has ended while this side waits, `on_exit(index)` is called and must raise.
@@ -149,11 +176,43 @@ impl Collector {
         let reader = &mut *held;
         reader.watches = processes
             .into_iter()
-            .map(|(index, pid)| Watch::open(pid).map(|watch| (index, watch)))
+            .map(|(index, pid)| Mortal::watch(pid).map(|watch| (index, watch)))
             .collect::<Result<_, _>>()
             .map_err(errors::open)?;
         reader.on_exit = Some(on_exit);
         Ok(())
+    }
+
+    /// Watches processes that are replaced by others where they die.
+    ///
+    /// When some have, `on_death(dead, items received of each peer, whether each has ended, whether all are paused)` returns those that are to be
+    /// replaced, all of which have ended by then; with them
+    /// `on_replace(dead, (by peer: items received and the newest snapshot; the dispatching process's), whether each has ended)`
+    /// returns for each its
+    /// number, its link, if it sends to this side, and its process number. What is raised leaves all as it was, to be tried again.
+    fn watch_and_replace(
+        &self,
+        processes: Vec<(usize, i32)>,
+        on_death: Py<PyAny>,
+        on_replace: Py<PyAny>,
+    ) -> PyResult<()> {
+        let mut reader = self.reader()?;
+        reader.watches = processes.into_iter().map(|(index, pid)| (index, Mortal::of(pid))).collect();
+        reader.replacing = Some(Replacing { on_death, on_replace });
+        Ok(())
+    }
+
+    /// Replaces the processes `dead`, and whatever else has died. False where another thread reads, and will see to it.
+    fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
+        check_process(self.generation)?;
+        if self.reader.is_held_here() {
+            return Err(PyRuntimeError::new_err(
+                "a process has died and cannot be replaced while this thread waits for an item (in a signal handler, say): leave \
+                 the loop first",
+            ));
+        }
+        let Some(mut reader) = self.reader.try_hold() else { return Ok(false) };
+        reader.replace_dead(py, dead).map(|()| true)
     }
 
     /// Calls `on_surplus(waited for, taken in, bytes)`, once an epoch, when items that were taken in before their turn take more
@@ -161,6 +220,38 @@ impl Collector {
     fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         let mut held = self.reader()?;
         (held.most_surplus, held.on_surplus) = (most, Some(on_surplus));
+        Ok(())
+    }
+
+    /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those pages.
+    ///
+    /// In main, a wait for the first item of an epoch is counted elsewhere (see `IteratorGuard`).
+    fn count_into(
+        &self,
+        board: &Bound<'_, PyStatsBoard>,
+        page: usize,
+        first: usize,
+        peers: Vec<u32>,
+        main: bool,
+    ) -> PyResult<()> {
+        let mut held = self.reader()?;
+        let flows = board.get().flows(page, first, &peers, false)?;
+        held.origin = Origin { loader: board.get().0.made().1, pages: peers };
+        held.meters = flows.iter().map(WaitRef::of).collect();
+        held.page = if main { Some(board.get().page(page)?) } else { None };
+        held.peers.iter_mut().zip(flows).for_each(|(peer, flow)| peer.consumer.count_into(flow));
+        Ok(())
+    }
+
+    /// Counts waits for messages as times at which the process of that page is idle.
+    fn count_idle(&self, board: &Bound<'_, PyStatsBoard>, page: usize) -> PyResult<()> {
+        self.reader()?.idle = Some(board.get().page(page)?.idle());
+        Ok(())
+    }
+
+    /// Calls `on_stall(peer, seconds)` when no item has come for so many seconds, and again each time that twice as many have.
+    fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
+        self.reader()?.stall = Some(Stall { patience: duration(seconds), next: duration(seconds), on_stall });
         Ok(())
     }
 
@@ -182,19 +273,113 @@ impl Collector {
     /// Starts an epoch in which each peer may run `window` items ahead. To be called before the peers are told.
     ///
     /// Who still reads for an earlier one is told to leave, and waited for.
-    fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64) -> PyResult<()> {
+    ///
+    /// `starts` says how far an earlier run of the epoch has come with each peer, `turn` whose the next item is, `passed` how
+    /// many passes of what is dispatched were read.
+    #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
+    fn start_epoch(
+        &self,
+        py: Python<'_>,
+        epoch: u32,
+        window: u64,
+        starts: Option<Vec<Entry>>,
+        turn: Option<usize>,
+        passed: u32,
+    ) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.reader_once_left(py)?;
         let reader = &mut *held;
         self.signs.paused.store(false, Relaxed);
         reader.begin_epoch(window);
+        reader.starts = starts.unwrap_or_default().into_iter().map(account).collect();
+        if turn.is_some_and(|turn| turn >= reader.peers.len()) {
+            return Err(PyValueError::new_err(format!(
+                "there are {} peers, and the turn is none's",
+                reader.peers.len()
+            )));
+        }
         if self.on_demand {
-            reader.stream = Stream::new(epoch, 0);
+            reader.stream = Stream::new(epoch, passed);
+            self.signs.pass.store(u64::from(passed), Relaxed);
+            drop(self.books.with(py, |books| books.begin(&reader.starts))); // who asks before the stream begins
         } else {
-            reader.begin(Stream::first(epoch));
+            reader.begin(py, &self.signs, Stream::first(epoch));
+            if let Some(turn) = turn {
+                reader.collecting.begin_at(turn);
+                self.books.with(py, |books| books.begin_at(turn));
+            }
         }
         self.signs.stopped.store(false, Relaxed);
         Ok(())
+    }
+
+    /// Says who knows how many items the user was given: `delivery` does; None: nobody.
+    fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
+        let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given(), 0));
+        self.reader()?.given = given;
+        Ok(())
+    }
+
+    /// Has it told by who tells `other`, whose place this one takes in an epoch of which `before` items were delivered.
+    fn follow_as(&self, other: &Self, before: u64) -> PyResult<()> {
+        let given = match &other.reader()?.given {
+            Given::Counted(given, _) => Given::Counted(Arc::clone(given), before),
+            Given::All => Given::All,
+            Given::Unknown => Given::Unknown,
+        };
+        self.reader()?.given = given;
+        Ok(())
+    }
+
+    /// Where the peers were `back` deliveries ago: (by peer: what was given, the newest snapshot before that; whose turn it
+    /// was; the dispatching process's snapshot that fits). None where that is too long ago. At any time, while somebody waits, too.
+    #[expect(clippy::type_complexity, reason = "a tuple for Python")]
+    fn places(&self, py: Python<'_>, back: u64) -> Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDealt>)> {
+        self.books.with(py, |books| {
+            let (places, turn) = books.places(back)?;
+            let shares: Vec<_> =
+                places.iter().map(|place| place.snapshot.map(|one| one.share).unwrap_or_default()).collect();
+            let dealt = books.dealt_before(&shares).map(|one| kept_dealt(py, one));
+            let places = places.iter().map(|place| (entry(place.given), place.snapshot.map(|one| kept(py, one))));
+            Some((places.collect(), turn, dealt))
+        })
+    }
+
+    /// Waits until each peer has sent a snapshot as the first unit of the epoch, or something else, but not longer than so many
+    /// seconds.
+    fn await_snapshots(&self, py: Python<'_>, seconds: f64, dealt: bool) -> PyResult<()> {
+        let mut held = self.reader()?;
+        held.await_snapshots(py, duration(seconds), dealt)
+    }
+
+    /// In a worker: waits, but not longer than so many seconds or than until a command comes, for the snapshot with which the
+    /// dispatching process begins the epoch, to be passed on.
+    fn await_relayed(&self, py: Python<'_>, epoch: u32, seconds: f64) -> PyResult<()> {
+        let mut held = self.reader()?;
+        held.await_relayed(py, Stream::first(epoch), duration(seconds))
+    }
+
+    /// Items delivered since the epoch began here.
+    fn delivered(&self, py: Python<'_>) -> u64 {
+        self.books.with(py, |books| books.total())
+    }
+
+    /// Puts snapshots of an earlier run into the books: those that this run goes on from.
+    fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
+        let superfluous: Vec<Content> = self.books.with(py, |books| {
+            let mut superfluous = Vec::new();
+            for (peer, one) in snapshots.into_iter().enumerate() {
+                superfluous.extend(one.map(|one| books.keep(peer, unkept(one), None)).unwrap_or_default());
+            }
+            superfluous.extend(dealt.map(|one| books.keep_dealt(unkept_dealt(one))).unwrap_or_default());
+            superfluous
+        });
+        drop(superfluous);
+    }
+
+    /// What was read of a worker's share: (pass, (items, checksum)).
+    fn share(&self, py: Python<'_>) -> (u64, Entry) {
+        (self.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
     /// Tells the peers that no more of this epoch is wanted, whether or not it was read.
@@ -203,6 +388,17 @@ impl Collector {
         let mut held = self.reader_once_left(py)?;
         held.peers.iter_mut().for_each(|peer| peer.consumer.finish(epoch));
         Ok(())
+    }
+
+    /// Lets each peer run `window` items ahead from now on. False, and nothing has changed, while another thread reads.
+    fn set_window(&self, window: u64) -> bool {
+        let Some(mut held) = self.reader.try_hold() else { return false };
+        let reader = &mut *held;
+        reader.window = window;
+        if !reader.paused && self.generation == fork::generation() {
+            reader.peers.iter_mut().for_each(|peer| peer.consumer.set_window(window));
+        }
+        true
     }
 
     /// Lets nobody run ahead any further; what was sent stays. May be called at any time, while another thread reads, too.
@@ -256,9 +452,10 @@ impl Collector {
         Ok(self.reader()?.peers.iter().map(|peer| peer.consumer.leased()).collect())
     }
 
-    /// Tells the sender that `count` messages were dealt with (see `Sender.wait_acknowledged`).
-    fn acknowledge(&self, count: u64) -> PyResult<()> {
-        self.reader()?.peers[0].consumer.acknowledge(count);
+    /// Tells the sender that `count` messages were dealt with, and in which place (see `Link.obeyed_at`).
+    #[pyo3(signature = (count, place = 0))]
+    fn acknowledge(&self, count: u64, place: u64) -> PyResult<()> {
+        self.reader()?.peers[0].consumer.acknowledge(count, place);
         Ok(())
     }
 
@@ -283,16 +480,16 @@ impl Collector {
         loop {
             let mut unit = Unit::default();
             while reader.peers[peer].consumer.take(&mut unit).map_err(errors::take)? {
-                if unit.kind & !kind::PAYLOAD_IN_BUFFER == kind::MESSAGE {
+                if unit.kind & kind::WHAT == kind::MESSAGE {
                     return decode(py, &unit, true).map(Some);
                 }
             }
             if expired() {
                 return Ok(None);
             }
-            let Reader { peers, own, .. } = &mut *reader;
+            let Reader { peers, own, idle, .. } = &mut *reader;
             let consumer = &mut peers[peer].consumer;
-            wait_until(py, own, || consumer.readable().unwrap_or(true) || expired(), || (), |_| Ok(()))?;
+            wait_until(py, own, idle.as_ref(), || consumer.readable().unwrap_or(true) || expired(), || (), |_| Ok(()))?;
         }
     }
 
@@ -301,16 +498,19 @@ impl Collector {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Some(reader) = self.reader.try_hold() else { return Ok(()) };
         visit.call(&reader.on_exit)?;
+        visit.call(reader.replacing.as_ref().map(|replacing| &replacing.on_death))?;
+        visit.call(reader.replacing.as_ref().map(|replacing| &replacing.on_replace))?;
         visit.call(&reader.on_error)?;
         visit.call(&reader.on_surplus)?;
+        visit.call(reader.stall.as_ref().map(|stall| &stall.on_stall))?;
         visit.call(reader.interrupt.as_ref().map(|(_, exception, _)| exception))
     }
 
     fn __clear__(&self) {
-        let cleared = self
-            .reader
-            .try_hold()
-            .map(|mut reader| (reader.on_exit.take(), reader.on_surplus.take(), reader.interrupt.take()));
+        let cleared = self.reader.try_hold().map(|mut reader| {
+            let callbacks = (reader.on_exit.take(), reader.replacing.take(), reader.on_surplus.take());
+            (callbacks, reader.interrupt.take(), reader.stall.take())
+        });
         drop(cleared); // outside the lock: whatever that runs may come back here
     }
 }
@@ -320,8 +520,11 @@ impl Collector {
         self.signs.paused.store(paused, Relaxed);
         match self.reader.try_hold() {
             Some(mut held) if self.generation == fork::generation() => held.heed(&self.signs),
-            Some(_) => {}                  // the peers are our parent's
-            None => self.signs.own.ring(), // who reads will see it
+            Some(_) => {} // the peers are our parent's
+            // Who reads will see it.
+            None => {
+                self.signs.own.ring();
+            }
         }
     }
 
@@ -336,7 +539,7 @@ impl Collector {
         }
         if pass.load(Relaxed) == 0 {
             let next = reader.stream.next_pass();
-            reader.begin(next);
+            reader.begin(py, &self.signs, next);
             pass.store(u64::from(next.pass()), Relaxed);
         }
         if pass.load(Relaxed) != u64::from(reader.stream.pass()) {
@@ -365,6 +568,12 @@ impl ItemStream {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.collector.get().next(py, self.epoch, &self.pass)
+    }
+
+    /// Appends the next item to a list. Where a signal handler raises, it lies there, or was not taken.
+    fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
+        let item = self.collector.get().next(hand.py(), self.epoch, &self.pass)?;
+        hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -10,3 +10,9 @@ pub const ERROR: u16 = 2;
 pub const MESSAGE: u16 = 3;
 /// Set where the inline payload was too long and travels as the last buffer.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
+/// A snapshot of the graph that yields the items, as of those before it.
+pub const STATE: u16 = 4;
+/// A snapshot of the dispatching process, passed on by a worker.
+pub const RELAYED: u16 = 5;
+/// What of a kind says what it is; the rest says how it is laid out.
+pub const WHAT: u16 = 0xff;

@@ -13,6 +13,7 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
 use torchdata_core::process::region::{self, Region};
 
+use super::stats::PyStatsBoard;
 use crate::errors;
 
 /// Finds the bell of process `index`.
@@ -22,7 +23,7 @@ pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
 }
 
 /// Takes a duplicate of a descriptor that Python owns.
-fn duplicate(fd: i32) -> PyResult<OwnedFd> {
+pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyOSError::new_err(format!("{fd} is no file descriptor")));
     }
@@ -76,6 +77,12 @@ impl PyLink {
         self.0.has_consumer()
     }
 
+    /// In which place the process that reads was when it acknowledged its last message (see `Collector.acknowledge`); None where
+    /// it has not acknowledged `count` of them.
+    fn obeyed_at(&self, count: u64) -> PyResult<Option<u64>> {
+        self.0.probe().obeyed_at(count).map_err(errors::corrupted)
+    }
+
     /// (items, bytes) that were sent over the link so far.
     fn sent(&self) -> (u64, u64) {
         self.0.sent()
@@ -112,9 +119,15 @@ impl PyBellBoard {
 
 /// In a forked child, before it starts threads: drops all shared memory of its parent but what is given or in use.
 #[pyfunction]
-pub fn drop_inherited(links: Vec<Bound<'_, PyLink>>, bells: &Bound<'_, PyBellBoard>) {
+#[pyo3(signature = (links, bells, stats = None))]
+pub fn drop_inherited(
+    links: Vec<Bound<'_, PyLink>>,
+    bells: &Bound<'_, PyBellBoard>,
+    stats: Option<&Bound<'_, PyStatsBoard>>,
+) {
     let mut own: Vec<&Region> = links.iter().map(|link| link.get().0.region()).collect();
     own.push(bells.get().0.region());
+    own.extend(stats.map(|board| board.get().0.region()));
     region::drop_inherited(&own);
 }
 

@@ -3,6 +3,11 @@
 pub mod collector;
 mod kinds;
 pub mod links;
+mod outlet;
 mod reader;
+mod repeating;
+mod replacing;
 pub mod sender;
+pub mod snapshots;
+pub mod stats;
 pub mod waiting;

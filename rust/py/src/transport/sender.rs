@@ -1,41 +1,35 @@
 //! The sending side: the pump that runs a pipe in a worker, or deals its items out from the dispatching process.
 //!
 //! Runs in the main thread of a child. The loop over the pipe's iterator is here, so that an item costs no Python
-//! frame of ours; commands are obeyed between two items, or while an item waits for room. What was begun is kept then, and goes
-//! out when the pump is called again: no command costs an item.
+//! frame of ours; commands are obeyed between two items, or while an item waits for room (see `outlet.rs`).
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
-use pyo3::exceptions::{PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use torchdata_core::error::Corrupted;
-use torchdata_core::link::Probe;
 use torchdata_core::link::arena::Arena;
-use torchdata_core::link::producer::{Part, Producer, Push};
-use torchdata_core::process::board::BellRef;
-use torchdata_core::protocol::{Deal, Dealing, Permit, Reader, Stream};
+use torchdata_core::protocol::{Deal, Reader, Stream};
+use torchdata_core::stats::WaitRef;
 
+use super::collector::Collector;
 use super::kinds as kind;
 use super::links::{ArenaBuffer, PyBellBoard, PyLink, bell};
+use super::outlet::{Outlet, Sent, is_interrupted, is_over, tidy};
+use super::snapshots::{Cadence, Entry, account, entry};
+use super::stats::PyStatsBoard;
 use super::waiting::{duration, wait_until};
-use crate::codec::{self, Dtype, Encoder, OUT_OF_BAND, OutBuffer, Owner, Source};
+use crate::codec::{self, Dtype, OUT_OF_BAND};
 use crate::errors;
+use crate::trace::{self, Origin};
 
 /// When a wait of so many seconds ends; None: never.
 fn deadline(seconds: Option<f64>) -> Option<Instant> {
     // A wait that is too long for the clock has no end either.
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
-}
-
-fn is_over(deadline: Option<Instant>) -> bool {
-    deadline.is_some_and(|deadline| Instant::now() >= deadline)
-}
-
-fn is_interrupted(control: &Option<Probe>) -> bool {
-    control.as_ref().is_some_and(Probe::pending)
 }
 
 /// Sends items over one link (a worker) or deals them to several (the dispatching process).
@@ -48,53 +42,6 @@ pub struct Sender {
     arenas: Vec<Arc<Arena>>,
     /// The reader whose turn it is.
     target: AtomicUsize,
-}
-
-/// What the sending thread needs.
-struct Outlet {
-    producers: Vec<Producer>,
-    /// Theirs, in the same order: looked after while a producer waits.
-    arenas: Vec<Arc<Arena>>,
-    dealing: Dealing,
-    own: BellRef,
-    /// The control link: what waits there interrupts the pump.
-    control: Option<Probe>,
-    encoder: Encoder,
-    /// A unit that was begun and is not out yet.
-    departing: Option<Departing>,
-    /// Whether all items of the pass were made, and only ends are to be sent.
-    ending: bool,
-    /// When sending gives up with a TimeoutError; None: never.
-    deadline: Option<Instant>,
-}
-
-/// A unit on its way out. It waits for room, and may have to let a command go first.
-struct Departing {
-    target: usize,
-    kind: u16,
-    encoder: Encoder,
-    /// Buffers of the encoder, and the payload behind them where it is long, that have found their place.
-    parts: Vec<Part>,
-    /// Bytes of the next one that were sent in fragments.
-    streamed: usize,
-}
-
-/// Gives shared memory back that has not been used for a while; whether some may go back later.
-fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
-    let mut untidy = false;
-    for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
-        untidy |= py.detach(|| arena.tidy()).map_err(errors::corrupted)?;
-    }
-    Ok(untidy)
-}
-
-/// What became of an attempt to send.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Sent {
-    /// It is out, or its reader wants it no more.
-    Done,
-    /// A command waits.
-    Interrupted,
 }
 
 impl Sender {
@@ -130,24 +77,77 @@ impl Sender {
             producers.push(link.get().0.producer(bell(board, peer)?).map_err(errors::open)?);
         }
         let arenas: Vec<_> = producers.iter().map(|producer| Arc::clone(producer.arena())).collect();
-        let outlet = Outlet {
-            arenas: arenas.clone(),
-            dealing: Dealing::new(producers.len()),
-            producers,
-            own: bell(board, own)?,
-            control: control.map(|link| link.get().0.probe()),
-            encoder: Encoder::default(),
-            departing: None,
-            ending: false,
-            deadline: None,
-        };
+        let outlet = Outlet::new(producers, bell(board, own)?, control.map(|link| link.get().0.probe()));
         Ok(Self { outlet: Mutex::new(outlet), arenas, target: AtomicUsize::new(0) })
     }
 
-    /// Starts an epoch: units carry its number, and items count from zero. What was begun in an earlier one is given up.
-    fn start_epoch(&self, epoch: u32) -> PyResult<()> {
-        self.outlet()?.begin(Stream::first(epoch));
+    /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those pages.
+    fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
+        let mut outlet = self.outlet()?;
+        let flows = board.get().flows(page, first, &peers, true)?;
+        outlet.origin = Origin { loader: board.get().0.made().1, pages: peers };
+        outlet.meters = flows.iter().map(WaitRef::of).collect();
+        let own = board.get().page(page)?;
+        (outlet.idle, outlet.page) = (Some(own.idle()), Some(own));
+        outlet.producers.iter_mut().zip(flows).for_each(|(producer, flow)| producer.count_into(flow));
         Ok(())
+    }
+
+    /// Starts an epoch: units carry its number, and items count from zero. What was begun in an earlier one is given up.
+    ///
+    /// `starts` says, by reader, from where an earlier run of it goes on: after how many items and with which checksum, how many
+    /// of those that follow the reader has already, and the checksum behind these, to be compared where it is given. `turn` is
+    /// the reader whose the first item is.
+    #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
+    fn start_epoch(
+        &self,
+        epoch: u32,
+        pass_number: u32,
+        starts: Option<Vec<(Entry, u64, Option<u64>)>>,
+        turn: usize,
+    ) -> PyResult<()> {
+        let mut outlet = self.outlet()?;
+        if let Some(relay) = &outlet.relay {
+            relay.take(); // of an older epoch
+        }
+        outlet.begin(Stream::new(epoch, pass_number));
+        if turn >= outlet.producers.len() {
+            return Err(PyValueError::new_err(format!("there are {} readers, not {turn}", outlet.producers.len())));
+        }
+        outlet.dealing.begin_at(turn);
+        let starts = starts.unwrap_or_default();
+        outlet.expected = starts.iter().map(|&(.., expected)| expected).collect();
+        for (producer, (at, again, _)) in outlet.producers.iter_mut().zip(starts) {
+            producer.go_on_from(account(at), again);
+        }
+        Ok(())
+    }
+
+    /// Makes the pump call `taker` between two items now and then: after a call that took a time c not before `seconds` and
+    /// `factor` times c have passed.
+    ///
+    /// It returns None or (pass of what was read of the share, items and checksum of that, bytes), and must not send.
+    fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
+        self.outlet()?.taker = Some((taker, Cadence::new(duration(seconds), factor)));
+        Ok(())
+    }
+
+    /// Passes the snapshots on that come with what `collector` receives.
+    fn pass_on(&self, collector: &Bound<'_, Collector>) -> PyResult<()> {
+        self.outlet()?.relay = Some(Arc::clone(&collector.get().relay));
+        Ok(())
+    }
+
+    /// Makes a snapshot at once, and waits until it is out, and one that is to be passed on. False when a command waits: the pump
+    /// sends the rest.
+    fn send_snapshot(&self, py: Python<'_>) -> PyResult<bool> {
+        let mut outlet = self.outlet()?;
+        Ok(outlet.send_snapshot(py)? && outlet.send_relayed(py)?)
+    }
+
+    /// By reader: (items, checksum) of what went out in this stream, by earlier runs of it, too.
+    fn accounts(&self) -> PyResult<Vec<Entry>> {
+        Ok(self.outlet()?.producers.iter().map(|producer| entry(producer.account())).collect())
     }
 
     /// Sends the items of `iterator` as far as the readers want them, until it ends, fails or a command waits.
@@ -178,15 +178,24 @@ impl Sender {
                 }
                 break;
             };
-            if let Deal::To(target) = deal {
-                outlet.depart_item(target, &item)?;
+            let traced = trace::begin();
+            match deal {
+                Deal::To(target) => outlet.depart_item(target, &item)?,
+                Deal::Skip(target) if outlet.producers[target].owed() > 0 => outlet.make_again(py, target, &item)?,
+                Deal::Skip(target) => outlet.producers[target].skip(),
+                _ => {}
             }
             outlet.dealing.advance();
             drop(item);
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
+            if let (Some(began), Deal::To(target)) = (traced, deal) {
+                outlet.trace_sent(began, target);
+            }
+            outlet.snapshot_if_due(py)?;
         }
+        outlet.check_all_came_again()?;
         outlet.ending = true;
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
@@ -194,13 +203,13 @@ impl Sender {
     /// Waits, after a pass, until the readers want another one, and begins it. False when a command waits.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
-        let Outlet { producers, dealing, own, control, .. } = &mut *outlet;
+        let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
             // A damaged word counts as asking: the first item reports it.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
-        wait_until(py, own, || is_interrupted(control) || asked(), || (), |_| Ok(()))?;
-        if is_interrupted(control) {
+        wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
+        if is_interrupted(control, None) {
             return Ok(false);
         }
         let next = producers[0].stream().next_pass();
@@ -260,8 +269,17 @@ impl Sender {
         let outlet = self.outlet()?;
         let producer = &outlet.producers[0];
         let done = || producer.acknowledged().map_or(true, |done| done >= count);
-        wait_until(py, &outlet.own, || done() || is_over(deadline), || (), |_| tick.call0().map(drop))?;
+        wait_until(py, &outlet.own, None, || done() || is_over(deadline), || (), |_| tick.call0().map(drop))?;
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
+    }
+
+    /// The pass, and how many items of it were made for all readers, by earlier runs of it, too: those that went out, those that
+    /// nobody wanted, and the one that waits for room.
+    fn made(&self) -> PyResult<(u32, u64)> {
+        let outlet = self.outlet()?;
+        let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
+        let made: u64 = outlet.producers.iter().map(|producer| producer.account().items).sum();
+        Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
     /// An array of a plain dtype over a block of the arena that the next item goes out of. Any thread may call it.
@@ -293,270 +311,20 @@ impl Sender {
         tidy(py, &self.arenas)
     }
 
+    /// Looks at nothing while somebody sends: he holds a reference, so this is no garbage.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
+        visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))
+    }
+
+    fn __clear__(&self) {
+        let taker = self.outlet.try_lock().ok().and_then(|mut outlet| outlet.taker.take());
+        drop(taker); // outside the lock: whatever that runs may come back here
+    }
+
     /// (bytes in use, peak, blocks) of each link's arena.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
         usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()
     }
-}
-
-impl Outlet {
-    fn begin(&mut self, stream: Stream) {
-        self.departing = None;
-        self.ending = false;
-        self.dealing.begin();
-        self.producers.iter_mut().for_each(|producer| producer.begin(stream));
-    }
-
-    /// What the next item is to become, once that is clear; None when a command waits.
-    #[inline]
-    fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
-        loop {
-            if is_interrupted(&self.control) {
-                self.flush();
-                return Ok(None);
-            }
-            let Self { dealing, producers, .. } = self;
-            let mut damage = None;
-            let deal = dealing.next(|reader| match producers[reader].permit() {
-                Ok(permit) => permit,
-                Err(error) => {
-                    damage = Some(error);
-                    Permit::Wait
-                }
-            });
-            if let Some(error) = damage {
-                return Err(errors::corrupted(error));
-            }
-            let Deal::WaitFor(target) = deal else { return Ok(Some(deal)) };
-            self.flush();
-            let Self { producers, arenas, control, .. } = self;
-            let producer = &mut producers[target];
-            let ready = || producer.permit() != Ok(Permit::Wait) || is_interrupted(control);
-            wait_until(py, &self.own, ready, || (), |py| tidy(py, arenas).map(drop))?;
-        }
-    }
-
-    fn flush(&mut self) {
-        self.producers.iter_mut().for_each(Producer::flush);
-    }
-
-    fn send_ends(&mut self, py: Python<'_>) -> PyResult<Sent> {
-        loop {
-            if self.go_on(py)? == Sent::Interrupted {
-                return Ok(Sent::Interrupted);
-            }
-            let Some(target) = self.dealing.turn() else { return Ok(Sent::Done) };
-            let encoder = std::mem::take(&mut self.encoder);
-            self.departing = Some(Departing { target, kind: kind::END, encoder, parts: Vec::new(), streamed: 0 });
-            self.dealing.end(target);
-        }
-    }
-
-    /// Encodes an item, and sends it at once where it is small and there is room: the usual item is spared what follows.
-    #[inline]
-    fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
-        let Self { encoder, producers, .. } = self;
-        let producer = &mut producers[target];
-        if let Err(error) = encoder.encode(item, producer.arena()) {
-            encoder.clear();
-            return Err(error);
-        }
-        if encoder.buffers.is_empty()
-            && encoder.payload.len() <= producer.max_inline()
-            && producer.push_item(kind::ITEM, &[], &encoder.payload).map_err(errors::corrupted)? == Push::Done
-        {
-            encoder.clear();
-            return Ok(());
-        }
-        producer.give_up(); // fragments of what an exception kept from being sent
-        let encoder = std::mem::take(encoder);
-        self.departing = Some(Departing { target, kind: kind::ITEM, encoder, parts: Vec::new(), streamed: 0 });
-        Ok(())
-    }
-
-    /// Encodes an object, to be sent by `go_on`.
-    fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut encoder = std::mem::take(&mut self.encoder);
-        encoder.clear();
-        encoder.encode(object, self.producers[target].arena())?;
-        self.producers[target].give_up(); // fragments of a message that an exception kept from being sent
-        self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
-        Ok(())
-    }
-
-    #[inline]
-    fn go_on(&mut self, py: Python<'_>) -> PyResult<Sent> {
-        if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
-    }
-
-    /// Sends what was begun. An exception (of a signal handler, of `tick`, for want of time) gives it up.
-    fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
-        let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
-        let sent = self.send(py, &mut departing, tick)?;
-        if sent == Sent::Interrupted {
-            self.departing = Some(departing);
-        } else {
-            departing.encoder.clear();
-            self.encoder = departing.encoder;
-        }
-        Ok(sent)
-    }
-
-    fn send(&mut self, py: Python<'_>, departing: &mut Departing, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
-        let Departing { target, kind, encoder, parts, streamed } = departing;
-        let inline = encoder.payload.len() <= self.producers[*target].max_inline();
-        while parts.len() < encoder.buffers.len() + usize::from(!inline) {
-            let placed = match encoder.buffers.get_mut(parts.len()) {
-                Some(OutBuffer::Block(block)) => Placed::At(Part::Block(Arc::clone(block))),
-                Some(OutBuffer::Memory(source)) => self.place(py, *target, source, streamed, tick)?,
-                None => {
-                    let payload = &encoder.payload;
-                    let mut payload = Source::dense(payload.as_ptr(), payload.len(), Owner::Caller);
-                    self.place(py, *target, &mut payload, streamed, tick)?
-                }
-            };
-            match placed {
-                Placed::At(part) => parts.push(part),
-                Placed::Nowhere(sent) => return Ok(sent),
-            }
-            *streamed = 0;
-        }
-        let (kind, payload) = match inline {
-            true => (*kind, &encoder.payload[..]),
-            false => (*kind | kind::PAYLOAD_IN_BUFFER, &[][..]),
-        };
-        self.push_with(py, *target, parts.len(), payload.len(), tick, |producer| match kind & 0xff {
-            kind::ITEM => producer.push_item(kind, parts, payload),
-            _ => producer.push(kind, parts, payload),
-        })
-    }
-
-    /// Brings a buffer into the arena, or where it will not fit, sends it ahead in fragments, from byte `streamed` on.
-    fn place(
-        &mut self,
-        py: Python<'_>,
-        target: usize,
-        source: &mut Source,
-        streamed: &mut usize,
-        tick: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Placed> {
-        let len = source.len();
-        if *streamed == 0
-            && let Some(placed) = self.place_in_arena(py, target, source, tick)?
-        {
-            return Ok(placed);
-        }
-        let from = source.make_dense(py)?;
-        let longest = self.producers[target].fragment_len();
-        while *streamed < len {
-            let piece = longest.min(len - *streamed);
-            // SAFETY: `from` is valid for `len` bytes, kept alive by the source's owner.
-            let bytes = unsafe { std::slice::from_raw_parts(from.add(*streamed), piece) };
-            let before = *streamed;
-            let sent = self.push_with(py, target, 0, piece, tick, |producer| {
-                let pushed = producer.push_fragment(bytes)?;
-                if pushed == Push::Done {
-                    *streamed += piece;
-                }
-                Ok(pushed)
-            })?;
-            if *streamed == before {
-                return Ok(Placed::Nowhere(sent));
-            }
-        }
-        Ok(Placed::At(Part::Streamed(len as u64)))
-    }
-
-    /// Copies a buffer into a block, waiting for one where some are on their way back; None where there will be none.
-    fn place_in_arena(
-        &mut self,
-        py: Python<'_>,
-        target: usize,
-        source: &Source,
-        tick: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Option<Placed>> {
-        loop {
-            let producer = &mut self.producers[target];
-            if let Some(block) = producer.allocate(source.len()).map_err(errors::corrupted)? {
-                // SAFETY: the block is ours and has room for so many bytes.
-                unsafe { source.copy(py, block.as_mut_ptr()) };
-                return Ok(Some(Placed::At(Part::Block(Arc::new(block)))));
-            }
-            if !producer.blocks_in_flight().map_err(errors::corrupted)? {
-                return Ok(None);
-            }
-            // An error ends the wait; the next call into the producer reports it.
-            let sent = self.wait_for_room(py, target, tick, |producer| producer.worth_allocating().unwrap_or(true))?;
-            if let Some(sent) = sent {
-                return Ok(Some(Placed::Nowhere(sent)));
-            }
-        }
-    }
-
-    /// Pushes once there is room for a unit of that size. Done, too, where the reader wants it no more.
-    fn push_with(
-        &mut self,
-        py: Python<'_>,
-        target: usize,
-        blocks: usize,
-        payload: usize,
-        tick: Option<&Bound<'_, PyAny>>,
-        mut push: impl FnMut(&mut Producer) -> Result<Push, Corrupted>,
-    ) -> PyResult<Sent> {
-        loop {
-            if push(&mut self.producers[target]).map_err(errors::corrupted)? == Push::Done {
-                return Ok(Sent::Done);
-            }
-            let room = |producer: &mut Producer| producer.writable(blocks, payload).unwrap_or(true);
-            if let Some(sent) = self.wait_for_room(py, target, tick, room)? {
-                return Ok(sent);
-            }
-        }
-    }
-
-    /// Waits for room; tells where something else ends the wait.
-    fn wait_for_room(
-        &mut self,
-        py: Python<'_>,
-        target: usize,
-        tick: Option<&Bound<'_, PyAny>>,
-        mut room: impl FnMut(&mut Producer) -> bool + Send,
-    ) -> PyResult<Option<Sent>> {
-        let Self { producers, own, control, deadline, .. } = self;
-        let producer = &mut producers[target];
-        producer.flush();
-        let unwanted =
-            |producer: &mut Producer| matches!(producer.reader(), Ok(Reader::Left | Reader::Ahead | Reader::Done));
-        let ready = || room(producer) || is_interrupted(control) || unwanted(producer);
-        wait_until(
-            py,
-            own,
-            ready,
-            || (),
-            |_| {
-                if is_over(*deadline) {
-                    return Err(PyTimeoutError::new_err("the peer does not read"));
-                }
-                tick.map_or(Ok(()), |tick| tick.call0().map(drop))
-            },
-        )?;
-        if is_interrupted(control) {
-            return Ok(Some(Sent::Interrupted));
-        }
-        // What was begun for a reader that wants no more goes nowhere.
-        let gone = unwanted(producer) && !room(producer);
-        Ok(gone.then(|| {
-            producer.give_up();
-            Sent::Done
-        }))
-    }
-}
-
-/// Where a buffer went.
-enum Placed {
-    /// There.
-    At(Part),
-    /// Nowhere: a command waits, or the reader wants it no more.
-    Nowhere(Sent),
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use torchdata_core::process::board::BellRef;
+use torchdata_core::stats::WaitRef;
 
 /// Looks before the first sleep. Short: with more runnable threads than cores, whoever spins keeps from running
 /// the one it waits for.
@@ -20,6 +21,9 @@ const NEAR: Duration = Duration::from_micros(50);
 const FIRST_SLICE: Duration = Duration::from_millis(1);
 /// No wait goes on for longer than this without a look at signals, peers and time-outs.
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
+/// How often whoever depends on other processes looks whether these are alive, without the GIL: nothing rings for a death. Two
+/// system calls in this time, some thousandths of a core.
+const GLANCE: Duration = Duration::from_millis(10);
 
 /// Turns that the next wait gives away: all while that helps, fewer with each wait that it did not, down to none. Beside
 /// slow producers every turn given away would only cost them two switches of context. Statistics, no synchronisation.
@@ -47,11 +51,26 @@ pub fn duration(seconds: f64) -> Duration {
 
 /// Waits until `ready`, which may be called many times and without the GIL.
 ///
-/// `asleep` is called before the first sleep. After each slice Python's signals are handled (so that Ctrl-C works) and `tick`
+/// `meter` counts the wait, unless it is over after a few looks. `asleep` is called before the first sleep. After each slice Python's signals are handled (so that Ctrl-C works) and `tick`
 /// is called; an error from either ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
+    meter: Option<&WaitRef>,
+    ready: impl FnMut() -> bool + Send,
+    asleep: impl FnOnce(),
+    tick: impl FnMut(Python<'_>) -> PyResult<()>,
+) -> PyResult<()> {
+    wait_among(py, bell, meter, None, ready, asleep, tick)
+}
+
+/// The same for one who depends on others: where `bereft`, which is called every few milliseconds and without the GIL, the
+/// slice is over, and it is for `tick` to see why.
+pub fn wait_among(
+    py: Python<'_>,
+    bell: &BellRef,
+    meter: Option<&WaitRef>,
+    bereft: Option<&(dyn Fn() -> bool + Sync)>,
     mut ready: impl FnMut() -> bool + Send,
     asleep: impl FnOnce(),
     mut tick: impl FnMut(Python<'_>) -> PyResult<()>,
@@ -62,6 +81,7 @@ pub fn wait_until(
         }
         std::hint::spin_loop();
     }
+    let _waiting = meter.map(WaitRef::begin);
     let turns = turns_to_give();
     for _ in 0..turns {
         py.detach(std::thread::yield_now);
@@ -74,7 +94,7 @@ pub fn wait_until(
     let since = Instant::now();
     let mut slice = FIRST_SLICE;
     loop {
-        if py.detach(|| sleep(bell, slice, &mut ready)) {
+        if py.detach(|| sleep(bell, slice, bereft, &mut ready)) {
             let next = if since.elapsed() < NEAR { YIELDS } else { turns / 2 };
             TURNS.store(next, Relaxed);
             return Ok(());
@@ -87,14 +107,29 @@ pub fn wait_until(
 
 /// Sleeps until `ready` or the end of the slice. Rings for something else (the item of a worker whose turn has not come)
 /// are slept on without taking the GIL in between.
-fn sleep(bell: &BellRef, slice: Duration, ready: &mut impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + slice;
-    let mut left = slice;
-    while !bell.wait(left, &mut *ready) {
-        left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+fn sleep(
+    bell: &BellRef,
+    slice: Duration,
+    bereft: Option<&(dyn Fn() -> bool + Sync)>,
+    ready: &mut impl FnMut() -> bool,
+) -> bool {
+    let mut now = Instant::now();
+    let end = now + slice;
+    let mut look = now + GLANCE;
+    loop {
+        let until = if bereft.is_some() { look.min(end) } else { end };
+        if bell.wait(until - now, &mut *ready) {
+            return true;
+        }
+        now = Instant::now();
+        if now >= end {
             return false;
         }
+        if now >= look {
+            if bereft.is_some_and(|bereft| bereft()) {
+                return false;
+            }
+            look = now + GLANCE;
+        }
     }
-    true
 }

@@ -1,0 +1,116 @@
+"""Loaders of torch's kind over map-style and stateful datasets: this project's, torch's and upstream 0.11's.
+
+Each contender gets the same dataset and arguments; only the class of the loader differs. A unit of the measurement is a
+batch of 64 samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from comparison import items
+
+SAMPLES = 64
+"""Samples of a batch."""
+
+WEIGHT = 200_000
+"""Numbers in the state of a stream, as a buffer of samples would have: some milliseconds of pickling."""
+
+
+class Indexed(Dataset[Any]):
+    """Samples of one kind, by index."""
+
+    def __init__(self, kind: str, length: int) -> None:
+        self.kind, self.length = kind, length
+        wide = kind == "wide"
+        self.tensors = torch.rand(8 if wide else 512, items.ARRAY_BYTES // 4 if wide else 16)
+        self.arrays = numpy.random.default_rng(0).random((64, 3, 1024), dtype=numpy.float32)
+        self.batch = [self.tensors[:SAMPLES].clone(), torch.arange(SAMPLES)]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if self.kind == "arrays":
+            return self.arrays[index % len(self.arrays)]
+        if self.kind == "images":
+            return items.decoded(index)
+        tensor = self.tensors[index % len(self.tensors)]
+        return {"image": tensor, "label": index} if self.kind == "pairs" else tensor
+
+
+class Ready(Indexed):
+    """Batches that cost nothing to make: what is left is their way."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.batch
+
+
+class Stream(IterableDataset[Any]):
+    """Samples one after the other, endlessly."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.rand(64)
+
+    def __iter__(self) -> Iterator[Any]:
+        assert get_worker_info() is not None
+        while True:
+            yield self.tensor
+
+
+class Weighty(Stream):
+    """The same, with a state that takes some milliseconds to tell."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"buffer": list(range(WEIGHT))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def _touch(batch: Any) -> None:
+    while not isinstance(batch, (torch.Tensor, numpy.ndarray)):
+        batch = batch["image"] if isinstance(batch, dict) else batch[0]
+    batch.flatten()[0]
+
+
+def consume(share: Any) -> None:
+    """Takes a share of the batches and touches one element of each."""
+    for batch in share:
+        _touch(batch)
+
+
+def loader(order: dict[str, Any], length: int) -> Any:
+    """The loader of a contender.
+
+    Args:
+        order: see `child`.
+        length: samples of an epoch.
+    """
+    cls: Any
+    if order["contender"] == "torch-indexed":
+        from torch.utils.data import DataLoader as cls
+    else:
+        from torchdata.stateful_dataloader import StatefulDataLoader as cls
+    kind, options = order["item"], order["options"]
+    more: dict[str, Any] = {}
+    dataset: Any
+    if kind in ("stream", "weighty"):
+        dataset = Weighty() if kind == "weighty" else Stream()
+    else:
+        dataset = Ready(kind, length) if kind == "ready" else Indexed(kind, length)
+    if kind in ("ready", "images"):
+        more["collate_fn"] = items.same
+    return cls(
+        dataset,
+        batch_size=SAMPLES,
+        num_workers=order["workers"],
+        multiprocessing_context=order["start_method"],
+        persistent_workers=bool(options.get("persistent")),
+        **more,
+    )

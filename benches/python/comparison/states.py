@@ -1,0 +1,146 @@
+"""What states cost: the running job, taking one, its size, and going on from it.
+
+Role: kinds of measurement for `child`. A case is a pipeline for two workers: plain items, a shuffle buffer of 18 MB,
+and dispatched items. Loaders of torch's kind (upstream 0.11 in an environment of its own) read numbers by index, or a
+data set whose iterators have a state of 18 MB.
+"""
+
+from __future__ import annotations
+
+import pickle
+import statistics
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+#: Bytes of an item of the large buffer, and how many it holds.
+SIZE, HELD = 18_000, 1_000
+#: Items of an epoch of which some are read.
+MANY = 10_000_000
+#: How many states are taken.
+STATES = 200
+
+
+def text(number: int) -> bytes:
+    """An item of the large buffer."""
+    return number.to_bytes(8, "little") * (SIZE // 8)
+
+
+def same(item: Any) -> Any:
+    """A function of the user's."""
+    return item
+
+
+def pipe_of(case: str) -> Any:
+    """The pipeline of a case."""
+    from torchdata.datapipes.iter import IterableWrapper
+
+    pipe = IterableWrapper(range(MANY))
+    if case == "dispatched":
+        return pipe.shuffle(buffer_size=1000).sharding_round_robin_dispatch().map(same)
+    pipe = pipe.sharding_filter().map(same)
+    if case == "large buffer":
+        return pipe.map(text).shuffle(buffer_size=HELD).map(len)
+    return pipe
+
+
+def _loader(order: dict[str, Any]) -> Any:
+    """One of ours; without snapshots where the option says so."""
+    from torchdata._engine import snapshots
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+
+    if not order["options"].get("snapshots", True):
+        snapshots.SECONDS = 1e9
+    service = MultiProcessingReadingService(order["workers"], order["start_method"])
+    loader = DataLoader2(pipe_of(order["item"]), reading_service=service)
+    loader.seed(5)
+    return loader
+
+
+def _of_torchs_kind(order: dict[str, Any]) -> Any:
+    """A StatefulDataLoader, ours or upstream's."""
+    from torch.utils.data import Dataset, IterableDataset
+
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    class Numbers(Dataset[int]):
+        def __len__(self) -> int:
+            return MANY
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    class Weighty(IterableDataset[int]):
+        """Holds as much as the large buffer."""
+
+        def __init__(self) -> None:
+            self.held, self.at = [text(number) for number in range(HELD)], 0
+
+        def __iter__(self) -> Iterator[int]:
+            while self.at < MANY:
+                self.at += 1
+                yield self.at
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"held": self.held, "at": self.at}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.held, self.at = state["held"], state["at"]
+
+    data: Any = Weighty() if order["item"] == "large buffer" else Numbers()
+    return StatefulDataLoader(data, batch_size=16, num_workers=order["workers"])
+
+
+def _built(order: dict[str, Any]) -> Any:
+    return _loader(order) if order["contender"] == "ours" else _of_torchs_kind(order)
+
+
+def state_rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    """Items a second."""
+    from comparison import measure
+
+    loader = _loader(order)
+    return {"value": measure.rate(iter(loader), measure.CONSUMERS["tiny"], order["seconds"])}, loader
+
+
+def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    """Seconds for a state, in the middle of an epoch."""
+    loader = _built(order)
+    iterator = iter(loader)
+    found = []
+    until = time.perf_counter() + 20 * order["seconds"]
+    while len(found) < STATES and (len(found) < 5 or time.perf_counter() < until):
+        next(iterator)
+        begin = time.perf_counter()
+        loader.state_dict()
+        found.append(time.perf_counter() - begin)
+    return {"value": statistics.median(found)}, (loader, iterator)
+
+
+def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    """Bytes of a pickled state, once snapshots have come."""
+    loader = _built(order)
+    iterator = iter(loader)
+    until = time.perf_counter() + order["seconds"]
+    while time.perf_counter() < until:
+        next(iterator)
+    return {"value": len(pickle.dumps(loader.state_dict()))}, (loader, iterator)
+
+
+def resume_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
+    """Seconds from a state to the first item, less those of a start at the beginning."""
+    count = order["options"]["items"] // (1 if order["contender"] == "ours" else 16)
+    loader = _built(order)
+    next(islice(iter(loader), count - 1, None))
+    state = pickle.dumps(loader.state_dict())
+    seconds = []
+    for loaded in (None, state):
+        loader = _built(order)
+        begin = time.perf_counter()
+        if loaded is not None:
+            loader.load_state_dict(pickle.loads(loaded))
+        iterator = iter(loader)
+        next(iterator)
+        seconds.append(time.perf_counter() - begin)
+    return {"value": max(1e-4, seconds[1] - seconds[0])}, (loader, iterator)

@@ -1,0 +1,73 @@
+"""`python -m torchdata`: looks at running loaders from outside.
+
+Role: the command line. What it does stands in `_stats`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from torchdata._stats.attaching import NoLoaderError, attach
+from torchdata._stats.diagnosis import diagnose
+from torchdata._stats.top import live, print_once
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torchdata",
+        description="Looks at running loaders of this user, without touching them.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    top = commands.add_parser("top", help="a live view: processes, pipes, rates, waits, verdict")
+    stats = commands.add_parser("stats", help="the statistics once, for people or as JSON")
+    for command in (top, stats):
+        command.add_argument("pid", nargs="?", type=int, help="a process; all of this user's without")
+    top.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (1)")
+    top.add_argument("--once", action="store_true", help="print one table, as where there is no terminal")
+    for command in (top, stats):
+        command.add_argument("--stacks", action="store_true", help="where each process stands")
+    stats.add_argument("--json", action="store_true", help="one JSON document: a list of loaders")
+    return parser
+
+
+def _as_json(pid: int | None, stacks: bool) -> str:
+    loaders = []
+    for attached in attach(pid):
+        stats = attached.stats()
+        loader = {
+            "pid": attached.pid,
+            "command": attached.command,
+            **stats.as_dict(),
+            "verdict": str(diagnose(stats)),
+        }
+        if stacks:
+            loader["stacks"] = [{"process": head, "stack": stack} for head, stack in attached.stacks()]
+        loaders.append(loader)
+    return json.dumps(loaders, indent=2)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "stats" and options.json:
+            print(_as_json(options.pid, options.stacks))
+        elif options.command == "stats" or options.once or not sys.stdout.isatty():
+            print_once(options.pid, options.stacks)
+        else:
+            live(options.pid, options.interval, options.stacks)
+    except (NoLoaderError, PermissionError, ProcessLookupError) as error:
+        print(f"torchdata: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"torchdata: {error}", file=sys.stderr)
+        print_once(options.pid, options.stacks)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

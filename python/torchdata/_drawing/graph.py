@@ -1,0 +1,74 @@
+"""What a picture shows: nodes in groups, what flows between them, and how hot each is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Arrow", "Graph", "Group", "Node"]
+
+
+@dataclass
+class Node:
+    """A pipe.
+
+    Attributes:
+        title: its name.
+        lines: what is said of it.
+        heat: its own time as a share of its process's time, 0 to 1; None where that is not known.
+        kind: "source", "end", "waits", or nothing of the kind.
+        key: which it is in its picture.
+    """
+
+    title: str
+    lines: list[str]
+    heat: float | None = None
+    kind: str = ""
+    key: int = 0
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """Items go from one node to another; `crosses` says that they go to another process."""
+
+    tail: int
+    head: int
+    label: str = ""
+    crosses: bool = False
+
+
+@dataclass
+class Group:
+    """The pipes of a process, or of several that do the same; those of one column stand below each other."""
+
+    title: str
+    nodes: list[Node]
+    column: int = 0
+
+
+@dataclass
+class Graph:
+    """All of a picture."""
+
+    groups: list[Group] = field(default_factory=list)
+    arrows: list[Arrow] = field(default_factory=list)
+
+    def add(self, group: Group) -> None:
+        """Adds a group, and numbers its nodes."""
+        first = sum(len(other.nodes) for other in self.groups)
+        for number, node in enumerate(group.nodes, first):
+            node.key = number
+        self.groups.append(group)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes, by their keys."""
+        return [node for group in self.groups for node in group.nodes]
+
+    def mark_ends(self) -> None:
+        """Makes the nodes that read nothing sources, and those that nobody reads ends."""
+        heads, tails = ({getattr(arrow, end) for arrow in self.arrows} for end in ("head", "tail"))
+        for node in self.nodes:
+            if node.key not in heads:
+                node.kind = node.kind or "source"
+            elif node.key not in tails:
+                node.kind = node.kind or "end"

@@ -1,0 +1,35 @@
+"""Tables and pictures as HTML that needs neither scripts nor the network. All text is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from torchdata._drawing.graph import Graph
+from torchdata._drawing.picture import Picture
+
+__all__ = ["page", "picture_in", "table"]
+
+_CELL = "padding:2px 8px;border-bottom:1px solid #ddd;text-align:"
+
+
+def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Rows below a heading; so many columns are set to the left, the others to the right."""
+
+    def row(cells: Sequence[str], tag: str) -> str:
+        sides = ("left" if number < left else "right" for number in range(len(cells)))
+        return "<tr>" + "".join(
+            f'<{tag} style="{_CELL}{side}">{escape(cell)}</{tag}>'
+            for side, cell in zip(sides, cells, strict=True)
+        ) + "</tr>"  # fmt: skip
+
+    body = row(rows[0], "th") + "".join(row(cells, "td") for cells in rows[1:])
+    return f'<table style="border-collapse:collapse;font-size:12px">{body}</table>'
+
+
+def page(name: str, *parts: str) -> str:
+    return f'<div class="torchdata-{name}" style="overflow-x:auto">{"".join(parts)}</div>'
+
+
+def picture_in(graph: Graph) -> str:
+    return f'<div style="margin:8px 0">{Picture(graph).svg()}</div>' if graph.nodes else ""

@@ -1,0 +1,113 @@
+"""The children of one loader, how main reaches each of them, and their links: what changes when another takes a place.
+
+Role: main's side. `Children` makes it and commands by it; `Restarts` puts other processes into the places of those that
+have died, links and all. Sending is locked, as a thread that reads may replace a child while another commands it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torchdata._engine.child import MAIN, ChildSetup, Lines
+from torchdata._engine.crossing import Handle
+from torchdata._engine.ending import ChildProcess
+from torchdata._engine.snapshots import Announced, Resumption
+from torchdata._native import BellBoard, Link, Sender
+
+__all__ = ["Crew"]
+
+#: Ring of a control link; larger commands are streamed.
+CONTROL_RING = 64 << 10
+
+
+class Crew:
+    """All lists are by child, the dispatching process last.
+
+    Args:
+        num_workers: how many workers there are.
+        dispatches: whether there is a dispatching process.
+        bells: the bells of all processes.
+        budget: bytes of shared memory for all items.
+    """
+
+    def __init__(self, num_workers: int, dispatches: bool, bells: BellBoard, budget: int) -> None:
+        self.num_workers = num_workers
+        self.dispatches = dispatches
+        self.names = [f"worker process {worker}" for worker in range(num_workers)]
+        self.names += ["the dispatching process"] if dispatches else []
+        self.bells = bells
+        self.setups: list[ChildSetup] = []
+        self.processes: list[ChildProcess] = []
+        self.commanders: list[Sender] = []
+        #: By child: how many commands it was sent.
+        self.sent = [0] * len(self.names)
+        # Nobody takes it in a forked child, which commands nobody.
+        self.sending = threading.RLock()
+        self._per_link = budget // (2 * num_workers if dispatches else num_workers)
+
+    def new_lines(self, indices: Sequence[int]) -> list[Lines]:
+        """Links for children: for commands, for what they send, and for what is dispatched to them.
+
+        The dispatching process sends to all workers, so all get new ones together.
+        """
+        dispatched = [Handle(Link(self._per_link)) for _ in range(self.num_workers)] if self.dispatches else []
+        lines = []
+        for index in indices:
+            is_worker = index < self.num_workers
+            outputs = [Handle(Link(self._per_link))] if is_worker else dispatched
+            lines.append(
+                Lines(Handle(Link(0, CONTROL_RING)), outputs, dispatched[index] if is_worker and dispatched else None)
+            )
+        return lines
+
+    def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
+        """With which snapshots a child begins an epoch that is to be told from its beginning on.
+
+        Args:
+            starts: where those go on that take the places of others; one that has a snapshot already announces none.
+        """
+        begins = [True] * len(self.names)
+        if starts is not None:
+            begins = [start is None or start.content is None for start in starts]
+        if index == 0 and self.dispatches and begins[-1]:
+            return Announced.DEALT
+        return Announced.OWN if begins[index] else Announced.NONE
+
+    def items_of(self, worker: int) -> Link:
+        """The link over which a worker sends."""
+        return self.setups[worker].lines.outputs[0].shared
+
+    def control(self, index: int) -> Link:
+        """The link for a child's commands."""
+        return self.setups[index].lines.control.shared
+
+    def commander(self, index: int) -> Sender:
+        """A way to command a child that has its links."""
+        return Sender([self.control(index)], self.bells, MAIN, [1 + index])
+
+    def close_descriptors(self, indices: Sequence[int]) -> None:
+        """Closes what was passed to all who should have it, so that main keeps no descriptor for a link."""
+        for handle in [handle for index in indices for handle in self.setups[index].lines.all()]:
+            handle.shared.close_descriptor()
+
+    def send(
+        self,
+        index: int,
+        kind: str,
+        *content: Any,
+        order: int | None = None,
+        seconds: float | None = None,
+        tick: Callable[[], object] | None = None,
+        numbers: dict[int, int] | None = None,
+    ) -> None:
+        """Sends a command: its kind, its number, and the rest. The arguments are those of `Sender.send_message`.
+
+        Its number is noted in `numbers` before it is sent.
+        """
+        with self.sending:
+            self.sent[index] += 1
+            if numbers is not None:
+                numbers[index] = self.sent[index]
+            self.commanders[index].send_message((kind, self.sent[index], *content), seconds, order, tick)

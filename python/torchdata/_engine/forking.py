@@ -1,0 +1,349 @@
+"""A process that is kept since a loader has begun, and forks others in the places of children that have died.
+
+Role: start method "fork" copies main as it is, and by the time that a child dies main may have threads that hold locks,
+and CUDA, of which a forked process can make no use. So main forks one process right behind its children. It has one
+thread, runs nothing of the user's, and waits at a socket; what is to be forked later is forked from there. Start
+methods "spawn" and "forkserver" need none of this.
+
+A forked process is not main's child: the forking process reaps it, but only when it is asked how that has ended, so its
+number is not another's before. It ends with main's end of the socket, or with main. A forked process waits for main's
+leave to begin, so that one of which main has never heard, as the forking process was killed in between, ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing import get_context, process
+from typing import Any
+
+from torchdata._engine.beginning import ChildName
+from torchdata._engine.child import ChildSetup, Lines, run_child
+from torchdata._engine.crossing import Handle, close_inherited_pipes, note_descriptor
+from torchdata._engine.ending import ChildProcess
+from torchdata._engine.interrupts import ignore_interrupts
+from torchdata._engine.starting import start_all
+from torchdata._native import BellBoard, Link, StatsBoard, drop_inherited
+
+__all__ = ["ForkedProcess", "Forker"]
+
+#: Longest message, and most descriptors in one: a limit of the system's, rounded down.
+_LONGEST, _DESCRIPTORS = 4096, 200
+#: Seconds between two looks at whether a reply has come to somebody else, and at who is gone.
+_LOOK = 0.05
+_GONE = (
+    "the process that forks others in the places of those that die has ended: somebody has killed it. Main cannot fork "
+    "in its stead, as it may have threads by now"
+)
+_STUCK = (
+    "the process that forks others in the places of those that die has not answered for {:.0f} s, and was ended: it "
+    "was stopped (SIGSTOP, a debugger, the freezer of a container), or the machine is far too busy"
+)
+#: Seconds within which it has to answer. Forking a process of hundreds of GB takes some.
+_PATIENCE = {"fork": 30.0, "status": 5.0}
+#: What main says to a forked process that it knows.
+_LEAVE = b"1"
+#: How long the forking process may take to end.
+_ENDING = 1.0
+
+
+class Forker:
+    """Main's side of the forking process. Threads and signal handlers may ask it at the same time.
+
+    Args:
+        setups: by child, what each is set up with; links are told with each request.
+        bells: the bells of all processes.
+    """
+
+    def __init__(self, setups: Sequence[ChildSetup], bells: BellBoard) -> None:
+        self._owner = os.getpid()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        arguments = (theirs, self._socket, list(setups), bells, self._owner)
+        started = get_context("fork").Process(
+            target=_serve, args=arguments, name=ChildName("torchdata forking process"), daemon=True
+        )
+        self._process = ChildProcess(started, "the forking process")
+        self._numbers = itertools.count()
+        self._replies: dict[int, Any] = {}
+        # Nobody takes it in a forked child; a handler may, while the thread that it interrupts has it.
+        self._lock = threading.RLock()
+        try:
+            start_all([self._process], "fork")
+            note_descriptor(started, self._socket.fileno())
+        except BaseException:
+            self._socket.close()
+            raise
+        finally:
+            theirs.close()
+
+    def ask(self, what: str, *content: Any, descriptors: Sequence[int] = ()) -> Any:
+        """Asks for something, and waits for the reply.
+
+        Raises:
+            OSError: the forking process has ended, does not answer, or could not do it.
+        """
+        if os.getpid() != self._owner:
+            raise ProcessLookupError("the forking process belongs to the parent of this process")
+        with self._lock:
+            number, deadline = next(self._numbers), time.monotonic() + _PATIENCE[what]
+            pieces = [descriptors[i : i + _DESCRIPTORS] for i in range(0, len(descriptors), _DESCRIPTORS)]
+            try:
+                for piece in pieces:
+                    self._send(None, piece, deadline)
+                self._send((number, what, *content), (), deadline)
+                while number not in self._replies:
+                    self._receive()
+                    self._check(deadline)
+            except TimeoutError as error:
+                self._process.kill()
+                raise TimeoutError(errno.ETIMEDOUT, _STUCK.format(_PATIENCE[what])) from error
+            except ConnectionError as error:
+                raise ConnectionResetError(errno.ECONNRESET, _GONE) from error
+            reply = self._replies.pop(number)
+        if isinstance(reply, OSError):
+            raise reply
+        return reply
+
+    def _check(self, deadline: float) -> None:
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+
+    def _send(self, message: Any, descriptors: Sequence[int], deadline: float) -> None:
+        while True:
+            try:
+                socket.send_fds(self._socket, [pickle.dumps(message)], descriptors)
+                return
+            except BlockingIOError:
+                _is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
+                self._check(deadline)
+
+    def _receive(self) -> None:
+        """Takes a reply, if one comes soon."""
+        if not _is_ready(self._socket.fileno(), _LOOK):
+            return
+        try:
+            message = self._socket.recv(_LONGEST)
+        except BlockingIOError:  # a handler has taken it
+            return
+        if not message:
+            raise ConnectionResetError
+        number, reply = pickle.loads(message)
+        self._replies[number] = reply
+
+    def close(self) -> None:
+        """Ends the forking process, once it has nothing to look after; what it has forked is left alone."""
+        if os.getpid() != self._owner:
+            return
+        self._socket.close()
+        if not self._process.wait(_ENDING):
+            self._process.kill()
+            self._process.wait(_ENDING)
+        if self._process.ended:
+            self._process.close()
+
+
+class ForkedProcess:
+    """One process that is forked there, as `ChildProcess` knows processes.
+
+    Args:
+        forker: who forks it.
+        index: which child it is.
+        setup: what it is set up with.
+    """
+
+    def __init__(self, forker: Forker, index: int, setup: ChildSetup) -> None:
+        self._forker = forker
+        self._index = index
+        self._setup = setup
+        self.pid: int | None = None
+        #: Whether nobody can tell any more how it has ended.
+        self.is_lost = False
+        self._code: int | None = None
+        self._watch: int | None = None
+
+    def start(self) -> None:
+        """Has it forked."""
+        shared: list[Link | StatsBoard] = [
+            *(handle.shared for handle in self._setup.lines.all()),
+            self._setup.stats.shared,
+        ]
+        leave, ours = os.pipe()
+        try:
+            descriptors = [*(one.fileno() for one in shared), leave]
+            self.pid = self._forker.ask("fork", self._index, self._setup.cadence, descriptors=descriptors)
+            self._watch = _watch(self.pid or 0)
+            with contextlib.suppress(BrokenPipeError):  # it has died already
+                os.write(ours, _LEAVE)
+        finally:
+            os.close(leave)
+            os.close(ours)
+
+    @property
+    def exitcode(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs, and where that `is_lost`."""
+        if self._code is None and not self.is_lost and self._may_have_ended():
+            try:
+                self._code = self._forker.ask("status", self.pid)
+            except OSError:
+                self.is_lost = self._watch is not None or not _exists(self.pid)
+        return self._code
+
+    def _may_have_ended(self) -> bool:
+        return self._watch is None or _is_ready(self._watch, 0)
+
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that becomes readable when it ends; -1 where the system has none."""
+        return -1 if self._watch is None else self._watch
+
+    def terminate(self) -> None:
+        """Sends SIGTERM."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self.exitcode is None and not self.is_lost and self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                if self._watch is not None:  # without the forking process its number may be another's soon
+                    signal.pidfd_send_signal(self._watch, number)
+                else:
+                    os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Gives its descriptor back."""
+        if self._watch is not None:
+            os.close(self._watch)
+            self._watch = None
+            self.is_lost = self._code is None
+
+
+def _is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bool:
+    """Whether a descriptor can be read, or written; `select` knows none beyond 1023."""
+    poll = select.poll()
+    poll.register(descriptor, events)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _exists(pid: int | None) -> bool:
+    try:
+        os.kill(pid or 0, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# -- what runs in the forking process ----------------------------------------------------------------------------------
+
+
+def _serve(own: socket.socket, mains: socket.socket, setups: list[ChildSetup], bells: BellBoard, main_pid: int) -> None:
+    """The target of the forking process."""
+    ignore_interrupts()
+    mains.close()
+    close_inherited_pipes()
+    drop_inherited([], bells)
+    process.current_process()._config["daemon"] = False  # type: ignore[attr-defined] # which may have no children
+    on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the user's handler, or none, would take exit codes away
+    forking = _Forking(own, setups, bells, on_child)
+    main = _watch(main_pid)
+    with contextlib.suppress(ConnectionError):
+        while _wait(own, main, main_pid) and forking.serve():
+            pass
+    os._exit(0)  # at once: what it has forked ends with main
+
+
+class _Forking:
+    """What the forking process has: those that it has forked, and descriptors for the next one."""
+
+    def __init__(self, own: socket.socket, setups: list[ChildSetup], bells: BellBoard, on_child: Any) -> None:
+        self._own = own
+        self._setups = setups
+        self._bells = bells
+        self._on_child = on_child
+        self._children: dict[int, Any] = {}
+        self._descriptors: list[int] = []
+
+    def serve(self) -> bool:
+        """Does what is asked; False where nobody asks any more."""
+        message, descriptors, _, _ = socket.recv_fds(self._own, _LONGEST, _DESCRIPTORS)
+        self._descriptors += descriptors
+        request = pickle.loads(message) if message else None
+        if request is not None:
+            number, what, *content = request
+            try:
+                reply: Any = self._fork(*content) if what == "fork" else self._status(*content)
+            except OSError as error:
+                reply = OSError(error.errno, error.strerror)
+            self._own.send(pickle.dumps((number, reply)))
+        return bool(message)
+
+    def _fork(self, index: int, cadence: tuple[float, float]) -> int:
+        setup = replace(self._setups[index], cadence=cadence, is_child_of_main=False)
+        descriptors, self._descriptors = self._descriptors, []
+        arguments = (setup, self._bells, descriptors, self._own, self._on_child)
+        child = get_context("fork").Process(
+            target=_run, args=arguments, name=ChildName(f"torchdata {setup.name}"), daemon=True
+        )
+        try:
+            child.start()
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        assert child.pid is not None
+        self._children[child.pid] = child
+        return child.pid
+
+    def _status(self, pid: int) -> int | None:
+        code: int | None = self._children[pid].exitcode
+        if code is not None:
+            self._children.pop(pid).close()
+        return code
+
+
+def _watch(pid: int) -> int | None:
+    """A descriptor that becomes readable when a process ends, where the system has such."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def _wait(own: socket.socket, main: int | None, main_pid: int) -> bool:
+    """Waits for a request; False where main is gone."""
+    poll = select.poll()
+    poll.register(own, select.POLLIN)
+    if main is not None:
+        poll.register(main, select.POLLIN)
+    while os.getppid() == main_pid:
+        ready = [descriptor for descriptor, _ in poll.poll(1000 if main is None else None)]
+        if ready:
+            return main not in ready
+    return False
+
+
+def _run(setup: ChildSetup, bells: BellBoard, descriptors: list[int], own: socket.socket, on_child: Any) -> None:
+    """The target of a process that takes the place of a child."""
+    own.close()
+    if on_child is not None:  # else it was not set from Python
+        signal.signal(signal.SIGCHLD, on_child)
+    *links, stats, leave = descriptors
+    if os.read(leave, 1) != _LEAVE:
+        os._exit(0)
+    os.close(leave)
+    control, *others = [Handle(Link.attach(link)) for link in links]
+    dispatched = others.pop() if setup.lines.dispatched is not None else None
+    lines = Lines(control, others, dispatched)
+    run_child(replace(setup, bells=Handle(bells), stats=Handle(StatsBoard.attach(stats)), lines=lines))

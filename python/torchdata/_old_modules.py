@@ -1,0 +1,265 @@
+"""The deep import paths of torchdata 0.9, from one table: modules that no longer exist and what their names mean now.
+
+Role: code that imported from inside torchdata (`from torchdata.datapipes.iter.util.cacheholder import
+InMemoryCacheHolderIterDataPipe`) goes on working. A finder at the end of `sys.meta_path`, asked only where no file was
+found, makes a module of the table on its first import; its names are looked up where they live now when they are used.
+Of private names those are kept that public code imports or patches; who patches one in its old place patches it where
+it lives, if the table says so. Runs in any process that imports the package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+__all__ = ["OLD_MODULES", "homes_of", "install"]
+
+_ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "torchdata.datapipes.utils"
+
+#: By old module: the module where its names live now, and the names. `XIterDataPipe`, `XMapDataPipe` and `XDataPipe`
+#: are called `X` there; others keep their names, unless an equals sign tells the new one. Where a colon stands in that,
+#: the module before it is where the name lives, and is looked up by the code that uses it: setting it in the old module
+#: sets it there.
+OLD_MODULES: dict[str, tuple[str, str]] = {
+    "torchdata._constants": (
+        "torchdata._engine.ending",
+        "default_timeout_in_s=torchdata._ranks:DEFAULT_TIMEOUT "
+        "default_dl2_worker_join_timeout_in_s=torchdata._engine.ending:ASKED",
+    ),
+    "torchdata.version": ("torchdata", "__version__"),
+    # Functions that users put in place of process_init_fn import it, and need none of its names here.
+    "torchdata.dataloader2.communication": ("torchdata._engine", ""),
+    "torchdata.dataloader2.graph._serialization": (
+        "torchdata.dataloader2.graph.serialization",
+        "attach_wrapper clone deserialize_datapipe extract_wrapper serialize_datapipe "
+        "_DataPipeSerializationWrapper=_DataPipeSerializationWrapper "
+        "_IterDataPipeSerializationWrapper=_IterDataPipeSerializationWrapper "
+        "_MapDataPipeSerializationWrapper=_MapDataPipeSerializationWrapper",
+    ),
+    "torchdata.dataloader2.utils.dispatch": (
+        "torchdata.dataloader2.graph.cutting",
+        "find_lca_round_robin_sharding_dp find_non_dispatching_branches _DummyIterDataPipe=_DummyIterDataPipe",
+    ),
+    "torchdata.dataloader2.utils.worker": (
+        "torchdata.dataloader2.services.program",
+        "WorkerInfo process_init_fn process_reset_fn",
+    ),
+    f"{_ITER}.load": (_ITER, ""),
+    f"{_ITER}.load.aisio": (_ITER, "AISFileListerIterDataPipe AISFileLoaderIterDataPipe"),
+    f"{_ITER}.load.fsspec": (
+        _ITER,
+        "FSSpecFileListerIterDataPipe FSSpecFileOpenerIterDataPipe FSSpecSaverIterDataPipe",
+    ),
+    f"{_ITER}.load.huggingface": (_ITER, "HuggingFaceHubReaderIterDataPipe"),
+    f"{_ITER}.load.iopath": (
+        _ITER,
+        "IoPathFileListerIterDataPipe IoPathFileOpenerIterDataPipe IoPathSaverIterDataPipe",
+    ),
+    f"{_ITER}.load.online": (
+        _ITER,
+        "GDriveReaderDataPipe HTTPReaderIterDataPipe=HttpReader OnlineReaderIterDataPipe",
+    ),
+    f"{_ITER}.load.s3io": (_ITER, "S3FileListerIterDataPipe S3FileLoaderIterDataPipe"),
+    f"{_ITER}.transform": (_ITER, ""),
+    f"{_ITER}.transform.bucketbatcher": (
+        _ITER,
+        "BucketBatcherIterDataPipe InBatchShufflerIterDataPipe MaxTokenBucketizerIterDataPipe",
+    ),
+    f"{_ITER}.transform.callable": (
+        _ITER,
+        "BatchAsyncMapperIterDataPipe BatchMapperIterDataPipe DropperIterDataPipe FlatMapperIterDataPipe "
+        "FlattenIterDataPipe=Flattener ShuffledFlatMapperIterDataPipe SliceIterDataPipe=Slicer "
+        "ThreadPoolMapperIterDataPipe",
+    ),
+    f"{_ITER}.util": (_ITER, ""),
+    f"{_ITER}.util.bz2fileloader": (_ITER, "Bz2FileLoaderIterDataPipe"),
+    f"{_ITER}.util.cacheholder": (
+        _ITER,
+        "EndOnDiskCacheHolderIterDataPipe InMemoryCacheHolderIterDataPipe OnDiskCacheHolderIterDataPipe "
+        f"_hash_check={_ITER}.disk_cache.pipes:_hash_check",
+    ),
+    f"{_ITER}.util.combining": (
+        _ITER,
+        "IterKeyZipperIterDataPipe MapKeyZipperIterDataPipe RoundRobinDemultiplexerIterDataPipe UnZipperIterDataPipe",
+    ),
+    f"{_ITER}.util.converter": (_MAP, "IterToMapConverterMapDataPipe"),
+    f"{_ITER}.util.cycler": (_ITER, "CyclerIterDataPipe RepeaterIterDataPipe"),
+    f"{_ITER}.util.dataframemaker": (
+        _ITER,
+        "DataFrameMakerIterDataPipe ParquetDFLoaderIterDataPipe=ParquetDataFrameLoader",
+    ),
+    f"{_ITER}.util.decompressor": (
+        _ITER,
+        "CompressionType DecompressorIterDataPipe ExtractorIterDataPipe",
+    ),
+    f"{_ITER}.util.distributed": (
+        f"{_ITER}.threads.synchronizing",
+        "FullSyncIterDataPipe PrefetchTimeoutError",
+    ),
+    f"{_ITER}.util.hashchecker": (_ITER, "HashCheckerIterDataPipe"),
+    f"{_ITER}.util.header": (_ITER, "HeaderIterDataPipe LengthSetterIterDataPipe"),
+    f"{_ITER}.util.indexadder": (_ITER, "EnumeratorIterDataPipe IndexAdderIterDataPipe"),
+    f"{_ITER}.util.jsonparser": (_ITER, "JsonParserIterDataPipe"),
+    f"{_ITER}.util.mux_longest": (_ITER, "MultiplexerLongestIterDataPipe"),
+    f"{_ITER}.util.paragraphaggregator": (_ITER, "ParagraphAggregatorIterDataPipe"),
+    f"{_ITER}.util.plain_text_reader": (
+        _ITER,
+        "CSVDictParserIterDataPipe CSVParserIterDataPipe LineReaderIterDataPipe",
+    ),
+    f"{_ITER}.util.prefetcher": (_ITER, "PinMemoryIterDataPipe PrefetcherIterDataPipe"),
+    f"{_ITER}.util.randomsplitter": (_ITER, "RandomSplitterIterDataPipe"),
+    f"{_ITER}.util.rararchiveloader": (_ITER, "RarArchiveLoaderIterDataPipe"),
+    f"{_ITER}.util.rows2columnar": (_ITER, "Rows2ColumnarIterDataPipe"),
+    f"{_ITER}.util.samplemultiplexer": (_ITER, "SampleMultiplexerDataPipe"),
+    f"{_ITER}.util.saver": (_ITER, "SaverIterDataPipe"),
+    f"{_ITER}.util.shardexpander": (_ITER, "ShardExpanderIterDataPipe"),
+    f"{_ITER}.util.sharding": (_ITER, "ShardingRoundRobinDispatcherIterDataPipe SHARDING_PRIORITIES"),
+    f"{_ITER}.util.tararchiveloader": (_ITER, "TarArchiveLoaderIterDataPipe"),
+    f"{_ITER}.util.tfrecordloader": (_ITER, "TFRecordExample TFRecordExampleSpec TFRecordLoaderIterDataPipe"),
+    f"{_ITER}.util.webdataset": (_ITER, "WebDatasetIterDataPipe"),
+    f"{_ITER}.util.xzfileloader": (_ITER, "XzFileLoaderIterDataPipe"),
+    f"{_ITER}.util.zip_longest": (_ITER, "ZipperLongestIterDataPipe"),
+    f"{_ITER}.util.ziparchiveloader": (_ITER, "ZipArchiveLoaderIterDataPipe"),
+    f"{_MAP}.load": (_MAP, ""),
+    f"{_MAP}.transform": (_MAP, ""),
+    f"{_MAP}.util": (_MAP, ""),
+    f"{_MAP}.util.cacheholder": (_MAP, "InMemoryCacheHolderMapDataPipe"),
+    f"{_MAP}.util.converter": (_ITER, "MapToIterConverterIterDataPipe"),
+    f"{_MAP}.util.unzipper": (_MAP, "UnZipperMapDataPipe"),
+    f"{_UTILS}._visualization": (_UTILS, "to_graph"),
+    f"{_UTILS}.common": (f"{_UTILS}._streams", "StreamWrapper validate_pathname_binary_tuple"),
+    f"{_UTILS}.janitor": (f"{_UTILS}._streams", "janitor"),
+    f"{_UTILS}.pin_memory": (_UTILS, "pin_memory_fn"),
+}
+
+#: Modules that pickles named before all that they hold was named by the public package; and that package.
+FORMER_MODULES: dict[str, str] = {
+    f"{room}.{module}": _ITER
+    for room, modules in {
+        "torchdata.datapipes": "_columns _frames",
+        _ITER: "_children aistore batch_mapping bucketing caching callable columns combinatorics combining "
+        "compression concurrent converting decoding disk_caching files flat_shuffling frames fsspec grouping "
+        "huggingface iopath json key_zipping online paragraphs pinning prefetching random_splitting rar repeating "
+        "rows s3 saving selecting sharding shards splitting synchronizing text tfrecords webdataset wrapping",
+    }.items()
+    for module in modules.split()
+}
+
+_SUFFIXES = ("IterDataPipe", "MapDataPipe", "DataPipe")
+
+
+def names_of(old: str) -> dict[str, str]:
+    """The names of an old module, each with its name of today."""
+    return {name: now for name, (_, now) in homes_of(old).items()}
+
+
+def homes_of(old: str) -> dict[str, tuple[str, str]]:
+    """The names of an old module, each with the module where it lives and its name there."""
+    homes = {}
+    for entry in OLD_MODULES[old][1].split():
+        name, _, now = entry.partition("=")
+        suffix = next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
+        home, _, name_there = now.rpartition(":")
+        homes[name] = home or OLD_MODULES[old][0], name_there or name.removesuffix(suffix)
+    return homes
+
+
+def _patched_here(old: str) -> frozenset[str]:
+    """The names of an old module that are set where they live."""
+    return frozenset(entry.partition("=")[0] for entry in OLD_MODULES[old][1].split() if ":" in entry)
+
+
+class _OldModule(ModuleType):
+    """An old module. Deleting a name that was set where it lives brings back what was there before.
+
+    So patches end as they do on a module that has the names itself: `unittest.mock` and pytest delete what they have
+    set where they did not find it in the module's dictionary.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        vars(self)["_replaced"] = {}  # by name, what was there before each time that it was set
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _patched_here(self.__name__):
+            super().__setattr__(name, value)
+            return
+        module, now = self._home_of(name)
+        self._replaced.setdefault(name, []).append(getattr(module, now))
+        setattr(module, now, value)
+
+    def __delattr__(self, name: str) -> None:
+        if not self._replaced.get(name):
+            super().__delattr__(name)
+            return
+        module, now = self._home_of(name)
+        setattr(module, now, self._replaced[name].pop())
+
+    def _home_of(self, name: str) -> tuple[ModuleType, str]:
+        home, now = homes_of(self.__name__)[name]
+        return importlib.import_module(home), now
+
+
+class _NamedLikeItsFunction(_OldModule):
+    """A module that takes the place of a function of its name in the package, and so is to be called as that one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+class _OldModules:
+    """Finds and makes the modules of the table."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in OLD_MODULES:
+            return None
+        loader: Any = self
+        package = any(name.startswith(f"{fullname}.") for name in OLD_MODULES)
+        return ModuleSpec(fullname, loader, is_package=package, origin=OLD_MODULES[fullname][0])
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        named_alike = spec.name.rpartition(".")[2] in names_of(spec.name)
+        return _NamedLikeItsFunction(spec.name) if named_alike else _OldModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        home, homes = OLD_MODULES[module.__name__][0], homes_of(module.__name__)
+
+        def __getattr__(name: str) -> Any:
+            if name not in homes:
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}; what it held is in {home}")
+            where, now = homes[name]
+            return getattr(importlib.import_module(where), now)
+
+        public = [name for name in homes if name.endswith("__") or not name.startswith("_")]
+        module.__doc__ = f"Where torchdata 0.9 kept what is in `{home}` now."
+        vars(module).update(__getattr__=__getattr__, __all__=public, __dir__=lambda: sorted(homes))
+
+
+class _FormerModules:
+    """Finds and makes the modules that former pickles name; whatever is asked of one, the public package is asked."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        loader: Any = self
+        return ModuleSpec(fullname, loader) if fullname in FORMER_MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        home = FORMER_MODULES[module.__name__]
+        module.__doc__ = f"What pickles made before `{home}` was divided into rooms look up here."
+        vars(module)["__getattr__"] = lambda name: getattr(importlib.import_module(home), name)
+
+
+def install() -> None:
+    """Makes the old modules importable."""
+    if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
+        sys.meta_path += [_OldModules(), _FormerModules()]

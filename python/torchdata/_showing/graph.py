@@ -1,0 +1,139 @@
+"""The picture of a loader: its processes from left to right, their pipes, and what flows between them.
+
+Role: turns statistics into nodes and arrows. Workers that run the same pipes are one group, of which each number is
+the sum or the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from torchdata._drawing.graph import Arrow, Graph, Group, Node
+from torchdata._stats.table import amount, duration, percent, size
+
+if TYPE_CHECKING:
+    from torchdata._stats.model import LoaderStats, PipeStats, ProcessStats
+
+__all__ = ["graph_of_stats"]
+
+_ROLES = {"main": 1, "worker": 2, "dispatching": 3}
+#: From left to right.
+_COLUMNS = ("dispatching", "worker", "main")
+#: Few workers of which one has so many times the items of another are drawn one by one.
+_DRAWN_APART, _UNEVEN = 4, 1.5
+
+#: The last pipe of processes, and these.
+_End = tuple["Node", "list[ProcessStats]"]
+
+
+def graph_of_stats(stats: LoaderStats) -> Graph:
+    """What a loader runs and has counted: the dispatching process, the workers, main, from left to right."""
+    graph = Graph()
+    ends: list[_End] = []
+    for processes in _alike(stats):
+        _add_processes(graph, processes, stats, ends)
+    graph.mark_ends()
+    return graph
+
+
+def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
+    """The processes that have pipes, those together that run the same and have about as much to do."""
+    workers: dict[tuple[str, ...], list[ProcessStats]] = {}
+    for worker in stats.workers:
+        if worker.pipes:
+            workers.setdefault(tuple(pipe.name for pipe in worker.pipes), []).append(worker)
+    alike: list[list[ProcessStats]] = []
+    for group in workers.values():
+        items = [worker.items for worker in group]
+        uneven = len(group) <= _DRAWN_APART and max(items) > _UNEVEN * max(1, min(items))
+        alike += [[worker] for worker in group] if uneven else [group]
+    others = [[process] for process in (stats.dispatching, stats.main) if process is not None and process.pipes]
+    before = [group for group in others if group[0].role == "dispatching"]
+    return [*before, *alike, *(group for group in others if group[0].role == "main")]
+
+
+def _add_processes(
+    graph: Graph,
+    processes: list[ProcessStats],
+    stats: LoaderStats,
+    ends: list[_End],
+) -> None:
+    first = processes[0]
+    nodes = [_node([process.pipes[index] for process in processes]) for index in range(len(first.pipes))]
+    _heat(nodes, processes)
+    before = list(ends)
+    group = Group(_title(processes), nodes, _COLUMNS.index(first.role))
+    graph.add(group)
+    rates = [sum(_rate(process, process.pipes[index]) for process in processes) for index in range(len(nodes))]
+    for index, reader in enumerate(_readers(stats, first)):
+        if reader is not None and reader < len(nodes):
+            label = f"{amount(rates[index])}/s"
+            graph.arrows.append(Arrow(nodes[index].key, nodes[reader].key, label))
+    for index, pipe in enumerate(first.pipes):
+        if not _is_input(pipe):
+            continue
+        role = "dispatching" if first.role == "worker" else "worker"
+        for last, senders in before:
+            if senders[0].role == role:
+                speed = sum(p.items_per_second for p in senders)
+                bytes_ = sum(p.bytes / p.seconds for p in senders if p.seconds)
+                label = f"{amount(speed)}/s, {size(bytes_)}/s"
+                graph.arrows.append(Arrow(last.key, nodes[index].key, label, crosses=True))
+    ends.append((nodes[-1], processes))
+
+
+def _is_input(pipe: PipeStats) -> bool:
+    return pipe.items_in is None and pipe.waits
+
+
+def _readers(stats: LoaderStats, process: ProcessStats) -> Sequence[int | None]:
+    """By pipe of a process: the number of the pipe that reads it."""
+    for page in stats.reading.pages.values():
+        if (
+            page["pid"] == process.pid
+            and page["role"] == _ROLES[process.role]
+            and page["number"] == (process.worker or 0)
+        ):
+            return [pipe["reader"] for pipe in page["pipes"]]
+    return []
+
+
+def _title(processes: list[ProcessStats]) -> str:
+    first = processes[0]
+    name = first.name if len(processes) == 1 else f"{len(processes)} workers"
+    mean = [sum(getattr(p, what) for p in processes) / len(processes) for what in ("busy", "input", "room")]
+    waits = f", for items {percent(mean[1])}" + (f", for room {percent(mean[2])}" if first.role != "main" else "")
+    return f"{name}: busy {percent(mean[0])}{waits}"
+
+
+def _rate(process: ProcessStats, pipe: PipeStats) -> float:
+    return pipe.items_out / process.seconds if process.seconds else 0.0
+
+
+def _node(pipes: list[PipeStats]) -> Node:
+    """A pipe as all processes that run it have it."""
+    first = pipes[0]
+    lines = [first.location] if first.location else []
+    items = sum(pipe.items_out for pipe in pipes)
+    own = [pipe.own_seconds for pipe in pipes if pipe.own_seconds is not None]
+    what = "waits" if first.waits else "own"
+    if own and items:
+        lines.append(f"{what} {duration(sum(own) / items)} an item")
+    held = [pipe.buffered_items for pipe in pipes if pipe.buffered_items is not None]
+    if held:
+        capacity = sum(pipe.capacity or 0 for pipe in pipes)
+        lines.append(f"holds {sum(held)}" + (f" of {capacity}" if capacity else ""))
+    return Node(first.name, lines, kind="waits" if first.waits else "")
+
+
+def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
+    """Says each pipe's share of the work of its processes. It is as hot as that is of their time."""
+    own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
+    known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
+    work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")
+    busy = sum(process.busy for process in processes) / len(processes)
+    for node, time, is_known in zip(nodes, own, known, strict=True):
+        if is_known and work and node.kind != "waits":
+            node.heat = busy * time / work
+            node.lines.append(f"{percent(time / work)} of the work")

@@ -1,0 +1,37 @@
+"""What notebooks show of loaders and of statistics: tables, the verdict and a picture."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from torchdata._drawing.html import page, picture_in, table
+from torchdata._showing.graph import graph_of_stats
+from torchdata._stats.diagnosis import diagnose
+from torchdata._stats.table import as_table, pipe_rows, process_rows
+from torchdata.datapipes._pipe.showing import html_of_pipe
+
+if TYPE_CHECKING:
+    from torchdata._stats.model import LoaderStats
+
+__all__ = ["html_of_loader", "html_of_stats"]
+
+
+def html_of_stats(stats: LoaderStats) -> str:
+    """Statistics: the summary, processes, pipes, and the picture."""
+    summary = "<br>".join(escape(line) for line in as_table(stats).split("\n\n")[0].splitlines())
+    parts = [f'<p style="font-size:12px">{summary}</p>', table(process_rows(stats.processes), left=3)]
+    if stats.pipes:
+        parts += ["<br>", table(pipe_rows(stats.pipes), left=2)]
+    return page("stats", *parts, picture_in(graph_of_stats(stats)))
+
+
+def html_of_loader(loader: Any) -> str:
+    """A loader: what it is, the verdict, and its statistics; before the first epoch its pipeline."""
+    head = f"<p><code>{escape(repr(loader))}</code></p>"
+    stats = loader.stats()
+    if not stats.processes:
+        pipe = loader.datapipe
+        return page("loader", head, html_of_pipe(pipe) if pipe is not None else "")
+    verdict = f'<p style="font-weight:bold">{escape(str(diagnose(stats)))}</p>'
+    return page("loader", head, verdict, html_of_stats(stats))

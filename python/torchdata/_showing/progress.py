@@ -1,0 +1,133 @@
+"""`loader.progress()`: a bar over an epoch that says how fast items come, and how long is waited for them.
+
+Role: wraps the loader's iterator in main. The bar is tqdm's or rich's; the waits are those that the loader counts,
+looked at now and then. Where nobody watches, nothing is drawn, and an item costs what it costs without.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from torchdata._optional import optional_import
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2 import DataLoader2
+
+__all__ = ["Progress"]
+
+T_co = TypeVar("T_co", covariant=True)
+_BACKENDS = ("tqdm", "rich")
+
+
+class _Bar(Protocol):
+    """What is drawn."""
+
+    def advance(self, items: int, words: str | None) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Progress(Generic[T_co]):
+    """See `DataLoader2.progress`. Iterating it begins an epoch; `len` is the loader's."""
+
+    def __init__(
+        self,
+        loader: DataLoader2[T_co],
+        *,
+        description: str = "",
+        file: IO[str] | None = None,
+        interval: float = 0.5,
+        backend: str | None = None,
+    ) -> None:
+        if backend not in (None, *_BACKENDS):
+            raise ValueError(f'progress: backend is "tqdm", "rich" or None, not {backend!r}')
+        if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
+            raise ValueError(f"progress: interval is a positive number of seconds, not {interval!r}")
+        self._loader = loader
+        self._description = description
+        self._file = file
+        self._interval = interval
+        self._backend = backend
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[T_co]:
+        items = iter(self._loader)
+        file = sys.stderr if self._file is None else self._file
+        bar = self._bar(file) if file is not None and file.isatty() else None
+        return items if bar is None else self._shown(items, bar)
+
+    def _bar(self, file: IO[str]) -> _Bar | None:
+        backend = self._backend
+        if backend is None:
+            backend = next((one for one in _BACKENDS if importlib.util.find_spec(one) is not None), None)
+        if backend is None:
+            return None
+        try:
+            total = len(self._loader)
+        except TypeError:  # not known
+            total = None
+        return (_Tqdm if backend == "tqdm" else _Rich)(total, self._description, file)
+
+    def _shown(self, items: Iterator[T_co], bar: _Bar) -> Iterator[T_co]:
+        last, looked, count = self._loader.stats(), time.monotonic(), 0
+        try:
+            for item in items:
+                yield item
+                count += 1
+                now = time.monotonic()
+                if now - looked >= self._interval:
+                    stats = self._loader.stats(last)
+                    share = stats.loading if stats.loading is not None else stats.waiting
+                    bar.advance(count, f"{100 * share:.0f} % waiting")
+                    last, looked, count = self._loader.stats(), now, 0
+        finally:
+            bar.advance(count, None)
+            bar.close()
+
+
+class _Tqdm:
+    def __init__(self, total: int | None, description: str, file: IO[str]) -> None:
+        library = optional_import("tqdm", extra="progress", needed_by="progress")
+        self._bar = library.tqdm(
+            total=total, desc=description or None, file=file, unit="item", dynamic_ncols=True, mininterval=0.0
+        )
+
+    def advance(self, items: int, words: str | None) -> None:
+        if words is not None:
+            self._bar.set_postfix_str(words, refresh=False)
+        self._bar.update(items)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Rich:
+    def __init__(self, total: int | None, description: str, file: IO[str]) -> None:
+        progress = optional_import("rich.progress", extra="top", needed_by="progress")
+        console = optional_import("rich.console", extra="top", needed_by="progress")
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[speed]} {task.fields[waits]}"),
+            progress.TimeRemainingColumn(),
+            console=console.Console(file=file),
+        )
+        self._task = self._progress.add_task(description, total=total, speed="", waits="")
+        self._began, self._count = time.monotonic(), 0
+        self._progress.start()
+
+    def advance(self, items: int, words: str | None) -> None:
+        self._count += items
+        speed = self._count / max(time.monotonic() - self._began, 1e-9)
+        waits = {} if words is None else {"waits": words}
+        self._progress.update(self._task, advance=items, speed=f"{speed:.4g} items/s", **waits)
+
+    def close(self) -> None:
+        self._progress.stop()

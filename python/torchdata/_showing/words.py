@@ -1,0 +1,21 @@
+"""A reading service in words: its class and the parameters that are not as by default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata.datapipes._pipe.chain import parameters
+
+__all__ = ["described"]
+
+
+def described(service: Any) -> str:
+    """The service in words; None is the process itself."""
+    if service is None:
+        return "this process"
+    parts = getattr(service, "reading_services", None)
+    if parts is not None:
+        values = ", ".join(map(described, parts))
+    else:
+        values = ", ".join(f"{name}={value}" for name, value in parameters(service))
+    return f"{type(service).__name__}({values})"

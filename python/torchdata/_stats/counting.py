@@ -1,0 +1,112 @@
+"""What a process counts of itself: its page on the loader's board.
+
+Role: takes the page when the process starts, names the pipes on it when the graph is known, says when epochs begin and
+end. Runs in main and in each child; writes that process's page alone. The counting itself is done by the extension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchdata._stats.labels import describe_pipes
+from torchdata._stats.stacks import answer_for_stacks, answer_no_more, tidy
+
+if TYPE_CHECKING:
+    from torchdata._native import Collector, Sender, StatsBoard
+
+__all__ = ["MAIN_PAGE", "PIPES", "Counting", "Room"]
+
+#: The page of main; those of the children follow, the dispatching process last.
+MAIN_PAGE = 0
+#: Pipes of one process that are counted.
+PIPES = 60
+MAIN, WORKER, DISPATCHER = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where on a board the children count.
+
+    Args:
+        board: the board.
+        first_page: the page of the first of them; those of the others follow.
+        first_flow: where main counts what it gets from the first of them.
+    """
+
+    board: StatsBoard
+    first_page: int = 1
+    first_flow: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody has counted there before, main neither."""
+        return self.first_flow == 0
+
+    def behind(self, num_workers: int, dispatches: bool) -> Room:
+        """The room for those that take the place of so many workers."""
+        return Room(self.board, self.first_page + num_workers + dispatches, self.first_flow + num_workers)
+
+
+class Counting:
+    """A process's page.
+
+    Args:
+        board: the loader's counters.
+        page: the index of the page.
+    """
+
+    def __init__(self, board: StatsBoard, page: int) -> None:
+        self.board = board
+        self.page = page
+        self._bound: Any = None
+        self._epoch = 0
+
+    def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
+        """Takes the page of a worker, or of the dispatching process.
+
+        Args:
+            setup: the `ChildSetup`.
+            sender: where its items go out.
+            dispatched: where a worker gets items of the dispatching process, if it does.
+            commands: where it gets its commands.
+        """
+        self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.worker_id)
+        sender.count_into(self.board, self.page, 0, setup.output_pages)
+        commands.count_idle(self.board, self.page)
+        if dispatched is not None:
+            dispatched.count_into(self.board, self.page, 1, [setup.dispatcher_page], False)
+        answer_for_stacks(self.board, self.page)
+
+    def adopt_main(self, collector: Collector | None = None, num_workers: int = 0) -> None:
+        """Takes the page of main, which receives from so many workers."""
+        self.board.adopt(self.page, MAIN, 0)
+        if collector is not None:
+            self.receive(collector, Room(self.board), num_workers)
+        answer_for_stacks(self.board, self.page)
+
+    def receive(self, collector: Collector, room: Room, num_workers: int) -> None:
+        """Counts in main what so many workers send that have their pages there."""
+        pages = range(room.first_page, room.first_page + num_workers)
+        collector.count_into(self.board, self.page, room.first_flow, pages, True)
+
+    def bind(self, datapipe: Any) -> None:
+        """Counts the pipes of the graph that ends in `datapipe`, unless they are counted already."""
+        if datapipe is self._bound:
+            return
+        self._bound = datapipe
+        self.board.bind(self.page, describe_pipes(datapipe, self.board.full))
+
+    def begin(self, epoch: int | None = None) -> None:
+        """An epoch begins, or goes on with another pass, in a child."""
+        self._epoch = self._epoch if epoch is None else epoch
+        tidy()
+        self.board.begin_span(self.page, self._epoch)
+
+    def end(self) -> None:
+        """The epoch is over, or given up."""
+        self.board.end_span(self.page)
+
+    def close(self) -> None:
+        """The process is about to end."""
+        answer_no_more(self.board, self.page)

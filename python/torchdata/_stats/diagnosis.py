@@ -1,0 +1,351 @@
+"""The verdict: what limits a loader, in one sentence, and what would help.
+
+Role: looks at a `LoaderStats`. Each rule knows one situation and says it, or None; the first that speaks is right.
+Shares and factors from which a rule speaks are wide of what chance does, so that a verdict means something.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from torchdata._stats.table import duration, percent, size
+
+if TYPE_CHECKING:
+    from torchdata._stats.model import LoaderStats, PipeStats, ProcessStats
+
+__all__ = ["RULES", "Verdict", "diagnose"]
+
+#: Items from which on there is something to say.
+FEWEST = 10
+#: Below this share of its time in the loader a program is limited by itself.
+LITTLE = 0.10
+#: Seconds of one wait from which on nothing seems to come any more.
+STALL = 5.0
+#: Share of the cores that workers who fight over them must get: those who get less wait for other programs.
+OWN_CORES = 0.1
+#: More workers than that are not advised.
+MOST_WORKERS = 64
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits a loader.
+
+    Attributes:
+        kind: the situation: "stalled", "too early", "first item", "training", "memory", "cores", "dispatching",
+            "skewed shard", "slow worker" or "loading".
+        text: a sentence or two: what it is, with numbers, and what would help.
+        process: the process at fault, if one is.
+        pipe: the pipe at fault, if one is known.
+        location: where the pipe's function stands.
+    """
+
+    kind: str
+    text: str
+    process: str | None = None
+    pipe: str | None = None
+    location: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def diagnose(stats: LoaderStats) -> Verdict:
+    """What limits the loader of which these are the statistics."""
+    for rule in RULES:
+        verdict = rule(stats)
+        if verdict is not None:
+            return verdict
+    raise AssertionError("the last rule always speaks")
+
+
+def too_early(stats: LoaderStats) -> Verdict | None:
+    """Nothing was counted that means anything."""
+    if stats.items >= FEWEST and stats.seconds > 0:
+        return None
+    return Verdict("too early", f"It is too early to tell: {stats.items} items were loaded; ask again after {FEWEST}.")
+
+
+def stalled(stats: LoaderStats) -> Verdict | None:
+    """No item comes any more."""
+    main = stats.main
+    if main is None or main.waits_seconds < STALL:
+        return None
+    if stats.items and main.waits_seconds < 20 * stats.seconds / stats.items:
+        return None
+    processes = {process.name: process for process in stats.processes}
+    chain = blame(processes, main.waits_for or "")
+    if not chain:
+        return None
+    return Verdict(
+        "stalled",
+        f"Nothing comes: for {duration(main.waits_seconds)} main has waited for "
+        f"{', which waits for '.join(process.name for process in chain)}, which is {chain[-1].state}. Look where it "
+        f"stands: python -m torchdata top {main.pid}, key s.",
+        chain[-1].name,
+        chain[-1].runs,
+    )
+
+
+def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
+    """Who waits for whom, from a process on: the last one is at fault."""
+    chain: list[ProcessStats] = []
+    while name in processes and processes[name] not in chain and processes[name].role != "main":
+        chain.append(processes[name])
+        name = processes[name].waits_for or ""
+    return chain
+
+
+def slow_first_item(stats: LoaderStats) -> Verdict | None:
+    """Epochs take longer to begin than to run."""
+    main = stats.main
+    first = stats.first_item_seconds
+    if main is None or first is None or not stats.epoch:
+        return None
+    waited = first * stats.epoch
+    if first < 0.5 or waited < 0.5 * (waited + stats.seconds):
+        return None
+    worst = _slowest_pipe([*stats.workers, main])
+    where = f" The slowest pipe is {_called(worst)}." if worst is not None else ""
+    return Verdict(
+        "first item",
+        f"The first item limits you: it takes {duration(first)}, "
+        f"{percent(waited / (waited + stats.seconds))} of the time; all "
+        f"others of an epoch come within {duration(stats.seconds / stats.epoch)}.{where} Look at what "
+        "pipes do before their first "
+        "item (a shuffle fills its buffer, a source lists its files, workers import the program: "
+        'multiprocessing_context="forkserver" or "fork" starts faster than "spawn").',
+        pipe=worst.name if worst else None,
+        location=worst.location if worst else None,
+    )
+
+
+def training(stats: LoaderStats) -> Verdict | None:
+    """The loader keeps up."""
+    share = stats.loading if stats.loading is not None else stats.waiting if stats.workers else None
+    if share is None or share >= LITTLE:
+        return None
+    spare = f" Workers waited {percent(stats.held_up)} of the time for room: fewer would do." if _spare(stats) else ""
+    return Verdict(
+        "training",
+        f"Training limits you: loading takes {percent(share)} of the time, the step between two items "
+        f"{duration(stats.step_seconds)}.{spare}",
+        process="main",
+    )
+
+
+def _spare(stats: LoaderStats) -> bool:
+    return len(stats.workers) > 1 and (stats.held_up or 0) > 0.5
+
+
+def full_memory(stats: LoaderStats) -> Verdict | None:
+    """Items are copied because shared memory is full."""
+    fragments = stats.fragments * (64 << 10)
+    if not stats.bytes or stats.copied_bytes + fragments < 0.2 * stats.bytes:
+        return None
+    what = []
+    if stats.copied_bytes:
+        what.append(f"{size(stats.copied_bytes)} were copied out because your program holds more items than half of it")
+    if stats.fragments:
+        what.append(f"{stats.fragments} fragments went around it because items found no room")
+    return Verdict(
+        "memory",
+        f"The memory budget of {size(stats.shared_memory_limit)} is full: of {size(stats.bytes)} "
+        f"{', and '.join(what)}. Hold fewer items, copy what you keep, or raise memory_budget of the reading service.",
+        process="main",
+    )
+
+
+def oversubscribed(stats: LoaderStats) -> Verdict | None:
+    """More threads want to run than there are cores."""
+    children = [p for p in stats.processes if p.role != "main" and p.cpu_seconds is not None]
+    ran = sum(child.cpu_seconds or 0.0 for child in children)
+    stood = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
+    there = stats.cores * stats.seconds
+    if not children or there <= 0 or stood < 0.6 * ran or ran < OWN_CORES * there or ran + stood < 1.3 * there:
+        return None
+    threads = (ran + stood) / stats.seconds
+    each = threads / len(children)
+    advice = (
+        f"each runs {each:.1f} threads at once: set OMP_NUM_THREADS=1, or torch.set_num_threads(1) and "
+        "cv2.setNumThreads(0) in worker_init_fn"
+        if each > 1.5
+        else f"use {max(1, stats.cores - 1)} to {stats.cores} workers"
+    )
+    return Verdict(
+        "cores",
+        f"Workers fight over cores: {threads:.0f} threads of {len(children)} processes want to run on {stats.cores} "
+        f"cores, and stood in line for {percent(stood / (ran + stood))} of their time; {advice}.",
+    )
+
+
+def dispatching(stats: LoaderStats) -> Verdict | None:
+    """The dispatching process does not keep up with its readers."""
+    process = stats.dispatching
+    if process is None or not stats.workers or process.room > 0.3 or _input_of(stats) < 0.4:
+        return None
+    worst = _slowest_pipe([process])
+    where = f" It spends {percent(worst.share)} in {_called(worst)}, {_each(worst)}." if worst else ""
+    return Verdict(
+        "dispatching",
+        f"The dispatching process limits you: the workers wait {percent(_input_of(stats))} of the time for its items, "
+        f"and it waits {percent(process.room)} for them.{where} Move work behind sharding_round_robin_dispatch, where "
+        "all workers share it.",
+        process.name,
+        worst.name if worst else None,
+        worst.location if worst else None,
+    )
+
+
+def _input_of(stats: LoaderStats) -> float:
+    return sum(worker.input for worker in stats.workers) / len(stats.workers)
+
+
+def skewed_shard(stats: LoaderStats) -> Verdict | None:
+    """One worker has much more to do than the others, which are done before it."""
+    workers = stats.workers
+    if len(workers) < 2:
+        return None
+    most = max(workers, key=lambda worker: worker.items)
+    others = [worker for worker in workers if worker is not most]
+    usual = median(worker.items for worker in others)
+    if most.items < 1.5 * max(1, usual) or most.seconds < 1.3 * median(worker.seconds for worker in others):
+        return None
+    return Verdict(
+        "skewed shard",
+        f"A skewed shard limits you: {most.name} has {percent(most.items / stats.items) if stats.items else '-'} of "
+        f"the items ({most.items}, the others {usual:.0f}) and works {duration(most.seconds)} where they work "
+        f"{duration(median(worker.seconds for worker in others))}. Share single items (sharding_filter behind what "
+        "reads the files), make shards of one size, or use sharding_round_robin_dispatch.",
+        process=most.name,
+    )
+
+
+def slow_worker(stats: LoaderStats) -> Verdict | None:
+    """One worker takes longer for its items than the others, and in strict order all wait for it."""
+    workers = [worker for worker in stats.workers if worker.items]
+    if len(workers) < 2 or not stats.waiting_seconds:
+        return None
+    slow = max(workers, key=lambda worker: worker.busy_seconds / worker.items)
+    each = slow.busy_seconds / slow.items
+    usual = median(other.busy_seconds / other.items for other in workers if other is not slow)
+    blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
+    if each < 1.7 * usual or blamed < 0.6:
+        return None
+    worst = _slowest_pipe([slow])
+    where = f", most of it in {_called(worst)}" if worst else ""
+    return Verdict(
+        "slow worker",
+        f"One slow worker limits you: {percent(blamed)} of main's waiting is for {slow.name} (pid {slow.pid}), which "
+        f"takes {duration(each)} an item where the others take {duration(usual)}{where}. In strict order all wait for "
+        "it: look at what is special about its share, or use in_order=False.",
+        slow.name,
+        worst.name if worst else None,
+        worst.location if worst else None,
+    )
+
+
+def loading(stats: LoaderStats) -> Verdict | None:
+    """Everything else: the pipes are slower than the training step."""
+    return _loading_in_workers(stats) if stats.workers else _loading_in_main(stats)
+
+
+def _loading_in_workers(stats: LoaderStats) -> Verdict:
+    name = max(stats.waited_for, key=lambda name: stats.waited_for[name], default="")
+    worker = next((worker for worker in stats.workers if worker.name == name), stats.workers[0])
+    worst = _slowest_pipe([worker])
+    limit = "Loading limits you: " if (stats.loading or stats.waiting) >= LITTLE else ""
+    text = f"{limit}main waits {percent(stats.waiting)} of the time, most of it for {worker.name}"
+    main = stats.main
+    if main is not None and main.busy > stats.waiting:
+        worst = _slowest_pipe([main]) or worst
+        text += f", and works {percent(main.busy)} of it in the pipes that stay in the main process"
+    text += f"; {_where(worst, stats)}"
+    if worst is not None and worst.process == worker.name:
+        text += _remedy(stats, worker, worst)
+    return Verdict("loading", text, worker.name, worst.name if worst else None, worst.location if worst else None)
+
+
+def _loading_in_main(stats: LoaderStats) -> Verdict:
+    main = stats.main
+    worst = _slowest_pipe([main]) if main is not None else None
+    if stats.loading is None:
+        text = f"{stats.items_per_second:.4g} items a second are loaded, in this process; more is not known."
+        return Verdict("loading", text, "main")
+    text = f"Loading limits you: it takes {percent(stats.loading)} of the time, in this process; {_where(worst, stats)}"
+    if stats.step_seconds and stats.items:
+        workers = math.ceil(stats.loading * stats.seconds / stats.items / max(stats.step_seconds, 1e-9))
+        if workers <= MOST_WORKERS:
+            text += (
+                f" With MultiProcessingReadingService({workers}) the training step ({duration(stats.step_seconds)}) "
+                f"would be the limit{_of_cores(stats, workers)}."
+            )
+    return Verdict("loading", text, "main", worst.name if worst else None, worst.location if worst else None)
+
+
+def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
+    if worst is not None:
+        return f"{worst.process} spends {percent(worst.share)} of its work in {_called(worst)}, {_each(worst)}."
+    return (
+        "where the time goes is not known yet."
+        if stats.full
+        else 'DataLoader2(…, stats="full") or TORCHDATA_STATS=full tells which pipe takes the time.'
+    )
+
+
+def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
+    """How many workers, or how fast a pipe, would do."""
+    step = stats.step_seconds
+    busy = sum(one.busy_seconds for one in stats.workers)
+    items = sum(one.items for one in stats.workers)
+    if not step or not items or not worker.items or not worst.own_seconds or not worst.items_out:
+        return ""
+    each = busy / items
+    needed = max(len(stats.workers) + 1, math.ceil(each / step))
+    if needed > MOST_WORKERS:
+        return ""
+    per_item = worst.own_seconds / worker.items
+    allowed = step * len(stats.workers) - (each - per_item)
+    faster = allowed * worker.items / worst.items_out
+    name = worst.name.partition("(")[2].rstrip(")") or worst.name
+    instead = f" or a {name} of {duration(faster)}" if faster > 0.02 * (worst.seconds_per_item or 0.0) else ""
+    return (
+        f" With {needed} workers{instead} the training step ({duration(step)}) would be the limit"
+        f"{_of_cores(stats, needed)}."
+    )
+
+
+def _of_cores(stats: LoaderStats, workers: int) -> str:
+    return f" (if the work is waiting: there are {stats.cores} cores)" if workers > stats.cores else ""
+
+
+def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
+    pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds and not pipe.waits]
+    return max(pipes, key=lambda pipe: pipe.own_seconds or 0.0, default=None)
+
+
+def _called(pipe: PipeStats) -> str:
+    return f"`{pipe.name}` ({pipe.location})" if pipe.location else f"`{pipe.name}`"
+
+
+def _each(pipe: PipeStats) -> str:
+    return f"{duration(pipe.seconds_per_item)} an item"
+
+
+#: In the order in which they are asked.
+RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
+    stalled,
+    too_early,
+    slow_first_item,
+    training,
+    full_memory,
+    oversubscribed,
+    dispatching,
+    skewed_shard,
+    slow_worker,
+    loading,
+)

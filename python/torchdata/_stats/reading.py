@@ -1,0 +1,372 @@
+"""From what the processes have counted to a `LoaderStats`.
+
+Role: reads a board and does sums. Runs in main, or in whoever observes a loader from outside. Counters are not read at
+one moment, so sums may be off by what happens meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torchdata._machine import cores
+from torchdata._stats.labels import Flag
+from torchdata._stats.model import LoaderStats, PipeStats, ProcessStats, SlowItem
+
+if TYPE_CHECKING:
+    from torchdata._native import StatsBoard
+
+__all__ = ["Reading", "cores", "read_board", "summarise"]
+
+_ROLES = {1: "main", 2: "worker", 3: "dispatching"}
+#: In their order, those last that others have taken the place of.
+_ORDER = (*_ROLES.values(), "replaced")
+_NS = 1e-9
+Page = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read of a board.
+
+    Attributes:
+        at: when, in nanoseconds of the monotonic clock.
+        full: whether the time of each pipe is taken.
+        pages: by index, what each process has counted.
+        cpu: by index, seconds of processor time and of waiting for it; None where the system does not tell.
+        alive: the indices of processes that run.
+    """
+
+    at: int
+    full: bool
+    pages: Mapping[int, Page]
+    cpu: Mapping[int, tuple[float, float] | None] = field(default_factory=dict)
+    alive: frozenset[int] = frozenset()
+
+
+def read_board(board: StatsBoard) -> Reading:
+    """Reads a board, and what the system says of the processes."""
+    pages = {page["page"]: page for page in board.read()}
+    alive = frozenset(i for i, page in pages.items() if _is_alive(page["pid"]))
+    cpu = {index: _cpu(pages[index]["pid"]) for index in alive}
+    return Reading(time.monotonic_ns(), board.full, pages, cpu, alive)
+
+
+def _is_alive(pid: int) -> bool:
+    if pid == os.getpid():
+        return True
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return not os.path.isdir("/proc/self")
+    except (OSError, IndexError):
+        return False
+
+
+def _cpu(pid: int) -> tuple[float, float] | None:
+    """Seconds that the threads of a process ran, and that they were ready to and did not."""
+    ran = waited = 0
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+                numbers = file.read().split()
+            ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return ran * _NS, waited * _NS
+
+
+def _elapsed(wait: Mapping[str, int], at: int) -> int:
+    """Nanoseconds of waits, the one that is under way included."""
+    return wait["total"] + (max(0, at - wait["since"]) if wait["since"] else 0)
+
+
+class _Since:
+    """Counters of a process as they have grown since an earlier reading."""
+
+    def __init__(self, now: Reading, earlier: Reading | None, index: int) -> None:
+        self.page = now.pages[index]
+        self.at = now.at
+        before = earlier.pages.get(index) if earlier is not None else None
+        self.before = before
+        self.before_at = earlier.at if earlier is not None else 0
+        cpu, cpu_before = now.cpu.get(index), earlier.cpu.get(index) if earlier is not None else None
+        same = before is not None and before["pid"] == self.page["pid"]
+        self.cpu = cpu
+        if cpu is not None and cpu_before is not None and same:
+            self.cpu = (cpu[0] - cpu_before[0], cpu[1] - cpu_before[1])
+
+    def count(self, name: str) -> int:
+        return int(self.page[name] - (self.before[name] if self.before else 0))
+
+    def wait(self, name: str) -> int:
+        before = _elapsed(self.before[name], self.before_at) if self.before else 0
+        return max(0, _elapsed(self.page[name], self.at) - before)
+
+    def flows(self) -> list[tuple[Page, Page | None]]:
+        before = self.before["flows"] if self.before else []
+        return [(flow, before[i] if i < len(before) else None) for i, flow in enumerate(self.page["flows"])]
+
+    def flow_sum(self, name: str, sends: bool | None = None) -> int:
+        return sum(
+            flow[name] - (before[name] if before else 0)
+            for flow, before in self.flows()
+            if sends is None or flow["sends"] == sends
+        )
+
+    def flow_wait(self, flow: Page, before: Page | None) -> int:
+        earlier = _elapsed(before["wait"], self.before_at) if before else 0
+        return max(0, _elapsed(flow["wait"], self.at) - earlier)
+
+    def flow_waits(self, sends: bool) -> int:
+        return sum(self.flow_wait(flow, before) for flow, before in self.flows() if flow["sends"] == sends)
+
+    def pipes(self) -> list[tuple[Page, Page | None]]:
+        before = self.before["pipes"] if self.before else []
+        return [(pipe, before[i] if i < len(before) else None) for i, pipe in enumerate(self.page["pipes"])]
+
+
+def summarise(now: Reading, earlier: Reading | None = None) -> LoaderStats:
+    """The statistics of what happened up to a reading.
+
+    Args:
+        now: the reading.
+        earlier: one of the same board, from which on to count; None counts from the beginning.
+    """
+    names = {index: _name(page) for index, page in now.pages.items()}
+    indices = [index for index in sorted(now.pages) if not _was_gone(earlier, index)]
+    sinces = {index: _Since(now, earlier, index) for index in indices}
+    processes = [_process(since, now, names) for since in sinces.values()]
+    processes.sort(key=lambda process: _ORDER.index(process.role))
+    main = next((p for p in processes if p.role == "main"), None)
+    workers = [p for p in processes if p.role == "worker"]
+    present = [p for p in processes if p.role != "replaced"]
+    seconds = main.seconds if main else 0.0
+    items = main.items if main else 0
+    size = sum(since.flow_sum("bytes", sends=True) for since in sinces.values() if since.page["role"] == 2)
+    waiting = main.input_seconds if main else 0.0
+    main_since = next((s for s in sinces.values() if s.page["role"] == 1), None)
+    page = main_since.page if main_since else None
+    inside = _inside(main_since, waiting, seconds)
+    first = main_since.page["first"] if main_since else None
+    prefetched = sum(w.in_flight for w in workers) + sum(_held(main)[0:1])
+    limit = sum(w.window for w in workers) + _held(main)[1]
+    slowest = [
+        SlowItem(names[index], epoch, item, took * _NS)
+        for index, page_ in ((index, since.page) for index, since in sinces.items())
+        if page_["role"] != 1 or not workers  # what main waits for was made in a worker
+        for epoch, took, item in page_["slow"]
+    ]
+    return LoaderStats(
+        full=now.full,
+        epoch=page["epoch"] if page else 0,
+        running=bool(page and page["span"]["since"]),
+        seconds=seconds,
+        items=items,
+        bytes=size,
+        items_per_second=_rate(items, seconds),
+        bytes_per_second=_rate(size, seconds),
+        first_item_seconds=first["total"] * _NS / first["count"] if first and first["count"] else None,
+        loading=None if inside is None else _share(inside, seconds),
+        waiting=_share(waiting, seconds),
+        waiting_seconds=waiting,
+        waited_for=main.waited_for if main else {},
+        step_seconds=None if inside is None or items < 2 else max(0.0, seconds - inside) / items,
+        held_up=sum(w.room for w in workers) / len(workers) if workers else None,
+        prefetched=prefetched,
+        prefetch_limit=limit,
+        occupancy=min(1.0, prefetched / limit) if limit else None,
+        shared_memory=sum(p.shared_memory for p in present),
+        shared_memory_peak=sum(p.shared_memory_peak for p in present),
+        shared_memory_limit=sum(p.shared_memory_limit for p in present),
+        copies=sum(p.copies for p in processes),
+        copied_bytes=sum(p.copied_bytes for p in processes),
+        fragments=sum(p.fragments for p in processes),
+        wake_ups=sum(p.wake_ups for p in processes),
+        restarts=sum(p.restarts for p in processes),
+        snapshots=sum(p.snapshots for p in processes),
+        cores=cores(),
+        processes=tuple(processes),
+        slowest=tuple(sorted(slowest, key=lambda slow: -slow.seconds)[:8]),
+        reading=now,
+    )
+
+
+def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
+    """Seconds in the loader's `next`: estimated, but never less than what was waited for certain."""
+    if main is None or not main.count("inside_samples"):
+        return None
+    return min(seconds, max(waiting, main.count("inside") * _NS))
+
+
+def _held(process: ProcessStats | None) -> tuple[int, int]:
+    """Items that threads of a process have read ahead, and may."""
+    held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
+    return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
+
+
+def _was_gone(earlier: Reading | None, index: int) -> bool:
+    """Whether others had taken the place of a process already."""
+    return earlier is not None and index in earlier.pages and earlier.pages[index]["replaced"]
+
+
+def _name(page: Page) -> str:
+    if page["replaced"]:
+        return (
+            f"worker process {page['number']}, replaced (pid {page['pid']})"
+            if page["role"] == 2
+            else (f"the dispatching process, replaced (pid {page['pid']})")
+        )
+    if page["role"] == 2:
+        return f"worker process {page['number']}"
+    return "main" if page["role"] == 1 else "the dispatching process"
+
+
+def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessStats:
+    page = since.page
+    role = "replaced" if page["replaced"] else _ROLES[page["role"]]
+    seconds = since.wait("span") * _NS
+    input_seconds = min(seconds, since.flow_waits(sends=False) * _NS)
+    room_seconds = min(seconds, since.flow_waits(sends=True) * _NS)
+    state, whom, waited = _state(page, now, names)
+    pipes = page["pipes"]
+    sent = since.flow_sum("items", sends=True)
+    if role == "main":
+        last = since.pipes()[-1] if pipes else None
+        sent = last[0]["items"] - (last[1]["items"] if last[1] else 0) if last else since.flow_sum("items")
+    busy = max(0.0, seconds - input_seconds - room_seconds)
+    if role == "main":
+        inside = _inside(since, input_seconds, seconds)
+        busy = 0.0 if inside is None else max(0.0, inside - input_seconds)
+    size = since.flow_sum("bytes", sends=True)
+    in_flight, window = _in_flight(page, now)
+    item_size = size / sent if sent and size else None
+    return ProcessStats(
+        name=names[page["page"]],
+        role=role,
+        worker=page["number"] if page["role"] == 2 else None,
+        pid=page["pid"],
+        state=state,
+        waits_for=whom,
+        waits_seconds=waited,
+        runs=pipes[page["current"] - 1]["label"] if 0 < page["current"] <= len(pipes) else None,
+        items=sent,
+        items_per_second=_rate(sent, seconds),
+        bytes=size,
+        seconds=seconds,
+        busy_seconds=busy,
+        input_seconds=input_seconds,
+        room_seconds=room_seconds,
+        busy=_share(busy, seconds),
+        input=_share(input_seconds, seconds),
+        room=_share(room_seconds, seconds),
+        waited_for={
+            names.get(flow["peer"], "another process"): since.flow_wait(flow, before) * _NS
+            for flow, before in since.flows()
+            if not flow["sends"]
+        },
+        in_flight=in_flight,
+        window=window,
+        shared_memory=sum(flow["arena_used"] for flow in page["flows"]),
+        shared_memory_peak=sum(flow["arena_peak"] for flow in page["flows"]),
+        shared_memory_limit=sum(flow["arena_capacity"] for flow in page["flows"]),
+        copies=since.flow_sum("copies"),
+        copied_bytes=since.flow_sum("copied"),
+        fragments=since.flow_sum("fragments"),
+        wake_ups=since.flow_sum("wakes"),
+        sleeps=sum(flow["wait"]["count"] - (b["wait"]["count"] if b else 0) for flow, b in since.flows()),
+        restarts=since.count("restarts"),
+        snapshots=since.count("snapshots"),
+        cpu_seconds=since.cpu[0] if since.cpu else None,
+        waits_for_cpu_seconds=since.cpu[1] if since.cpu else None,
+        pipes=_pipes(since, names[page["page"]], item_size),
+    )
+
+
+def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str | None, float]:
+    """What a process does now, for whom it waits, and how long it has done so."""
+
+    def since(wait: Mapping[str, int]) -> float:
+        return max(0, now.at - wait["since"]) * _NS
+
+    if page["page"] not in now.alive:
+        return "ended", None, 0.0
+    first, flows = page["first"], page["flows"]
+    if first["since"]:
+        if 0 < first["whom"] <= len(flows):
+            whom = names.get(flows[first["whom"] - 1]["peer"])
+            return "waiting for the first item", whom, since(first)
+        return "running", None, 0.0
+    for flow in flows:
+        if flow["wait"]["since"]:
+            state = "waiting for room" if flow["sends"] else "waiting for items"
+            return state, names.get(flow["peer"]), since(flow["wait"])
+    if page["idle"]["since"] or (page["role"] != 1 and not page["span"]["since"]):
+        return "idle", None, 0.0
+    return "running", None, 0.0
+
+
+def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
+    """Items that a process has sent and that its readers have not taken, and how many may be."""
+    items = limit = 0
+    for flow in page["flows"]:
+        if not flow["sends"] or flow["peer"] not in now.pages:
+            continue
+        for other in now.pages[flow["peer"]]["flows"]:
+            if not other["sends"] and other["peer"] == page["page"]:
+                items += max(0, flow["items"] - other["items"])
+                limit += min(other["window"], 1 << 40)
+    return items, limit
+
+
+def _pipes(since: _Since, process: str, item_size: float | None) -> tuple[PipeStats, ...]:
+    grown = [(pipe, pipe["items"] - (b["items"] if b else 0), b) for pipe, b in since.pipes()]
+    inputs: dict[int, int] = {}
+    all_inputs: dict[int, int] = {}
+    for pipe, items, _ in grown:
+        if pipe["reader"] is not None:
+            inputs[pipe["reader"]] = inputs.get(pipe["reader"], 0) + items
+            all_inputs[pipe["reader"]] = all_inputs.get(pipe["reader"], 0) + pipe["items"]
+    own = [max(0, pipe["own"] - (b["own"] if b else 0)) * _NS for pipe, _, b in grown]
+    working = sum(
+        time for time, (pipe, _, _) in zip(own, grown, strict=True) if not pipe["flags"] & (Flag.INPUT | Flag.THREAD)
+    )
+    found = []
+    for number, ((pipe, items, before), time_) in enumerate(zip(grown, own, strict=True)):
+        timed = pipe["samples"] > (before["samples"] if before else 0)
+        waits = bool(pipe["flags"] & (Flag.INPUT | Flag.THREAD))
+        held = None
+        if pipe["flags"] & Flag.HOLDS and number in all_inputs:
+            held = max(0, all_inputs[number] - pipe["items"])
+        quantiles = pipe["quantiles"]
+        found.append(
+            PipeStats(
+                name=pipe["label"],
+                location=pipe["location"] or None,
+                process=process,
+                items_in=inputs.get(number),
+                items_out=items,
+                own_seconds=time_ if timed else None,
+                share=_share(time_, working) if timed and not waits else None,
+                seconds_per_item=time_ / items if timed and items else None,
+                p50=quantiles[0] * _NS if quantiles else None,
+                p99=quantiles[1] * _NS if quantiles else None,
+                buffered_items=held,
+                buffered_bytes=None if held is None or item_size is None else round(held * item_size),
+                capacity=pipe["capacity"] or None,
+                waits=waits,
+            )
+        )
+    return tuple(found)
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
+
+
+def _share(part: float, whole: float) -> float:
+    return max(0.0, min(1.0, part / whole)) if whole > 0 else 0.0

@@ -1,0 +1,134 @@
+"""What a loader does for its statistics: finds or makes the board, binds its pipes, reads it.
+
+Role: owned by one `DataLoader2`; runs in main. Where the service starts processes, the board is theirs; otherwise it
+has one page. Loading never fails for want of statistics.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchdata._native import Delivery, StatsBoard
+from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting
+from torchdata._stats.stacks import answer_no_more
+from torchdata._stats.stalls import warn_of_calls, warn_of_calls_no_more, warn_of_stalls
+
+if TYPE_CHECKING:
+    from torchdata._stats.model import LoaderStats
+    from torchdata._stats.reading import Reading
+
+__all__ = ["Recorder", "StatsLevel"]
+
+StatsLevel = Literal["counts", "full"]
+_LEVELS = ("counts", "full")
+#: What says so in the environment, where the loader is not told.
+VARIABLE = "TORCHDATA_STATS"
+
+
+class Recorder:
+    """The statistics of one loader.
+
+    Args:
+        level: "counts", or "full" to take the time of each pipe, too; None for what the environment says.
+        stall_warning: after how many seconds without an item a warning says who waits for whom; None: never.
+    """
+
+    def __init__(self, level: StatsLevel | None, stall_warning: float | None) -> None:
+        chosen = os.environ.get(VARIABLE) or "counts" if level is None else level
+        if chosen not in _LEVELS:
+            source = f"the environment variable {VARIABLE}" if level is None else "stats"
+            raise ValueError(f'{source} is "counts" or "full", not {chosen!r}')
+        if stall_warning is not None and (isinstance(stall_warning, bool) or not stall_warning > 0):
+            raise ValueError(f"stall_warning is a positive number of seconds or None, not {stall_warning!r}")
+        self.full = chosen == "full"
+        self.stall_warning = stall_warning
+        self._pid = 0
+        #: The loader's delivery, as long as its calls are watched, and the number that they are known by.
+        self._watched: tuple[int, Delivery] | None = None
+        self._counting: Counting | None = None
+        #: What was counted when the loader was shut down, and when that was.
+        self._last: tuple[int, bool, list[Any]] | None = None
+        #: What "auto" has chosen, in words.
+        self._choices: list[str] = []
+
+    def prepare(self, service: Any) -> None:
+        """Tells the services, before they start processes, whether the time of each pipe is taken."""
+        for one in _services_in(service):
+            if hasattr(type(one), "_full_stats"):
+                one._full_stats = self.full
+
+    def begin(self, service: Any, datapipe: Any, delivery: Delivery) -> None:
+        """An epoch is about to begin that reads `datapipe`, and hands out items by `delivery`."""
+        if self._counting is None or self._pid != os.getpid():
+            self._counting = self._take_board(service)
+            self._pid = os.getpid()
+        if self._counting is not None:
+            self._counting.bind(datapipe)
+            if self._watched is None and self.stall_warning is not None:
+                self._watched = warn_of_calls(self, delivery, self.stall_warning), delivery
+
+    def _take_board(self, service: Any) -> Counting | None:
+        for one in _services_in(service):
+            steering = getattr(one, "_steering", None)
+            if steering is not None:
+                self._choices = steering.choices
+            children = getattr(one, "_children", None)
+            if children is not None and hasattr(children, "stats"):
+                warn_of_stalls(children, self.stall_warning)
+                return Counting(children.stats, MAIN_PAGE)
+        try:
+            counting = Counting(StatsBoard(1, 1, PIPES, self.full), MAIN_PAGE)
+        except OSError:
+            return None
+        counting.adopt_main()
+        return counting
+
+    def end(self) -> None:
+        """The epoch is over."""
+        if self._counting is not None and self._pid == os.getpid():
+            self._counting.end()
+
+    def close(self) -> None:
+        """The loader is shut down: what was counted stays to be read."""
+        if self._watched is not None:
+            warn_of_calls_no_more(*self._watched)
+            self._watched = None
+        counting, self._counting = self._counting, None
+        if counting is not None and self._pid == os.getpid():
+            answer_no_more(counting.board, MAIN_PAGE)
+            # As it is: at the interpreter's end nothing can be imported that would make something of it.
+            self._last = time.monotonic_ns(), counting.board.full, counting.board.read()
+            counting.board.close_descriptor()
+
+    @property
+    def board(self) -> StatsBoard | None:
+        """The counters; None before the first epoch and after the end."""
+        return self._counting.board if self._counting is not None else None
+
+    def reading(self) -> Reading:
+        """What was counted so far."""
+        from torchdata._stats.reading import Reading, read_board
+
+        if self._counting is not None and self._pid == os.getpid():
+            return read_board(self._counting.board)
+        at, full, pages = self._last or (0, self.full, [])
+        return Reading(at, full, {page["page"]: page for page in pages})
+
+    def stats(self, since: LoaderStats | None = None) -> LoaderStats:
+        """See `DataLoader2.stats`."""
+        from torchdata._stats.reading import summarise
+
+        stats = summarise(self.reading(), None if since is None else since.reading)
+        return replace(stats, choices=tuple(self._choices)) if self._choices else stats
+
+
+def _services_in(service: Any) -> Iterator[Any]:
+    """A service and those that it consists of."""
+    if service is not None:
+        yield service
+        for one in getattr(service, "reading_services", ()):
+            yield from _services_in(one)

@@ -1,0 +1,173 @@
+"""The warning that no item comes: who waits for whom, and where the process at fault stands.
+
+Role: called with the interpreter's lock: by main's collector, in the thread that waits for workers; and where main
+itself hangs, by the extension's thread that watches calls of `next`. That thread ends before each fork and begins again
+with the next item, so that neither the child nor Python's own look at threads finds it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import sys
+import threading
+import warnings
+import weakref
+from typing import Any
+
+from torchdata._native import Delivery, watch_after_fork, watch_before_fork, watch_is_over, watch_with
+
+__all__ = ["StallWarning", "warn_of_calls", "warn_of_calls_no_more", "warn_of_stalls"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: Modules in which a debugger waits for its user.
+_DEBUGGERS = ("bdb", "pydevd")
+
+#: By number: the recorders of the loaders whose calls are watched.
+_watched: dict[int, weakref.ref[Any]] = {}
+_numbers = itertools.count(1)
+
+
+class StallWarning(RuntimeWarning):
+    """No item has come for long."""
+
+
+def warn_of_stalls(children: Any, seconds: float | None) -> None:
+    """Makes main warn when it has waited so long for an item, and again each time that it has waited twice as long."""
+    children.stall_warning = seconds
+    if seconds is None:
+        return
+    board = weakref.ref(children)
+
+    def on_stall(peer: int | None, waited: float) -> None:
+        alive = board()
+        if alive is not None:
+            warnings.warn(_words(alive.stats, peer, waited), StallWarning, stacklevel=3)
+
+    children.collector.tell_stall(seconds, on_stall)
+
+
+def _words(board: Any, peer: int | None, waited: float) -> str:
+    # Imported where something is wrong: a loader that runs needs none of it.
+    from torchdata._stats.diagnosis import blame
+    from torchdata._stats.reading import read_board, summarise
+    from torchdata._stats.stacks import ask_for_stack, kernel_state
+    from torchdata._stats.table import duration
+
+    stats = summarise(read_board(board))
+    processes = {process.name: process for process in stats.processes}
+    name = f"worker process {peer or 0}"
+    if name not in processes:
+        return f"no item has come for {duration(waited)}: {name} has not started yet"
+    chain = blame(processes, name)
+    fault = chain[-1]
+    waits = "main waits for " + ", which waits for ".join(process.name for process in chain)
+    runs = f" in {fault.runs}" if fault.runs else ""
+    page = next(page for page in board.read() if page["pid"] == fault.pid)
+    try:
+        stack = ask_for_stack(fault.pid, page["signal"], page["stack"])
+    except OSError:
+        stack = None
+    where = kernel_state(fault.pid)
+    answer = stack or "It gives no Python stack: it does not answer the signal that asks for it."
+    return (
+        f"no item has come for {duration(waited)}: {waits}, which is {fault.state}{runs}. "
+        f"{fault.name} (pid {fault.pid}) is {where}.\n{answer}"
+    )
+
+
+def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
+    """Warns when an item has taken so long that main itself makes, and again each time that it has taken twice as long.
+
+    Args:
+        recorder: has the loader's counters.
+        delivery: the loader's.
+        seconds: the patience.
+
+    Returns:
+        What `warn_of_calls_no_more` takes.
+    """
+    number = next(_numbers)
+    _watched[number] = weakref.ref(recorder)
+    delivery.watch(number, seconds)
+    return number
+
+
+def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
+    """Takes that back."""
+    delivery.watch_no_more()
+    _watched.pop(number, None)
+
+
+def _on_call_stall(number: int, waited: float, thread: int) -> None:
+    """Called by the watching thread: the thread `thread` has been in a call for so long."""
+    reference = _watched.get(number)
+    recorder = reference() if reference is not None else None
+    frame = sys._current_frames().get(thread)
+    if recorder is None or recorder.board is None or frame is None or _is_debugged(frame):
+        return
+    words = _words_of_main(recorder.board, waited, thread)
+    if words is None:
+        return
+    fault = frame
+    while _is_ours(fault) and fault.f_back is not None:
+        fault = fault.f_back
+    module = fault.f_globals.get("__name__", "")
+    # By hand, as it is to be told where main stands rather than this thread; without a registry it is told each time.
+    warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
+
+
+def _is_debugged(frame: Any) -> bool:
+    """Whether a debugger holds the thread: its user knows that nothing comes."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_ours(frame: Any) -> bool:
+    """Whether a call is this package's, or one that its threads wait in."""
+    file: str = frame.f_code.co_filename
+    return file.startswith(_PACKAGE) or frame.f_globals.get("__name__") == "threading"
+
+
+def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
+    """The warning; None where main waits for another process, of which its collector tells."""
+    from torchdata._stats.reading import read_board, summarise
+    from torchdata._stats.stacks import kernel_state, own_stack
+    from torchdata._stats.table import duration
+
+    main = summarise(read_board(board)).main
+    if main is not None and main.waits_for is not None:
+        return None
+    known = getattr(threading, "_active", {}).get(thread)
+    where = kernel_state(getattr(known, "native_id", None) or os.getpid())
+    runs = f", in {main.runs}" if main is not None and main.runs else ""
+    stacks = [own_stack(thread)]
+    frames = sys._current_frames()
+    del frames[threading.get_ident()]  # of this call: with it there would be a circle that only the collector ends
+    for ident, frame in frames.items():
+        if ident != thread and _runs_ours(frame):
+            name = getattr(getattr(threading, "_active", {}).get(ident), "name", ident)
+            stacks.append(f"Thread {name}, {own_stack(ident)[0].lower()}{own_stack(ident)[1:]}")
+    return (
+        f"no item has come for {duration(waited)}: main itself is at work on it{runs}. "
+        f"main (pid {os.getpid()}) is {where}.\n" + "\n".join(stacks)
+    )
+
+
+def _runs_ours(frame: Any) -> bool:
+    """Whether a thread is one of this package's, or works for it."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            return True
+        frame = frame.f_back
+    return False
+
+
+watch_with(_on_call_stall)
+atexit.register(watch_is_over)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=watch_before_fork, after_in_parent=watch_after_fork)

@@ -1,0 +1,171 @@
+"""`python -m torchdata top`: a live view of running loaders, from outside.
+
+Role: an observer. In a terminal it draws by `rich` on the terminal's second screen, which is gone when it ends;
+elsewhere it prints one table. Keys: `s` shows where each process stands, `q` ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torchdata._optional import optional_import
+from torchdata._stats.attaching import Attached, NoLoaderError, attach
+from torchdata._stats.diagnosis import diagnose
+from torchdata._stats.model import LoaderStats
+from torchdata._stats.table import amount, as_table, duration, percent, pipe_rows, process_rows, size
+
+__all__ = ["live", "print_once"]
+
+#: Columns of the tables, the most important first: what there is no room for is left out.
+_PROCESS_COLUMNS = "process,items/s,busy,for items,for room,pid,state,in flight,items,memory"
+_PIPE_COLUMNS = "pipe,out,share,own,process,held,in,p50,p99"
+
+#: Seconds of which the rates and the verdict speak.
+WINDOW = 10.0
+
+
+class _View:
+    """One loader as it has been of late."""
+
+    def __init__(self, attached: Attached) -> None:
+        self.attached = attached
+        self._past: deque[tuple[float, LoaderStats]] = deque()
+
+    def look(self) -> LoaderStats:
+        """Its statistics of the last seconds; of all the time while that is short."""
+        now = time.monotonic()
+        whole = self.attached.stats()
+        while self._past and now - self._past[0][0] > WINDOW:
+            self._past.popleft()
+        recent = self.attached.stats(self._past[0][1]) if self._past else whole
+        self._past.append((now, whole))
+        return recent if recent.seconds > 0.2 or whole.items == 0 else whole
+
+
+def print_once(pid: int | None, stacks: bool, write: Callable[[str], object] = print) -> None:
+    """Prints the table of each loader, and its verdict."""
+    for attached in attach(pid):
+        stats = attached.stats()
+        write(f"loader of process {attached.pid}: {attached.command}")
+        write(as_table(stats))
+        write(f"\n{diagnose(stats)}\n")
+        if stacks:
+            for head, stack in attached.stacks():
+                write(f"{head}\n{stack}\n")
+
+
+def live(pid: int | None, interval: float, stacks: bool) -> None:
+    """Shows the loaders until `q` is pressed or they are gone."""
+    rich = partial(optional_import, extra="top", needed_by="the live view")
+    console = rich("rich.console").Console()
+    live_view = rich("rich.live").Live
+    views = {one.board.made(): _View(one) for one in attach(pid)}
+    last: list[str] = []
+    with _keys() as pressed, live_view(console=console, screen=True, auto_refresh=False) as screen:
+        while True:
+            running = [view for view in views.values() if view.attached.is_running()]
+            if not running:
+                break
+            screen.update(_screen(running, stacks, console.width), refresh=True)
+            last = [as_table(view.attached.stats()) for view in running]
+            key = pressed(interval)
+            if key in ("q", "\x03", "\x04"):
+                return
+            if key == "s":
+                stacks = not stacks
+            with contextlib.suppress(NoLoaderError, OSError):
+                found = {one.board.made(): one for one in attach(pid)}
+                views = {made: views.get(made) or _View(one) for made, one in found.items()}
+    print("\n\n".join(last))
+    print("the loader has ended")
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Keys as they are pressed; the function waits so many seconds for one."""
+    if not sys.stdin.isatty():
+
+        def nothing(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield nothing
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def pressed(seconds: float) -> str:
+        if select.select([descriptor], [], [], seconds)[0]:
+            return os.read(descriptor, 1).decode(errors="replace") or "q"
+        return ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _screen(views: list[_View], stacks: bool, width: int) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = []
+    for view in views:
+        parts += _loader(view, stacks, width)
+    parts.append(Text("q quit   s stacks", style="dim"))
+    return Group(*parts)
+
+
+def _loader(view: _View, stacks: bool, width: int) -> list[Any]:
+    from rich.text import Text
+
+    stats = view.look()
+    attached = view.attached
+    head = Text()
+    head.append(f"{attached.command} ", style="bold")
+    head.append(f"pid {attached.pid}, epoch {stats.epoch}", style="dim")
+    line = Text(
+        f"{amount(stats.items_per_second)} items/s  {size(stats.bytes_per_second)}/s  loading {percent(stats.loading)} "
+        f" waiting {percent(stats.waiting)}  step {duration(stats.step_seconds)}  ahead "
+        f"{stats.prefetched}/{stats.prefetch_limit}  memory {size(stats.shared_memory)} of "
+        f"{size(stats.shared_memory_limit)}"
+    )
+    verdict = Text(str(diagnose(stats)), style="bold yellow")
+    parts: list[Any] = [head, line, verdict, _table(process_rows(stats.processes), _PROCESS_COLUMNS, width)]
+    if stacks:
+        for title, stack in attached.stacks():
+            parts += [Text(title, style="bold"), Text(stack)]
+    elif stats.pipes:
+        parts.append(_table(pipe_rows(stats.merged_pipes()), _PIPE_COLUMNS, width))
+    parts.append(Text())
+    return parts
+
+
+def _table(rows: list[list[str]], columns: str, width: int) -> Any:
+    """A table of those columns that there is room for, the most important first."""
+    from rich.table import Table
+
+    kept: list[int] = []
+    for name in columns.split(","):
+        index = rows[0].index(name)
+        longest = [max(len(row[one]) for row in rows) for one in [*kept, index]]
+        if sum(longest) + 2 * len(kept) <= width:
+            kept.append(index)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index in sorted(kept):
+        table.add_column(rows[0][index], justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*(row[index] for index in sorted(kept)))
+    return table

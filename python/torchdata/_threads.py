@@ -1,0 +1,76 @@
+"""Threads of this package: started with words for where the system has none to give, and ended with the interpreter.
+
+Role: a daemon thread that is still in foreign code at that time could take the process down with it. Whoever starts
+threads notes here what ends them; at exit all are told to end, and waited for together. Runs in the main thread. A
+forked child has none of its parent's threads and forgets them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from typing import Any, Protocol
+
+__all__ = ["OUT_OF_TASKS", "end_at_exit", "start"]
+
+#: Why the system gives no process or thread, and what to do.
+OUT_OF_TASKS = (
+    "the limit of processes and threads (ulimit -u, or pids.max of the container) is reached: raise it, or use fewer "
+    "workers and threads"
+)
+
+#: Seconds that interpreter exit waits for all threads together.
+PATIENCE = 2.0
+
+
+def start(thread: threading.Thread) -> None:
+    """Starts the thread.
+
+    Raises:
+        RuntimeError: the system has no more threads to give; the message says what to do.
+    """
+    try:
+        thread.start()
+    except RuntimeError as error:
+        if "start new thread" not in str(error):  # the interpreter exits, for one
+            raise
+        raise RuntimeError(f"{error} ({thread.name}): {OUT_OF_TASKS}, or there is no memory for its stack") from error
+
+
+class Work(Protocol):
+    """What threads work on."""
+
+    def close(self) -> Any:
+        """Lets the threads end after the item that they are at, without waiting. May be called twice."""
+
+    def join(self, seconds: float) -> Any:
+        """Waits until the threads have ended, so many seconds at most."""
+
+
+_running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def end_at_exit(work: Work) -> None:
+    """Notes work whose threads are to end with the interpreter, unless it is gone by then."""
+    _running.add(work)
+
+
+def _forget_inherited() -> None:
+    global _running
+    _running = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    running: list[Work] = list(_running)
+    for work in running:
+        work.close()
+    until = time.monotonic() + PATIENCE
+    for work in running:
+        work.join(max(0.0, until - time.monotonic()))
+
+
+os.register_at_fork(after_in_child=_forget_inherited)
+atexit.register(_end_all)

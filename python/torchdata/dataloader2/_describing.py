@@ -1,0 +1,104 @@
+"""A loader's state in words, for people who look at a checkpoint.
+
+Role: pure functions; nothing of the user's is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torchdata._engine.snapshots import unseal
+from torchdata.dataloader2._loader_state import (
+    ITERATION_STATE_KEY_NAME,
+    PIPELINE_KEY_NAME,
+    check_state,
+    unpack_randomness,
+)
+from torchdata.datapipes._pipe.fingerprint import short_name
+
+__all__ = ["describe"]
+
+
+def describe(state: Mapping[str, Any]) -> str:
+    """What a loader's state says, in words: the place in the epoch, the workers, the pipes and their sizes.
+
+    Args:
+        state: what `DataLoader2.state_dict` returned.
+
+    Raises:
+        TypeError, ValueError: it is not the state of a loader, or a damaged one.
+
+    Example:
+        >>> from torchdata.dataloader2 import DataLoader2, describe
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> loader = DataLoader2(IterableWrapper(range(9)).batch(2))
+        >>> _ = next(iter(loader))
+        >>> print(describe(loader.state_dict()).splitlines()[0])
+        inside an epoch, after 1 item
+    """
+    check_state(state)
+    return "\n".join(_lines(state))
+
+
+def _lines(state: Mapping[str, Any]) -> Iterator[str]:
+    place = state.get(ITERATION_STATE_KEY_NAME)
+    if place is None or place["ended"]:
+        yield "between two epochs"
+    else:
+        yield f"inside an epoch, after {_items(place['given'])}"
+        if place["drop"]:
+            yield f"  of which the last {place['drop']} are to be made again"
+    randomness = unpack_randomness(state)
+    seed = None if randomness is None else randomness[0]
+    yield "without a seed" if seed is None else f"seed {seed}"
+    outline = state.get(PIPELINE_KEY_NAME)
+    if outline is not None:
+        names = map(short_name, json.loads(outline["fingerprint"]))
+        yield f"pipeline ({_size(outline['length'])} as bytes): {', '.join(names)}"
+    if place is not None:
+        yield from _graph("in the main process", place["graph"])
+        yield from _workers(place["workers"])
+
+
+def _workers(workers: Any) -> Iterator[str]:
+    if workers is None:
+        return
+    for number, worker in enumerate(workers["workers"]):
+        (given, _), snapshot = worker["given"], worker["snapshot"]
+        if snapshot is None:
+            yield f"worker {number}: {_items(given)} given, all to be made again"
+            continue
+        again = given - snapshot[0][0]
+        yield f"worker {number}: {_items(given)} given, the last {again} to be made again"
+        yield from _graph(f"worker {number}", snapshot[3])
+    if workers["dispatching"] is not None:
+        yield from _graph("the dispatching process", workers["dispatching"][2])
+
+
+def _graph(where: str, sealed: Any) -> Iterator[str]:
+    """The pipes of a graph, each with the size of its state."""
+    if sealed is None:
+        return
+    saved = unseal(sealed, "a snapshot")
+    yield f"{where}: {_size(len(sealed))}"
+    for entry in saved.get("graph", saved)["pipes"]:
+        yield f"  {entry['type']}: {entry.get('yielded', 0)} yielded, {_size(_weight(entry))}"
+
+
+def _weight(value: Any) -> int:
+    """About how many bytes a value has."""
+    if isinstance(value, (bytes, str)):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_weight, value.values()))
+    return sum(map(_weight, value)) if isinstance(value, (list, tuple)) else 8
+
+
+def _items(count: int) -> str:
+    return "1 item" if count == 1 else f"{count} items"
+
+
+def _size(size: int) -> str:
+    return f"{size} bytes" if size < 1024 else f"{size / 1024:.0f} KiB" if size < 1 << 20 else f"{size / 2**20:.1f} MiB"

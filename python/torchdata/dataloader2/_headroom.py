@@ -1,0 +1,64 @@
+"""The pipe behind the adapter `Headroom`: serves items again that it has kept.
+
+Role: stands at the end of the graph in the main process, so that what it serves costs nothing. Owns the kept items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_int, check_source
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["ServedAgain"]
+
+#: Items of an epoch by kept item, where the source does not know its length.
+ROUNDS = 100
+
+
+class ServedAgain(IterDataPipe[Any]):
+    """Reads some items, and then yields those again and again, the same objects each time.
+
+    Args:
+        source_datapipe: the pipe to read.
+        items: how many of its items are read, once.
+        length: how many items an epoch has; None for as many as the source has, or where that is not known, 100 for
+            each kept one.
+    """
+
+    item_attributes = frozenset({"_kept"})
+
+    def __init__(self, source_datapipe: Any, items: int, length: int | None = None) -> None:
+        check_source("Headroom", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.items = check_int("Headroom", "items", items, least=1)
+        self.length = None if length is None else check_int("Headroom", "length", length, least=0)
+        self._kept: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        if len(self._kept) < self.items:
+            self._kept = []
+            for item in self.source_datapipe:
+                self._kept.append(item)
+                if len(self._kept) == self.items:
+                    break
+        kept, left = self._kept, len(self)
+        while kept and left > 0:
+            yield from kept[:left]
+            left -= len(kept)
+
+    def __len__(self) -> int:
+        if self.length is not None:
+            return self.length
+        try:
+            return len(self.source_datapipe)
+        except TypeError:
+            return ROUNDS * self.items
+
+    def is_replicable(self) -> bool:
+        """Whether workers may run copies: no, items are kept in the main process."""
+        return False
+
+    def _attributes_to_copy(self) -> dict[str, Any]:
+        return {**super()._attributes_to_copy(), "_kept": []}

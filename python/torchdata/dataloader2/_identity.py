@@ -1,0 +1,91 @@
+"""What a loader's pipeline is, by which its states tell whose they are: bytes, a hash of them, a fingerprint.
+
+Role: found out when somebody asks for a state, as long as no service has taken the graph over, and kept. Owned by the
+loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torchdata.dataloader2._loader_state import checksum_of
+from torchdata.dataloader2.graph.serialization import Snapshot, serialize_datapipe
+from torchdata.datapipes._pipe.fingerprint import Fingerprint, difference, fingerprint
+from torchdata.datapipes._pipe.traversal import is_pipe
+
+__all__ = ["Identity"]
+
+#: A pipe of more bytes stands in a state only where that is asked for.
+_LARGE = 1 << 20
+
+
+class Identity:
+    """What a loader's pipeline is, before a service takes it over: found out when somebody asks.
+
+    Args:
+        snapshot: the pipeline.
+        serialize: makes bytes of it.
+    """
+
+    def __init__(self, snapshot: Snapshot, serialize: Callable[[Snapshot], bytes] = serialize_datapipe) -> None:
+        self._snapshot, self._serialize = snapshot, serialize
+        self._fingerprint: Fingerprint | None = None
+        self._pickled: bytes | None = None
+        self._checksum = 0
+        self._outline: dict[str, Any] = {}
+
+    def note(self, datapipe: Any) -> None:
+        """Looks at the graph, as long as it is whole; only the first call does anything."""
+        if self._fingerprint is None and is_pipe(datapipe):
+            self._fingerprint = fingerprint(datapipe)
+
+    def _find(self) -> bytes:
+        if self._pickled is None:
+            import hashlib
+            import json
+
+            pickled = self._serialize(self._snapshot)
+            self._checksum = checksum_of(pickled)
+            self._outline = {
+                "fingerprint": json.dumps(self._fingerprint, separators=(",", ":")),
+                "hash": hashlib.sha256(pickled).hexdigest(),
+                "length": len(pickled),
+            }
+            self._pickled = pickled
+        return self._pickled
+
+    @property
+    def outline(self) -> dict[str, Any]:
+        """What stands in a state: the fingerprint, a hash of the pipe as bytes, and their number."""
+        self._find()
+        return dict(self._outline)
+
+    @property
+    def checksum(self) -> int:
+        """The checksum of the pipe as bytes."""
+        self._find()
+        return self._checksum
+
+    def pickled(self, wanted: bool | None) -> bytes | None:
+        """The pipe as bytes; None where it is not wanted, or nobody says so and it is large."""
+        pickled = self._find()
+        if wanted is None:
+            wanted = len(pickled) <= _LARGE
+        return pickled if wanted else None
+
+    def compare(self, outline: Any, strict: bool) -> None:
+        """Raises ValueError where a state is of another pipeline, unless nobody minds."""
+        saved = outline.get("fingerprint") if isinstance(outline, dict) else None
+        if not isinstance(saved, str) or self._fingerprint is None:
+            raise ValueError(f"this loader state says {saved!r} where it should say what its pipeline is made of")
+        if outline.get("hash") == self._outline.get("hash", ""):
+            return
+        import json
+
+        other = difference(json.loads(saved), self._fingerprint, "this loader") if strict else ""
+        if other:
+            raise ValueError(
+                f"this state was saved from another pipeline: {other}. Build the same pipeline, or load the state with "
+                "strict=False if the difference does not matter"
+            )

@@ -1,0 +1,196 @@
+"""States of all ranks of a distributed job, and what of them a loader goes on with.
+
+Role: pure functions over states. Runs in main. A loader of the same rank and as many ranks takes its own state; where
+there are more or fewer ranks, or other numbers of workers, it works out the place from which it goes on, of the states
+of all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchdata.dataloader2._loader_state import (
+    ITERATION_STATE_KEY_NAME,
+    PIPELINE_KEY_NAME,
+    RANKS_KEY_NAME,
+    check_state,
+    unpack_randomness,
+)
+from torchdata.dataloader2.services.distributed import DistributedReadingService
+from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME
+
+__all__ = ["SavedPlaces", "checked", "keep_seeds", "ranks_of"]
+
+
+#: A rank, how many there were, and whether their epoch had the seeds of one without ranks.
+SavedRanks = tuple[int, int, bool]
+
+
+@dataclass(frozen=True)
+class SavedPlaces:
+    """Where the ranks of a job were.
+
+    Args:
+        ranks: of the state that was loaded; None where there were none.
+        places: by rank, their places: of all of them, or of this one alone.
+    """
+
+    ranks: SavedRanks | None
+    places: Mapping[int, dict[str, Any]]
+
+    def fitted(self, loader: Any, workers: int, dispatches: bool) -> dict[str, Any]:
+        """The place from which a loader goes on, whose service has taken over the graph.
+
+        Args:
+            loader: the loader.
+            workers: how many workers it has.
+            dispatches: whether it has a dispatching process.
+
+        Raises:
+            ValueError: it cannot go on from there; the message says why.
+        """
+        from torchdata.dataloader2.services.elastic import Shape, divided_anew, shape_of
+
+        rank, world, _ = ranks_of(loader.reading_service) or (0, 1, False)
+        old_rank, old_world, _ = self.ranks or (0, 1, False)
+        if len(self.places) < old_world and (old_rank, old_world) != (rank, world):
+            raise ValueError(
+                f"this state was saved by rank {old_rank} of {old_world}, and this is "
+                + (f"rank {rank} of {world}" if world > 1 else "no rank of a distributed job")
+                + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
+            )
+        place = self.places.get(rank if old_world == world else 0) or next(iter(self.places.values()))
+        old, new = shape_of(place, (rank, old_world)), Shape(workers, dispatches, world, rank)
+        same_processes = old.workers == new.workers and old.dispatches == new.dispatches
+        if old.ranks == new.ranks and same_processes:
+            return place
+        return divided_anew(self.places, old, new, loader._snapshot.copy())
+
+    def suit_seeds(self, loader: Any) -> None:
+        """Lets the epoch that goes on have the seeds with which it began.
+
+        Ranks agree on a seed of which all others are drawn. So an epoch that began without ranks is not gone on with
+        like that, nor the other way round.
+        """
+        agreed = self.ranks is not None and not self.ranks[2]
+        if not agreed:
+            keep_seeds(loader.reading_service)
+        elif _distributed(loader.reading_service) is None:
+            generator = loader._seed_generator
+            generator.seed(generator.generate_shared_seed())
+            loader._initial_seed_generator = copy.copy(generator)
+
+
+def _distributed(service: Any) -> DistributedReadingService | None:
+    for each in getattr(service, "reading_services", [service]):
+        if isinstance(each, DistributedReadingService):
+            return each
+    return None
+
+
+def ranks_of(service: Any) -> SavedRanks | None:
+    """As what rank a loader runs; None where its service knows no ranks, or does not know them yet."""
+    found = _distributed(service)
+    if found is None or found._datapipe is None:
+        return None
+    return found._rank, found._world_size, found._keeps_seeds
+
+
+def keep_seeds(service: Any) -> None:
+    """Lets the next epoch of a service, if it has ranks, have the seeds that the loader would have without them."""
+    found = _distributed(service)
+    if found is not None:
+        found.keep_seeds()
+
+
+def checked(state: Any) -> tuple[dict[str, Any], SavedPlaces]:
+    """The state to load of a state, or of the states of all ranks, and the places in it.
+
+    Raises:
+        TypeError, ValueError: it is none, of another version, or damaged; or the states do not belong together.
+    """
+    if not isinstance(state, Mapping) or not state or not all(type(rank) is int for rank in state):
+        check_state(state)
+        return dict(state), SavedPlaces(_ranks_in(state), _places({_rank_in(state): state}))
+    for each in state.values():
+        check_state(each)
+    _check_ranks(state)
+    first = state[min(state)]
+    _check_alike(state)
+    return dict(first), SavedPlaces(_ranks_in(first), _places(state))
+
+
+def _ranks_in(state: Mapping[str, Any]) -> SavedRanks | None:
+    ranks = state.get(RANKS_KEY_NAME)
+    return None if ranks is None else (ranks[0], ranks[1], ranks[2])
+
+
+def _rank_in(state: Mapping[str, Any]) -> int:
+    return (_ranks_in(state) or (0, 1, False))[0]
+
+
+def _places(states: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    places = {rank: state.get(ITERATION_STATE_KEY_NAME) for rank, state in states.items()}
+    return {rank: place for rank, place in places.items() if place is not None}
+
+
+def _check_ranks(states: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raises ValueError unless there is one state of each rank."""
+    worlds = {(_ranks_in(state) or (0, 1, False))[1] for state in states.values()}
+    if len(worlds) > 1:
+        raise ValueError(f"these states are of jobs with different numbers of ranks: {sorted(worlds)}")
+    world = worlds.pop()
+    for rank, state in states.items():
+        if (_ranks_in(state) or (rank, world, False))[0] != rank:
+            raise ValueError(f"what is given as the state of rank {rank} was saved by rank {_rank_in(state)}")
+    missing = sorted(set(range(world)) - set(states))
+    if missing:
+        raise ValueError(
+            f"the state was saved by {world} ranks, but the states of rank {', '.join(map(str, missing))} are "
+            "missing: load those of all ranks"
+        )
+    surplus = sorted(set(states) - set(range(world)))
+    if surplus:
+        raise ValueError(
+            f"the state was saved by {world} ranks, numbered from 0, but there is a state of rank {surplus[0]}, too"
+        )
+
+
+def _check_alike(states: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raises ValueError where the states were not saved after the same step, or of different loaders."""
+    first = min(states)
+    for rank, state in states.items():
+        for name, what in (("pipeline", _pipeline_in), ("service", _service_in)):
+            if what(state) != what(states[first]):
+                raise ValueError(
+                    f"the states of rank {first} and rank {rank} are not of the same {name}. Where each rank has "
+                    "its own, it has to load its own state"
+                )
+        moments = [_moment(states[first]), _moment(state)]
+        if moments[0] != moments[1]:
+            raise ValueError(
+                f"the states of rank {first} and rank {rank} are of different moments: {moments[0][0]}, and "
+                f"{moments[1][0]}. Save them on all ranks after the same step"
+            )
+
+
+def _pipeline_in(state: Mapping[str, Any]) -> Any:
+    pipeline = state.get(PIPELINE_KEY_NAME)
+    return pipeline.get("fingerprint") if isinstance(pipeline, dict) else None
+
+
+def _service_in(state: Mapping[str, Any]) -> Any:
+    return state.get(READING_SERVICE_STATE_KEY_NAME)
+
+
+def _moment(state: Mapping[str, Any]) -> tuple[str, Any]:
+    """When a state was saved, in words, and the seed from which the epoch after that follows."""
+    place, randomness = state.get(ITERATION_STATE_KEY_NAME), unpack_randomness(state)
+    if place is None:
+        return "between two epochs", None
+    words = f"after {place['given']} items of an epoch" + (" that has ended" if place["ended"] else "")
+    # What all ranks share, once they have agreed on it.
+    return words, None if randomness is None else copy.copy(randomness[2]).generate_shared_seed()

@@ -1,0 +1,426 @@
+"""Places of a loader inside an epoch: taking one at any moment, and going on from one.
+
+Role: runs in the main process, in whichever thread asks for a state, a signal handler included. What the user was
+given is counted by the `Delivery` of the loader; where workers are is in the engine's books, which a waiting reader
+does not hold. So a place joins references and waits for nobody.
+
+Where pipes run in main, they can be looked at between two items only. So there are *marks*: states of main's part of
+the graph that were taken between two items, the epoch's beginning for one. Who asks while an item is being made, or
+for some items ago, gets the newest mark before that, and how many items to drop behind it.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchdata._engine.snapshots import is_sealed, seal, unseal
+from torchdata.dataloader2.services.advancing import advance
+from torchdata.dataloader2.services.places import check_base, check_place, check_processes, lasts
+from torchdata.dataloader2.services.worker_output import WorkerOutput
+from torchdata.datapipes._pipe.iteration import record_of
+from torchdata.datapipes._pipe.traversal import sources_of, walk
+from torchdata.datapipes.datapipe import token_of
+from torchdata.datapipes.iter.threads.pinning import PinMemory
+from torchdata.datapipes.iter.threads.prefetching import Prefetcher
+from torchdata.datapipes.iter.threads.synchronizing import FullSync
+from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
+
+__all__ = ["Position", "check_iteration"]
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A place at which main's part of the graph was looked at."""
+
+    #: Items of the epoch that were given by then.
+    given: int
+    #: The state of main's part, sealed; None where it begins, or holds nothing that counts.
+    graph: bytes | None = None
+    #: The global generators, sealed, where main runs functions of the user's.
+    generators: bytes | None = None
+    #: The place of the workers.
+    workers: dict[str, Any] | None = None
+    #: Whether no worker processes run the graph.
+    in_main: bool = True
+    #: The generators with which the epoch began, where they are needed to begin it anew.
+    beginning: bytes | None = None
+
+    def at(self, given: int, ended: bool) -> dict[str, Any]:
+        """The mark, and how many items behind it were given, as they stand in a state."""
+        return {
+            "given": given,
+            "drop": given - self.given,
+            "ended": ended,
+            "graph": self.graph,
+            "generators": self.generators,
+            "beginning": self.beginning,
+            "workers": self.workers,
+            "in_main": self.in_main,
+        }
+
+
+class Position:
+    """How far a loader has come in the epoch that runs.
+
+    Args:
+        loader: whose position it is. Owns this object.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = weakref.proxy(loader)  # no circle: a loader ends with its last reference
+        self.output: WorkerOutput | None = None
+        #: Whether what stands in main hands items on one by one, so that counting tells its state.
+        self._only_counts = False
+        #: Items that earlier runs of the epoch gave.
+        self._before = 0
+        #: Items of the workers that main's pipes had read in them.
+        self._yielded_before = 0
+        #: Oldest first; the first is the epoch's beginning, or where this run began.
+        self._marks: list[_Mark] = []
+        #: Whether the epoch that begins follows one that another loader has run.
+        self._is_behind_loaded = False
+        #: Where the last epoch ended, as far as it matters to the next one.
+        self._end: dict[str, Any] | None = None
+        #: When this run of the epoch began, and the seconds that earlier ones had taken.
+        self._since, self._seconds_before = time.monotonic(), 0.0
+        #: Why main's part of the graph could not be saved, if it could not.
+        self.unsaved: str | None = None
+        #: Whether the pipes draw the seeds of the epoch by themselves, because nobody gives them any.
+        self.own_seeds = False
+        #: Where the items were shared anew in this epoch, if they were and the graph runs in main.
+        self._base: dict[str, Any] | None = None
+
+    # -- taking ------------------------------------------------------------------------------------
+
+    def take(self, items_ago: int) -> dict[str, Any] | None:
+        """Where the loader was so many items ago; None at the beginning of an epoch that follows from its seeds.
+
+        Raises:
+            ValueError: so many items were not given since the epoch, or this run of it, began.
+            RuntimeError: nobody knows what the dispatching process remembers of earlier epochs.
+        """
+        loader = self._loader
+        if not loader._iterating:
+            if items_ago:
+                raise ValueError(f"no item of an epoch was given {items_ago} items ago: none is under way")
+            return self._between()
+        place, output = self._taken(items_ago), self.output
+        if output is not None:
+            output.require_dealt(place["workers"])
+            self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
+        place["seconds"] = self._seconds_before + time.monotonic() - self._since
+        if output is not None:
+            # Others may have taken their place since.
+            workers = output.num_workers if place["workers"] is None else len(place["workers"]["workers"])
+            place["processes"] = [workers, output.dispatches, output.in_order]
+            return place
+        place["own_seeds"] = self.own_seeds
+        return place if self._base is None else {**place, "base": self._base}
+
+    def _taken(self, items_ago: int) -> dict[str, Any]:
+        loader = self._loader
+        given = loader._delivery.given - items_ago
+        if given < 0:
+            raise ValueError(
+                f"the state of {items_ago} items ago was asked for, but {loader._delivery.given} items were given "
+                "since the epoch began or the loader was loaded"
+            )
+        if self._only_counts and self.output is not None:
+            workers = self.output.place(self.output.delivered - given)
+            if workers is not None:
+                mark = _Mark(self._before + given, workers=workers, in_main=False)
+                return mark.at(mark.given, False)
+        elif items_ago == 0:
+            self._mark()
+        given += self._before
+        mark = next(mark for mark in reversed(self._marks) if mark.given <= given)
+        return mark.at(given, False)
+
+    def _mark(self) -> None:
+        """Looks at main's part of the graph, if no item is being made."""
+        loader = self._loader
+        delivery = loader._delivery
+        with loader._held:
+            slow, delivery.slow = delivery.slow, True
+            try:
+                if delivery.busy:
+                    return
+                mark = self._look(self._before + delivery.given)
+            finally:
+                delivery.slow = slow
+        if mark is not None:
+            self._marks[1:] = [*self._marks[1:][-1:], mark]
+
+    def _look(self, given: int) -> _Mark | None:
+        loader, output = self._loader, self.output
+        try:
+            with standing_still(walk(loader.datapipe)):  # threads draw random numbers, too
+                graph, generators = save_state(loader.datapipe, described=False), save_generators()
+                yielded = None if output is None else token_of(output).yielded
+        except Exception as error:  # what cannot be saved is made again
+            self.unsaved = str(error)
+            return None
+        if output is None or yielded is None:
+            return _Mark(given, seal(graph), seal(generators))
+        pipes = walk(loader.datapipe)
+        if graph["pipes"][pipes.index(output)]["how"] != "restore":
+            if output.delivered:
+                return None  # a pipe above it is replayed, and reads all of the epoch again
+            yielded = self._yielded_before  # nobody has read them: they stand where this run found them
+        # What the pipes above have read of the workers' items; threads may have taken more since.
+        place = output.place(output.delivered - (yielded - self._yielded_before))
+        return None if place is None else _Mark(given, seal(graph), workers=place, in_main=False)
+
+    def _between(self) -> dict[str, Any] | None:
+        """The place between two epochs."""
+        loader = self._loader
+        if loader._adapted and self.output is not None:
+            return self._end or self._end_in_main()
+        if loader.datapipe is None or (loader.reading_service is not None and not loader._runs_in_main()):
+            return None
+        try:
+            graph = (
+                seal(save_state(loader.datapipe, described=False))
+                if loader._epochs and lasts(loader.datapipe)
+                else None
+            )
+        except Exception:
+            graph = None
+        return _Mark(0, graph, seal(save_generators())).at(0, True)
+
+    def _end_in_main(self) -> dict[str, Any] | None:
+        """The end of an epoch of which nothing but main's part of the graph remembers anything."""
+        end = self._loader.datapipe
+        if not self._loader._epochs or not lasts(end):
+            return None
+        try:
+            return _Mark(0, seal(save_state(end, described=False)), in_main=False).at(0, True)
+        except Exception:
+            return None
+
+    # -- epochs ------------------------------------------------------------------------------------
+
+    def find_output(self) -> None:
+        """Finds out who runs what, once the service has taken over the graph."""
+        end = self._loader.datapipe
+        self.output = next((pipe for pipe in walk(end) if isinstance(pipe, WorkerOutput)), None)
+        self._only_counts = self.output is not None and _only_counts(end)
+        if self.output is not None:
+            self.output.follow(self._loader._delivery if self._only_counts else None)
+
+    def begin(self, resumed: dict[str, Any] | None, strict: bool) -> None:
+        """Begins an epoch, before the service is told; `resumed` is the place at which it goes on, if any."""
+        self._loader._delivery.given = 0
+        self._before = 0
+        self._since = time.monotonic()
+        self._seconds_before = 0.0 if resumed is None else resumed.get("seconds", 0.0)
+        self._end = None
+        self._base = None if resumed is None else resumed.get("base")
+        loader = self._loader
+        unseeded = loader.reading_service is None and loader._seed is None
+        self.own_seeds = unseeded and (resumed is None or resumed.get("own_seeds", True))
+        output = self.output
+        if resumed is None:
+            generators = None if output is not None else seal(save_generators())
+            self._marks = [_Mark(0, beginning=generators, in_main=output is None)]
+            return
+        self._require_same_place(resumed, "inside an epoch that", "or save a state between two epochs")
+        names = ("graph", "generators", "workers", "beginning", "in_main")
+        mark = _Mark(resumed["given"] - resumed["drop"], **{name: resumed[name] for name in names})
+        self._marks = [mark]
+        self._before = mark.given
+        if output is not None and mark.workers is not None:
+            output.go_on_at(mark.workers, strict)
+        elif mark.beginning is not None:
+            load_generators(unseal(mark.beginning, "the generators of this loader state"))
+
+    def _require_same_place(self, place: dict[str, Any], moment: str, advice: str) -> None:
+        """Raises ValueError where workers run the graph now and did not when the place was taken, or the reverse."""
+        if place["in_main"] != (self.output is None):
+            raise ValueError(
+                f"this state was saved {moment} "
+                + ("ran in worker processes" if self.output is None else "ran in the main process")
+                + f", and its pipeline runs elsewhere now: use the reading service with which it was saved, {advice}"
+            )
+
+    def iterate(self, resumed: dict[str, Any] | None) -> Iterator[Any]:
+        """The iterator over main's part of the graph, after the service was told."""
+        loader = self._loader
+        graph = None if resumed is None else resumed["graph"]
+        self._yielded_before = 0
+        if graph is not None:
+            saved = unseal(graph, "the graph of this loader state")
+            if "base" in saved:
+                from torchdata.dataloader2.services.dividing import begin_behind
+
+                begin_behind(loader.datapipe, saved)
+            else:
+                load_state(loader.datapipe, saved)
+            if self.output is not None:
+                self._yielded_before = token_of(self.output).yielded
+                if "base" not in saved and _was_read_out(saved, self.output, loader.datapipe):
+                    self.output.read_out()
+        if resumed is not None and resumed["generators"] is not None:  # first: threads begin with the iterator
+            load_generators(unseal(resumed["generators"], "the generators of this loader state"))
+        if resumed is not None:
+            _spare_ranks(loader.datapipe, resumed["drop"])
+        iterator: Iterator[Any] = iterate(loader.datapipe)
+        if resumed is None and (loader._epochs > 1 or self._is_behind_loaded):
+            self._note_beginning()
+        self._is_behind_loaded = False
+        return iterator
+
+    def _note_beginning(self) -> None:
+        """Makes a mark of the epoch's beginning where what lasted beyond the last one matters to it."""
+        output, (beginning, *_) = self.output, self._marks
+        if lasts(self._loader.datapipe):
+            looked = self._look(0)
+            if looked is not None:
+                self._marks = [replace(looked, beginning=beginning.beginning)]
+        elif output is not None and output.lasts:
+            self._marks = [replace(beginning, workers=output.place(output.delivered))]
+
+    def drop(self, resumed: dict[str, Any] | None) -> None:
+        """Drops what was given behind the mark."""
+        if resumed is None:
+            return
+        delivery = self._loader._delivery
+        for dropped in range(resumed["drop"]):
+            try:
+                delivery.step()
+            except StopIteration:
+                raise RuntimeError(
+                    "this pipeline does not repeat itself, so it cannot go on from the state: it ended after "
+                    f"{self._before + dropped} items, but {resumed['given']} were given before the state was saved"
+                ) from None
+            delivery.given += 1
+
+    def pass_over(self, count: int) -> int | None:
+        """Goes on behind the next items of the graph in main without making them; returns how many these are.
+
+        Where its pipes cannot do that it does nothing, and returns None.
+        """
+        loader: Any = self._loader
+        with loader._held:
+            generators = save_generators()
+            passed = advance(loader.datapipe, count)
+            if passed is None:
+                return None
+            load_generators(generators)
+            _spare_ranks(loader.datapipe, 0)
+            loader._datapipe_iter = iterate(loader.datapipe)
+            loader._delivery.given += passed
+        return passed
+
+    def close(self) -> None:
+        """Notes where an epoch has ended, as far as that matters to the next one."""
+        output = self.output
+        if output is None or not output.lasts:
+            return
+        try:
+            place = self.take(0)
+        except Exception:
+            return
+        if place is not None and not place["drop"] and place["graph"] is not None and place["workers"] is not None:
+            place["graph"] = self._with_output_read_out(place["graph"], output)
+        self._end = None if place is None else {**place, "ended": True}
+
+    def _with_output_read_out(self, graph: bytes, output: WorkerOutput) -> bytes:
+        """The state of main's part, which has ended, and in it whether the workers' items had all been read."""
+        token = token_of(output)
+        if not token.finished:
+            return graph
+        saved = unseal(graph, "the graph of this loader")
+        entry = saved["pipes"][walk(self._loader.datapipe).index(output)]
+        entry |= {"how": "restore", "yielded": token.yielded, "finished": True, "state": {}}
+        return seal(saved)
+
+    def go_on_between(self, place: dict[str, Any]) -> None:
+        """Goes on between two epochs that ran in main, before the seeds of the next one are drawn."""
+        if place["generators"] is not None:
+            load_generators(unseal(place["generators"], "the generators of this loader state"))
+
+    def load_between(self, place: dict[str, Any]) -> None:
+        """The same for the graph, once the service has taken it over."""
+        if place["graph"] is None:
+            return
+        self._require_same_place(place, "after an epoch that", "as it holds what pipes remember beyond epochs")
+        generators = save_generators()
+        self._is_behind_loaded = True
+        load_state(self._loader.datapipe, unseal(place["graph"], "the graph of this loader state"))
+        if self.output is not None:
+            self.output.is_between_epochs = True
+        iterate(self._loader.datapipe)  # the pass that has ended; the next one begins anew
+        if self.output is not None:
+            self.output.is_between_epochs = False
+        load_generators(generators)
+
+
+def _was_read_out(saved: dict[str, Any], output: WorkerOutput, end: Any) -> bool:
+    """Whether main's pipes had come to the end of the workers' items where the state of main's part was taken."""
+    return bool(saved["pipes"][walk(end).index(output)].get("finished"))
+
+
+def _only_counts(end: Any) -> bool:
+    """Whether all pipes between the workers' output and the end hand items on one by one, and hold nothing else."""
+    return _below_counting(end, WorkerOutput) is not None
+
+
+def _below_counting(end: Any, kind: type) -> Any:
+    """The uppermost pipe of a class, if those behind it hand items on one by one, and hold nothing else; else None."""
+    pipe = end
+    while not isinstance(pipe, kind):
+        known = type(pipe) in (Prefetcher, PinMemory, FullSync) or getattr(type(pipe), "one_to_one", False)
+        sources = sources_of(pipe)
+        if not known or len(sources) != 1:
+            return None
+        pipe = sources[0]
+    return pipe
+
+
+def _spare_ranks(end: Any, drop: int) -> None:
+    """Lets `fullsync` at the end of a graph ask for votes from the item on that the user is given next.
+
+    All ranks were given as many. What they make again differs, and so does what pipes behind `fullsync` hold.
+
+    Args:
+        end: the end of the graph, into which a state was loaded, if there is one.
+        drop: how many items are dropped behind that.
+    """
+    fullsync = _below_counting(end, FullSync)
+    if fullsync is not None:
+        loaded, below = (record_of(pipe).loaded or {} for pipe in (end, fullsync))
+        held = below.get("yielded", 0) - loaded.get("yielded", 0)
+        fullsync.make_again(drop + loaded.get("drop", 0) - held)
+
+
+_FIELDS = {"given": int, "drop": int, "ended": bool, "in_main": bool}
+
+
+def check_iteration(place: Any) -> None:
+    """Raises ValueError where this is no place of a loader, or a part of it is not whole."""
+    if not isinstance(place, dict):
+        raise ValueError(f"it is {place!r} where a place should be")
+    for name, kind in _FIELDS.items():
+        if type(place.get(name)) is not kind:
+            raise ValueError(f"its {name!r} is {place.get(name)!r}")
+    if type(place.get("seconds", 0.0)) is not float:
+        raise ValueError(f"its 'seconds' is {place['seconds']!r}")
+    if type(place.get("own_seeds", False)) is not bool:
+        raise ValueError(f"its 'own_seeds' is {place['own_seeds']!r}")
+    if not 0 <= place["drop"] <= place["given"]:
+        raise ValueError(f"it drops {place['drop']} of {place['given']} items")
+    for name in ("graph", "generators", "beginning"):
+        sealed = place.get(name, b"")
+        if sealed is not None and not is_sealed(sealed):
+            raise ValueError(f"its {name!r} is no snapshot")
+    if place.get("workers") is not None:
+        check_place(place["workers"])
+    elif "workers" not in place:
+        raise ValueError("it says nothing of workers")
+    check_base(place.get("base"))
+    check_processes(place.get("processes"), place["workers"])

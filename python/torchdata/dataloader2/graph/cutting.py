@@ -1,0 +1,207 @@
+"""Cutting a pipe graph into the parts that run in the dispatching process, in the workers and in main.
+
+Role: decides where to cut, and holds the pipe that stands at the cut in every worker. The functions run in
+the main process before workers start; `DispatchedSource` runs in the workers, where the worker runtime owns
+the stream that it reads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torchdata.dataloader2.graph.utils import (
+    DataPipe,
+    DataPipeGraph,
+    end_of,
+    has_method,
+    replace_dp,
+    traverse_dps,
+)
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.traversal import sources_of, walk
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatcher
+
+__all__ = [
+    "DispatchedSource",
+    "cut_dispatched",
+    "find_lca_round_robin_sharding_dp",
+    "find_non_dispatching_branches",
+    "find_replicable_branches",
+]
+
+
+class DispatchedSource(IterDataPipe[Any]):
+    """Stands in a worker's graph for the part that runs in the dispatching process.
+
+    Its place in the stream is kept by the dispatching process; its state says only how far it has read.
+
+    Attributes:
+        open_stream: makes an iterator over the items that are dealt to this worker. Set by the worker
+            runtime; it stays behind when the pipe is pickled.
+        share: what was read of them: the pass; items and checksum. Set and left behind likewise.
+    """
+
+    open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
+    share: Callable[[], tuple[int, tuple[int, int]]] | None = state(saved=False, lasts=True)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.open_stream is None:
+            raise RuntimeError(
+                "this DispatchedSource is not connected to a dispatching process: it is made and connected by "
+                "MultiProcessingReadingService and is read in its workers only"
+            )
+        return self.open_stream()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was read in this pass: items and checksum."""
+        return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes nothing: the next stream is opened where the last one was left."""
+
+
+class _DummyIterDataPipe(IterDataPipe[Any]):
+    """What stood in a worker's graph in 0.9 until a function of the worker connected it to the dispatching process.
+
+    Functions that users put in place of `process_init_fn` look for it. They find none, because `DispatchedSource` is
+    connected by the worker runtime, and have nothing to do.
+    """
+
+
+def find_lca_round_robin_sharding_dp(graph: DataPipeGraph) -> DataPipe | None:
+    """The pipe at whose end the graph is cut for the dispatching process, or None where nothing is dispatched.
+
+    It is the first pipe (seen from the sources) through which all items of all
+    `sharding_round_robin_dispatch` pipes pass. Where a branch shares a source with a dispatched one, both are
+    dispatched; pipes that read from each other in a circle are dispatched together.
+
+    Args:
+        graph: what `traverse_dps` returned.
+    """
+    dispatched: set[int] = set()
+    pipes = walk(end_of(graph))
+    for pipe in pipes:
+        if isinstance(pipe, ShardingRoundRobinDispatcher):
+            dispatched.update(map(id, walk(pipe)))
+
+    cuts: dict[int, Any] = {}
+
+    def cut_of(pipe: Any) -> Any:
+        """The one pipe below which all that is dispatched on the way to `pipe` lies."""
+        if id(pipe) in dispatched:
+            return pipe
+        if id(pipe) not in cuts:
+            cuts[id(pipe)] = None  # what a circle gets to see of its own beginning
+            found = {id(cut): cut for cut in map(cut_of, sources_of(pipe)) if cut is not None}
+            cuts[id(pipe)] = pipe if len(found) > 1 else next(iter(found.values()), None)
+        return cuts[id(pipe)]
+
+    lowest: DataPipe | None = cut_of(end_of(graph))
+    return lowest
+
+
+def cut_dispatched(datapipe: DataPipe, source: DispatchedSource | None = None) -> tuple[DataPipe, DataPipe | None]:
+    """Puts a `DispatchedSource` in the place of what is to be dispatched: (graph of the rest, graph to dispatch)."""
+    graph = traverse_dps(datapipe)
+    dispatching = find_lca_round_robin_sharding_dp(graph)
+    if dispatching is None:
+        return datapipe, None
+    source = DispatchedSource() if source is None else source
+    if dispatching is datapipe:
+        return source, dispatching
+    replace_dp(graph, dispatching, source)
+    return datapipe, dispatching
+
+
+def find_non_dispatching_branches(graph: DataPipeGraph) -> list[DataPipe]:
+    """The ends of the branches that no item of a `DispatchedSource` passes; workers shard these themselves.
+
+    Args:
+        graph: what `traverse_dps` returned for a worker's graph.
+
+    Returns:
+        The last pipe of the graph alone where nothing is dispatched, and an empty list where everything is.
+    """
+    end = end_of(graph)
+    pipes = walk(end)
+    fed = {id(pipe) for pipe in pipes if any(isinstance(source, DispatchedSource) for source in walk(pipe))}
+    if id(end) not in fed:
+        return [end]
+    ends = {id(source): source for pipe in pipes if id(pipe) in fed for source in sources_of(pipe)}
+    return [pipe for pipe_id, pipe in ends.items() if pipe_id not in fed]
+
+
+def _is_replicable(datapipe: DataPipe) -> bool:
+    return not has_method(datapipe, "is_replicable") or bool(datapipe.is_replicable())
+
+
+def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
+    """The ends of the branches that may be copied into worker processes.
+
+    A pipe whose `is_replicable()` is False must exist once, and so must everything that reads from it. What
+    is left are branches; of branches that read from one another, the foremost one is returned. Where pipes refer
+    to each other in a circle, one does not count as a reader of another that stands nearer to the end.
+
+    Args:
+        graph: what `traverse_dps` returned.
+
+    Returns:
+        The ends of the branches: the last pipe of the graph alone where all pipes are replicable, and an
+        empty list where none is.
+    """
+    end = end_of(graph)
+    pipes = walk(end)
+    reads = _reads_outside_circles(end)
+    upstream = {id(pipe): _upstream(pipe, reads) for pipe in pipes}
+    single = {id(pipe) for pipe in pipes if not all(map(_is_replicable, upstream[id(pipe)]))}
+    if id(end) not in single:
+        return [end]
+    candidates = {
+        id(source): source
+        for pipe in pipes
+        if id(pipe) in single
+        for source in reads[id(pipe)]
+        if id(source) not in single
+    }
+    return [
+        pipe
+        for pipe in candidates.values()
+        if not any(id(other) in candidates for other in upstream[id(pipe)] if other is not pipe)
+    ]
+
+
+def _reads_outside_circles(end: DataPipe) -> dict[int, list[DataPipe]]:
+    """By id, what each pipe reads from, without those that read from it in turn and stand nearer to the end."""
+    distance = {id(end): 0}
+    waiting = deque([end])
+    reads: dict[int, list[DataPipe]] = {}
+    while waiting:
+        pipe = waiting.popleft()
+        reads[id(pipe)] = sources_of(pipe)
+        for source in reads[id(pipe)]:
+            if id(source) not in distance:
+                distance[id(source)] = distance[id(pipe)] + 1
+                waiting.append(source)
+    return {
+        pipe_id: [
+            source
+            for source in sources
+            if distance[id(source)] >= distance[pipe_id] or pipe_id not in map(id, walk(source))
+        ]
+        for pipe_id, sources in reads.items()
+    }
+
+
+def _upstream(pipe: DataPipe, reads: dict[int, list[DataPipe]]) -> list[DataPipe]:
+    """The pipe and all that it reads from, directly or not."""
+    found = {id(pipe): pipe}
+    waiting = [pipe]
+    while waiting:
+        for source in reads[id(waiting.pop())]:
+            if id(source) not in found:
+                found[id(source)] = source
+                waiting.append(source)
+    return list(found.values())

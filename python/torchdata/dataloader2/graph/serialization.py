@@ -1,0 +1,214 @@
+"""Copies of pipe graphs and reading services, and their bytes for the state of a loader.
+
+Role: the one place that pickles what the user built. Runs in the main process when a loader is made or saved.
+
+Plain pickle comes first, because it is fastest. What it cannot take (lambdas, local classes) is copied with
+`copy.deepcopy`, which shares functions, and is turned into bytes with cloudpickle.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import length_of
+from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+__all__ = [
+    "Snapshot",
+    "attach_wrapper",
+    "clone",
+    "deserialize_datapipe",
+    "extract_wrapper",
+    "serialize_datapipe",
+]
+
+T = TypeVar("T")
+
+
+class Snapshot:
+    """An object as it was at one moment, of which any number of copies can be made later.
+
+    Args:
+        obj: a pipe, a reading service or None.
+
+    Raises:
+        TypeError: the object cannot be copied; the message names the pipe and the attribute that is at fault.
+    """
+
+    def __init__(self, obj: Any) -> None:
+        self._pickled: bytes | None = None
+        self._kept: Any = None
+        try:
+            self._pickled = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception:  # whatever a user's __getstate__ raises; the second way decides
+            self._kept = _deep_copy(obj)
+
+    def copy(self) -> Any:
+        """A new object like the one that the snapshot was made of."""
+        if self._pickled is not None:
+            try:
+                return pickle.loads(self._pickled)
+            except Exception as error:
+                raise TypeError(
+                    f"an object that the loader has to copy was pickled, but cannot be unpickled: {error}; see to it "
+                    "that its __reduce__ and __setstate__ fit its __getstate__"
+                ) from error
+        return _deep_copy(self._kept)
+
+    def serialize(self) -> bytes:
+        """The object as bytes, for `deserialize_datapipe`."""
+        return self._pickled if self._pickled is not None else _cloudpickled(self._kept)
+
+
+def clone(obj: T) -> T:
+    """A deep copy of a pipe with all its sources, or of a reading service.
+
+    Raises:
+        TypeError: it cannot be copied; the message names the pipe and the attribute that is at fault.
+    """
+    result: T = Snapshot(obj).copy()
+    return result
+
+
+def serialize_datapipe(datapipe: Any) -> bytes:
+    """The pipe (or the one that a `Snapshot` was made of) and all its sources as bytes.
+
+    Raises:
+        TypeError: it does not pickle; the message names the pipe and the attribute that is at fault.
+    """
+    snapshot = datapipe if isinstance(datapipe, Snapshot) else Snapshot(extract_wrapper(datapipe))
+    return snapshot.serialize()
+
+
+def deserialize_datapipe(serialized_state: bytes) -> Any:
+    """The pipe that `serialize_datapipe` turned into bytes. Unpickling runs code: load only what you trust."""
+    return pickle.loads(serialized_state)
+
+
+class _DataPipeSerializationWrapper:
+    """A pipe that pickles also where plain pickle cannot take what lies in it. Old code puts pipes into these.
+
+    Args:
+        datapipe: the pipe.
+    """
+
+    def __init__(self, datapipe: Any) -> None:
+        self._datapipe = datapipe
+
+    def __getstate__(self) -> bytes:
+        return serialize_datapipe(self._datapipe)
+
+    def __setstate__(self, state: bytes) -> None:
+        self._datapipe = deserialize_datapipe(state)
+
+    def __len__(self) -> int:
+        return length_of(self, self._datapipe)
+
+
+class _IterDataPipeSerializationWrapper(_DataPipeSerializationWrapper, IterDataPipe[Any]):
+    """Such a pipe that is read by iterating."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._datapipe)
+
+
+class _MapDataPipeSerializationWrapper(_DataPipeSerializationWrapper, MapDataPipe[Any]):
+    """Such a pipe that is read by index."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._datapipe[index]
+
+
+def attach_wrapper(datapipe: Any) -> Any:
+    """The pipe in a wrapper that pickles what plain pickle cannot; a wrapper, and what is no pipe, as it is."""
+    if isinstance(datapipe, _DataPipeSerializationWrapper) or not is_pipe(datapipe):
+        return datapipe
+    if isinstance(datapipe, IterDataPipe):
+        return _IterDataPipeSerializationWrapper(datapipe)
+    return _MapDataPipeSerializationWrapper(datapipe)
+
+
+def extract_wrapper(datapipe: Any) -> Any:
+    """The pipe in such a wrapper; anything else as it is."""
+    return datapipe._datapipe if isinstance(datapipe, _DataPipeSerializationWrapper) else datapipe
+
+
+def _deep_copy(obj: Any) -> Any:
+    try:
+        return copy.deepcopy(obj)
+    except Exception as error:
+        raise TypeError(_why_not(obj, "copied", copy.deepcopy, error)) from error
+
+
+def _cloudpickled(obj: Any) -> bytes:
+    import cloudpickle
+
+    try:
+        pickled: bytes = cloudpickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+        return pickled
+    except Exception as error:
+        raise TypeError(_why_not(obj, "pickled", cloudpickle.dumps, error)) from error
+
+
+def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
+    """Says which attribute of which pipe (or of the service) does not stand the attempt."""
+    reason = f"{type(error).__name__}: {error}"
+    for owner in walk(obj) if is_pipe(obj) else [obj]:
+        own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if id(value) in own_sources:
+                continue
+            try:
+                attempt(value)
+            except Exception:
+                return (
+                    f"{type(owner).__name__} cannot be {what}: its attribute {name!r} holds {_short(value)}, which "
+                    f"fails with {reason}. The loader works on a copy of the pipeline and of the reading service: make "
+                    "such objects in `reset` or `__iter__` (in a service: in `initialize`), or leave them out in "
+                    "`__getstate__`."
+                )
+    return f"{type(obj).__name__} cannot be {what}: {reason}"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = "an object"
+    return f"{text if len(text) <= 80 else text[:77] + '...'} of type {type(value).__name__}"
+
+
+def unpickled(field: str, pickled: Any) -> Any:
+    """What a field of a state holds as a pickle.
+
+    Raises:
+        ValueError: it cannot be unpickled; the message tells damage from modules that are missing here.
+    """
+    if not isinstance(pickled, bytes):
+        raise damaged(field, f"it holds an object of type {type(pickled).__name__} where bytes should be")
+    try:
+        return pickle.loads(pickled)
+    except (ImportError, AttributeError) as error:
+        name = re.search(r"attribute '(.+?)' on <module '__(?:mp_)?main__'", str(error))
+        if name is not None:
+            raise ValueError(
+                f"the field {field!r} of this loader state cannot be loaded, because it names {name[1]!r} of the "
+                "program's own file (`__main__`), and the program that runs now defines no such name there: define "
+                "it, or put it into a module that both programs import and save the state anew"
+            ) from error
+        raise ValueError(
+            f"the field {field!r} of this loader state cannot be loaded, because something that it was made of cannot "
+            f"be imported here ({type(error).__name__}: {error}); load it where the modules and names of the program "
+            "that saved it exist. If they do, the state is damaged"
+        ) from error
+    except Exception as error:
+        raise damaged(field, f"unpickling it fails with {type(error).__name__}: {error}") from error
+
+
+def damaged(field: str, how: str) -> ValueError:
+    return ValueError(f"this loader state is damaged in its field {field!r}: {how}; load another copy of it")

@@ -1,0 +1,214 @@
+"""Sharding among the ranks of a distributed job, on `torch.distributed`, on MPI, or on what the user brings.
+
+Role: divides the pipe graph by rank, gives all ranks the same shared seeds, and ends the graph in `fullsync`, so that
+their epochs end together. Runs in the main process of every rank and owns two groups of ranks: one for seeds, one for
+`fullsync`, whose thread must not be mixed up with the main thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_timeout, open_group
+from torchdata.dataloader2.graph import DataPipe, find_dps, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
+from torchdata.dataloader2.services.interface import IterResetFn, ReadingServiceInterface
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2.random import SeedGenerator
+
+__all__ = ["DistributedReadingService"]
+
+_BACKENDS = ("gloo", "mpi")
+
+
+class DistributedReadingService(ReadingServiceInterface):
+    """Gives each rank of a distributed job its share of the items, with the same order before sharding.
+
+    Put it before a `MultiProcessingReadingService` in a `SequentialReadingService` to use workers on every rank: items
+    are shared out by rank, then by worker. All ranks end an epoch after the same number of items (see `FullSync`).
+
+    Args:
+        timeout: seconds after which an operation among the ranks fails.
+        backend: `"gloo"`: the ranks of `torch.distributed`, whose process group must have been initialised; the
+            service talks through connections of its own, to rank 0. `"mpi"`: the ranks of an MPI job, through mpi4py,
+            with or without PyTorch.
+        process_group: the ranks to use instead, for other means of communication: an object with `rank`,
+            `world_size`, `broadcast(value)` (rank 0's integer on every rank) and `all_reduce_min(value)` (the least
+            integer on every rank), all of 64 bits. Both are called in turn, the latter in a thread of its own.
+
+    Raises:
+        RuntimeError: PyTorch is not installed or was built without `torch.distributed`, and the backend is gloo.
+        ModuleNotFoundError: mpi4py is not installed, and the backend is mpi.
+        ValueError: `timeout` is not positive or over three years, or the backend is unknown.
+        TypeError: `process_group` lacks one of its members.
+
+    Example:
+        >>> from torchdata.dataloader2 import (
+        ...     DistributedReadingService, MultiProcessingReadingService, SequentialReadingService
+        ... )
+        >>> class Alone:
+        ...     rank, world_size = 0, 1
+        ...     def broadcast(self, value):
+        ...         return value
+        ...     def all_reduce_min(self, value):
+        ...         return value
+        >>> service = SequentialReadingService(
+        ...     DistributedReadingService(process_group=Alone()), MultiProcessingReadingService(num_workers=2)
+        ... )
+    """
+
+    def __init__(
+        self,
+        timeout: float = DEFAULT_TIMEOUT,
+        *,
+        backend: str = "gloo",
+        process_group: RankGroup | None = None,
+    ) -> None:
+        check_timeout(timeout, "DistributedReadingService")
+        if backend not in _BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(map(repr, _BACKENDS))}, but got {backend!r}")
+        if process_group is not None:
+            check_group(process_group, "DistributedReadingService", broadcasts=True)
+        elif backend == "gloo":
+            _check_torch()
+        self._world_size = 1
+        self._rank = 0
+        self._datapipe: DataPipe | None = None
+        self._timeout = timeout
+        self._backend = backend
+        self._given_group = process_group
+        self._pg: RankGroup | None = None
+        self._sync_group: RankGroup | None = None
+        self._fullsync: Any = None
+        #: Whether the epoch that begins next, and the one that runs, have the seeds of a run without ranks.
+        self._keeps_next = self._keeps_seeds = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
+        """A copy that talks through the same group, where the user brought one.
+
+        Raises:
+            TypeError: the service is in use.
+        """
+        if self._given_group is not None:
+            memo[id(self._given_group)] = self._given_group
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        vars(duplicate).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return duplicate
+
+    def initialize(self, datapipe: DataPipe) -> DataPipe:
+        """Shards the graph by rank; ends it in `fullsync`, so that no rank goes on when another has no item left.
+
+        Raises:
+            RuntimeError: `torch.distributed` is not initialised.
+            ValueError: the graph runs in worker processes already, out of reach of the sharding by rank.
+        """
+        from torchdata.dataloader2.services.worker_output import WorkerOutput
+        from torchdata.datapipes.iter import FullSync
+
+        if find_dps(traverse_dps(datapipe), WorkerOutput):
+            raise ValueError(
+                "DistributedReadingService comes too late to share out the items, because worker processes read them "
+                "already: put it first, as in SequentialReadingService(DistributedReadingService(), "
+                "MultiProcessingReadingService(...))"
+            )
+
+        group = self._open(self._timeout)
+        self._rank, self._world_size, self._pg = group.rank, group.world_size, group
+        apply_sharding(datapipe, self._world_size, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        if not isinstance(datapipe, FullSync):
+            datapipe = FullSync(datapipe, self._timeout)
+        self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
+        datapipe.set_process_group(self._sync_group)
+        self._fullsync = self._datapipe = datapipe
+        return datapipe
+
+    def count_ranks(self) -> int:
+        """The number of ranks, also before the first epoch.
+
+        Raises:
+            TypeError: the job has not begun yet.
+        """
+        if self._datapipe is not None:
+            return self._world_size
+        if self._given_group is not None:
+            return self._given_group.world_size
+        name = "mpi4py.MPI" if self._backend == "mpi" else "torch.distributed"
+        library: Any = sys.modules.get(name)
+        if library is not None and self._backend == "mpi":
+            return int(library.COMM_WORLD.Get_size())
+        if library is not None and library.is_initialized():
+            return int(library.get_world_size())
+        raise TypeError(f"the number of ranks is not known before {name} is initialised")
+
+    def _open(self, timeout: float) -> RankGroup:
+        return self._given_group or open_group(self._backend, timeout, "DistributedReadingService")
+
+    def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
+    ) -> IterResetFn | None:
+        """Takes the shared seed of rank 0 on all ranks, and seeds the graph.
+
+        Raises:
+            ValueError: the ranks go on from different states.
+        """
+        if self._datapipe is None or self._pg is None:
+            raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
+        # What runs ahead of the last epoch is ended first, so that no other messages are under way.
+        self._fullsync.reset()
+        self._keeps_seeds, self._keeps_next = self._keeps_next, False
+        seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
+        shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
+        if self._sync_group is not None and self._sync_group is not self._given_group:
+            self._sync_group.show_life()  # not before: workers are forked when services are initialised
+        if not self._keeps_seeds:
+            seed_generator.seed(shared % 2**64)
+        elif shared % 2**64 != seed:
+            raise ValueError(
+                f"rank {self._rank} goes on from another state than rank 0: load the same one on all ranks"
+            )
+        # Of a copy, as workers do: what is drawn for this epoch is not to change the next one.
+        set_graph_random_seed(self._datapipe, copy.copy(seed_generator.spawn(self._rank, inplace=True)))
+        return iter_reset_fn
+
+    def keep_seeds(self) -> None:
+        """Lets the next epoch have the seeds that the loader would have without ranks: it goes on with such a one."""
+        self._keeps_next = True
+
+    def _gather(self, value: int) -> list[int]:
+        """The values of all ranks, by rank; all must ask at the same point of the program.
+
+        The group knows the least of all values alone, so each rank in turn is the only one to give a small one.
+
+        Raises:
+            RuntimeError: no epoch has begun; or the user's own group would be asked beside the thread of `fullsync`.
+        """
+        if self._pg is None:
+            raise RuntimeError("the ranks do not know each other before the first epoch, nor after the end")
+        if self._pg is self._given_group:
+            raise RuntimeError(
+                "DistributedReadingService(process_group=…) has one group for all; ranks are compared over one that "
+                "the service opens itself: leave process_group out"
+            )
+        most = 2**63 - 1
+        return [self._pg.all_reduce_min(value if rank == self._rank else most) for rank in range(self._world_size)]
+
+    def finalize(self) -> None:
+        """Ends the synchronisation with the other ranks, and closes the service's own groups."""
+        fullsync, self._fullsync = self._fullsync, None
+        if fullsync is not None:
+            fullsync.shutdown()
+        for group in (self._sync_group, self._pg):
+            if group is not None and group is not self._given_group:
+                group.close()
+        self._sync_group = self._pg = None
+
+
+def _check_torch() -> None:
+    """Raises RuntimeError unless `torch.distributed` is there to be initialised later."""
+    from torchdata._ranks.torch_group import require_available
+
+    require_available("DistributedReadingService")

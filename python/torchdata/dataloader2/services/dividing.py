@@ -1,0 +1,258 @@
+"""Where a graph is divided, and whether what stands behind that lets it be divided anew in the middle of an epoch.
+
+Role: looks at graphs, and puts fresh ones behind what was given of the divided sequence. Runs in main, which finds out
+whether a state fits another number of workers or ranks, and in the processes that go on from such a state.
+
+Behind the division each item must follow from one unit of the sequence, in order: then what the user was given tells
+which units are left. A pipe that mixes several, or leaves some out, stands in the way, and is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torchdata._engine.snapshots import unseal
+from torchdata.dataloader2.graph.cutting import DispatchedSource
+from torchdata.dataloader2.services.advancing import advance
+from torchdata.datapipes._pipe.division import Given, given_from
+from torchdata.datapipes._pipe.traversal import sources_of, walk
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.ordering.grouping import Batcher
+from torchdata.datapipes.iter.ordering.sharding import ShardingFilter, ShardingRoundRobinDispatcher
+from torchdata.datapipes.state import entry_anew, entry_at, load_entries, standing_still
+
+__all__ = ["Dividing", "begin_behind", "find_division", "hands_on", "items_before", "required_division"]
+
+#: Shipped pipes that make each item of one item of their source, in order.
+_HANDING_ON = frozenset(
+    {
+        *("Mapper", "Collator", "LengthSetter", "Rows2Columnar", "Dropper", "Slicer", "Flattener"),
+        *("Prefetcher", "PinMemory", "FullSync", "ThreadPoolMapper"),
+        *(
+            "FileOpener",
+            "FSSpecFileOpener",
+            "IoPathFileOpener",
+            "S3FileLoader",
+            "AISFileLoader",
+            "Decompressor",
+        ),
+        *("Saver", "FSSpecSaver", "IoPathSaver", "HashChecker", "JsonParser", "RoutedDecoder"),
+    }
+)
+
+#: Those that do so only if an attribute of theirs has this value.
+_HANDING_ON_IF = {
+    "BatchAsyncMapper": ("_flatten", True),
+    "HttpReader": ("skip_on_error", False),
+    "GDriveReader": ("skip_on_error", False),
+    "OnlineReader": ("skip_on_error", False),
+}
+
+_REMEDY = (
+    "Put it before the sharding; or load the state with the same number of workers and ranks, or one that was saved "
+    "between two epochs"
+)
+
+
+@dataclass(frozen=True)
+class Dividing:
+    """The place at which a graph is divided.
+
+    Args:
+        pipe: the pipe there: a `ShardingFilter`, or the `DispatchedSource` of a worker's graph.
+        behind: the pipes behind it, from the end of the graph on.
+    """
+
+    pipe: Any
+    behind: list[Any]
+
+    @property
+    def block(self) -> int:
+        """Items of a unit."""
+        block: int = getattr(self.pipe, "_block", 1)
+        return block
+
+
+def find_division(end: Any) -> Dividing | None:
+    """The place at which the graph that ends in a pipe is divided; None where it is not.
+
+    Raises:
+        ValueError: a pipe behind it forbids that it is divided anew; the message names it.
+    """
+    if not any(map(_divides, walk(end))):
+        return None
+    pipe, behind, batched, batchers = end, [], 1, []
+    while not _divides(pipe):
+        if isinstance(pipe, Batcher) and type(pipe).__iter__ is Batcher.__iter__:
+            batched *= pipe.batch_size
+            batchers.append(pipe)
+        elif not hands_on(pipe):
+            raise ValueError(_refusal(pipe))
+        sources = sources_of(pipe)
+        if len(sources) != 1:
+            raise ValueError(_refusal(pipe))
+        behind.append(pipe)
+        pipe = sources[0]
+    _check_units(pipe, batched, batchers)
+    return Dividing(pipe, behind)
+
+
+def required_division(end: Any) -> Dividing:
+    """The same where there must be one.
+
+    Raises:
+        ValueError: there is none; or a pipe forbids it.
+    """
+    found = find_division(end)
+    if found is None:
+        raise ValueError(
+            f"no `sharding_filter` and no `sharding_round_robin_dispatch` divides the items that {_name(end)} "
+            "yields, so that each worker or rank yields them all"
+        )
+    return found
+
+
+def _divides(pipe: Any) -> bool:
+    """Whether it is a place of which the sequence is shared out. Pipes of the user's, and of torch's, do not count."""
+    return type(pipe) in (ShardingFilter, DispatchedSource)
+
+
+def hands_on(pipe: Any) -> bool:
+    """Whether a pipe makes each item of one item of its source, in order, and keeps nothing else."""
+    kind = type(pipe)
+    if isinstance(pipe, ShardingRoundRobinDispatcher):
+        return True
+    if kind.__module__.startswith("torchdata."):
+        if kind.__name__ in _HANDING_ON:
+            return True
+        name, value = _HANDING_ON_IF.get(kind.__name__, ("", None))
+        return bool(name) and getattr(pipe, name, None) is value
+    return isinstance(pipe, IterDataPipe) and _declares(kind)
+
+
+def _declares(kind: type) -> bool:
+    """Whether `one_to_one` is said of the `__iter__` that the class has, and not of one that it has replaced."""
+    for cls in kind.__mro__:
+        if "one_to_one" in cls.__dict__:
+            return bool(cls.__dict__["one_to_one"])
+        if "__iter__" in cls.__dict__:
+            return False
+    return False
+
+
+def _check_units(divider: Any, batched: int, batchers: list[Any]) -> None:
+    """Raises ValueError where what stands behind the division makes no whole units into items."""
+    if isinstance(divider, DispatchedSource):
+        if batchers:
+            raise ValueError(
+                f"{_name(batchers[0])} makes batches of what a worker was dealt item by item. Put it before the "
+                "dispatch, or share out by `sharding_filter` with `ShardingPolicy(block)`"
+            )
+        return
+    if not divider._sharding_enabled:
+        raise ValueError("the `ShardingFilter` is switched off, so that all workers and ranks yield all items")
+    if divider._block != batched:
+        what = f"{_name(batchers[0])} makes batches of {batched} items" if batchers else "nothing makes batches"
+        raise ValueError(
+            f"the `ShardingFilter` deals out blocks of {divider._block}, and {what} behind it. Use the adapter "
+            f"ShardingPolicy(block={batched if batchers else None}), so that batches do not depend on the number of "
+            "workers"
+        )
+
+
+def _refusal(pipe: Any) -> str:
+    own = not type(pipe).__module__.startswith(("torchdata.", "torch."))
+    declared = " If each of its items follows from one item of its source, in order, say so: `one_to_one = True`."
+    several = len(sources_of(pipe)) > 1 and hands_on(pipe)
+    why = "reads several pipes" if several else "does not make each item of one item of its source"
+    return (
+        f"{_name(pipe)}, which stands behind the sharding, {why}: its items depend on how many workers or ranks "
+        f"there are. {_REMEDY}.{declared if own else ''}"
+    )
+
+
+def _name(pipe: Any) -> str:
+    return type(pipe).__name__
+
+
+# -- going on ----------------------------------------------------------------------------------------------
+
+
+def items_before(divider: Any, entries: list[dict[str, Any]]) -> int | None:
+    """How many items of the divided sequence had been taken when the state of a graph was saved.
+
+    Args:
+        divider: the `ShardingFilter` at which a graph like that is divided. What stands behind it may be another.
+        entries: the state.
+
+    Returns:
+        None where nothing can go on there before the division.
+
+    Raises:
+        ValueError: it is the state of another graph.
+    """
+    pipes = walk(divider)  # with which the list begins, because one after the other stands behind
+    if [entry["type"] for entry in entries[: len(pipes)]] != list(map(_name, pipes)):
+        raise ValueError(
+            "what stands before the sharding is not what it was: a function of the reading service (`worker_init_fn`, "
+            "`worker_reset_fn`) changes the pipeline"
+        )
+    entry = entries[len(pipes) - 1]
+    if any(each.get("finished") for each in entries[len(pipes) - 1 :]):
+        return None  # what stands before is to begin the next pass
+    if entry["how"] == "begin":
+        return 0
+    taken: int = entry["state"]["taken"]
+    return taken
+
+
+def begin_behind(end: Any, base: dict[str, Any]) -> None:
+    """Puts a graph that was not read yet where its units are shared anew.
+
+    Args:
+        end: the end of the graph.
+        base: what was given: `first`, `given`; and how the graph stood before the division when `taken` items of it had
+            been taken, as `entries` of a graph like this, or None where it had not begun.
+
+    Raises:
+        ValueError: a pipe of the graph forbids that; or it is another graph.
+    """
+    found = required_division(end)
+    given = given_from(base["first"], base["given"])
+    taken = base["taken"]
+    with standing_still(walk(end)):
+        if base["entries"] is not None:
+            items_before(found.pipe, base["entries"])
+            before = walk(found.pipe)[:-1]
+            load_entries(zip(before, base["entries"], strict=False))
+        if given.first * found.block > taken:
+            if base["entries"] is None:  # what is left of an earlier pass is not gone on with
+                load_entries([(pipe, entry_anew(pipe)) for pipe in walk(found.pipe)[:-1]])
+            taken += advance(found.pipe.source_datapipe, given.first * found.block - taken, reading=False) or 0
+        state = {"taken": taken, "first": given.first, "beyond": list(given.beyond)}
+        load_entries([(found.pipe, entry_at(found.pipe, state))])
+        load_entries([(pipe, entry_at(pipe)) for pipe in reversed(found.behind)])
+
+
+def skipping(iterator: Iterator[Any], skip: dict[str, Any], entries: list[dict[str, Any]] | None) -> Iterator[Any]:
+    """What is left of what a graph yields, after what was given of it.
+
+    Args:
+        iterator: the graph's.
+        skip: `first` and `given`.
+        entries: the state from which the graph goes on, if any.
+    """
+    end = {} if entries is None else entries[-1]
+    taken = end.get("yielded", 0) + end.get("drop", 0)
+    given: Given = given_from(skip["first"], skip["given"])
+    return given.left_of(iterator, taken)
+
+
+def content_of(sealed: bytes | None, what: str = "a snapshot of this state") -> dict[str, Any] | None:
+    """A snapshot, or where an earlier run has shared anew."""
+    if sealed is None:
+        return None
+    content: dict[str, Any] = unseal(sealed, what)
+    return content

@@ -1,0 +1,128 @@
+"""`InProcessReadingService`: the pipe graph in the main process.
+
+Role: controls the randomness of the graph that it is given, and reads it ahead in a thread where that is wanted.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from torchdata.dataloader2.graph import DataPipe, replace_dp, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
+from torchdata.dataloader2.services.interface import IterResetFn, PrefetchCount, ReadingServiceInterface
+from torchdata.dataloader2.services.program import WorkerInfo, function_in_use
+from torchdata.datapipes._pipe.checks import check_callable, check_int
+from torchdata.datapipes.iter.threads.synchronizing import FullSync
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2.random import SeedGenerator
+    from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["InProcessReadingService"]
+
+_InitFn = Callable[[DataPipe, WorkerInfo], DataPipe]
+_ResetFn = Callable[[DataPipe, WorkerInfo, "SeedGenerator"], DataPipe]
+
+_NAME = "InProcessReadingService"
+_ONLY_WORKER = WorkerInfo(1, 0)
+
+
+class InProcessReadingService(ReadingServiceInterface):
+    """Runs the pipe graph in the main process and controls its randomness.
+
+    The global random generators of the main process are left alone: they belong to the user.
+
+    Args:
+        prefetch_cnt: how many items a thread reads ahead at the end of the graph; 0 for none.
+        init_fn: called once with the graph and a `WorkerInfo` before the first epoch; returns the pipe to read.
+        reset_fn: called with the graph, a `WorkerInfo` and the `SeedGenerator` at the start of each epoch,
+            after the pipes were seeded; returns the pipe to read.
+
+    Raises:
+        TypeError: `prefetch_cnt` is no integer, or a function cannot be called.
+        ValueError: `prefetch_cnt` is negative.
+    """
+
+    def __init__(
+        self,
+        prefetch_cnt: int = 0,
+        init_fn: _InitFn | None = None,
+        reset_fn: _ResetFn | None = None,
+    ) -> None:
+        check_int(_NAME, "prefetch_cnt", prefetch_cnt, least=0)
+        for argument, function in (("init_fn", init_fn), ("reset_fn", reset_fn)):
+            if function is not None:
+                check_callable(_NAME, argument, function)
+        self._prefetch_cnt: PrefetchCount = prefetch_cnt
+        self._init_fn = init_fn
+        self._reset_fn = reset_fn
+        self._end_datapipe: DataPipe | None = None
+
+    def initialize(self, datapipe: DataPipe) -> DataPipe:
+        """Shards the graph (there is one share), calls `init_fn` and appends the prefetching thread."""
+        datapipe = function_in_use("process_init_fn")(datapipe, _ONLY_WORKER, self._init_fn)
+        if self._prefetch_cnt == "auto" or self._prefetch_cnt > 0:
+            datapipe = self._with_prefetching(datapipe)
+        self._end_datapipe = datapipe
+        return datapipe
+
+    def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
+        """The graph with a thread that reads ahead, below `fullsync`: behind it even pausing waits for other ranks."""
+        if not isinstance(datapipe, FullSync):
+            return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
+        source: Any = datapipe.source_datapipe
+        replace_dp(traverse_dps(datapipe), source, source.prefetch(self._prefetch_cnt))
+        return datapipe
+
+    def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
+    ) -> IterResetFn | None:
+        """Seeds the pipes; returns the given reset function, followed by `reset_fn` if there is one."""
+        # Of a copy, as workers do: what is drawn for this epoch is not to change the next one.
+        seed_generator = copy.copy(seed_generator)
+        set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
+        if self._reset_fn is None:
+            return iter_reset_fn
+        return partial(_reset, self._reset_fn, seed_generator, iter_reset_fn)
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether no function of the user's may change the graph."""
+        return self._init_fn is None and self._reset_fn is None
+
+    def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
+        """Sets `prefetch_cnt` to `main`; there are no workers."""
+        if main is not None:
+            self._prefetch_cnt = main
+
+    def _end(self, method: str) -> DataPipe:
+        if self._end_datapipe is None:
+            raise RuntimeError(f"InProcessReadingService.initialize must be called before {method}")
+        return self._end_datapipe
+
+    def _pause(self, pause_fn: IterResetFn | None = None) -> IterResetFn | None:
+        pause_pipes(self._end("_pause"))
+        return None
+
+    def _resume(self, resume_fn: IterResetFn | None = None) -> IterResetFn | None:
+        resume_pipes(self._end("_resume"))
+        return None
+
+    def _limit(
+        self, num_batches: int | None, limit_fn: Callable[[DataPipe, int | None], Any] | None = None
+    ) -> Callable[[DataPipe, int | None], Any] | None:
+        if limit_fn is not None:
+            limit_fn(self._end("_limit"), num_batches)
+        return None
+
+
+def _reset(
+    reset_fn: _ResetFn, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None, datapipe: DataPipe
+) -> DataPipe:
+    """The reset function of an in-process service; a function of the module, so that it pickles."""
+    if iter_reset_fn is not None:
+        datapipe = iter_reset_fn(datapipe)
+    return reset_fn(datapipe, _ONLY_WORKER, seed_generator)

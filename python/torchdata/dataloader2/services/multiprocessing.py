@@ -1,0 +1,380 @@
+"""`MultiProcessingReadingService`: the pipe graph in worker processes, over the Rust engine.
+
+Role: cuts the graph into what runs in the dispatching process, in the workers and in main, starts the processes, and
+turns the loader's calls into commands to them. Runs in main; owns the `Children`.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from torchdata._engine.processes import Children
+from torchdata.dataloader2.graph import DataPipe, replace_dp, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph.cutting import (
+    cut_dispatched,
+    find_replicable_branches,
+)
+from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface
+from torchdata.dataloader2.services.places import lasts, names_of_lasting
+from torchdata.dataloader2.services.program import (
+    GraphProgram,
+    WorkerInfo,
+    function_in_use,
+    replaced_functions,
+)
+from torchdata.dataloader2.services.shifts import Ahead, Shifts
+from torchdata.dataloader2.services.worker_output import WorkerOutput
+from torchdata.datapipes._pipe.checks import check_callable, check_int
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2.services.steering import Steering
+
+__all__ = ["MultiProcessingReadingService"]
+
+#: Workers, and items that each is ahead, with which "auto" begins.
+AUTO_BEGINS_WITH, AUTO_AHEAD = 2, 4
+
+_NAME = "MultiProcessingReadingService"
+
+ResetFn = Callable[[DataPipe], DataPipe]
+
+
+class MultiProcessingReadingService(ReadingServiceInterface):
+    """Runs the pipe graph in worker processes.
+
+    Every worker runs a replica of the graph, in which each `sharding_filter` keeps the worker's share. Pipes before a
+    `sharding_round_robin_dispatch` run once, in a dispatching process, which deals their items to the workers in turn.
+    Pipes whose `is_replicable()` is False, and what reads from them, stay in the main process.
+
+    A `DataPipeLintWarning` (see `torchdata.dataloader2.linter`) says where several workers would yield the same items
+    because nothing divides them. No warning comes where `worker_init_fn` or `worker_reset_fn` may do that.
+
+    Args:
+        num_workers: number of worker processes; 0 runs everything in the main process. "auto" begins with 2 and looks,
+            in the first seconds, who waits for whom: more where loading limits the program, within the cores and the
+            memory that there are, fewer where training does. The order of the items stays the same; where it would
+            depend on the number, a line says why, and 2 are kept. What is chosen is said in a line, too.
+        multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
+        worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it. "auto" begins with few, and
+            lets workers be further ahead where items take so different times that main waits for them, as far as the
+            memory budget permits.
+        main_prefetch_cnt: items prepared ahead for the main process as a whole, shared out over the workers; "auto" for
+            both counts together.
+        worker_init_fn: called in each worker when it starts, with the graph and its `WorkerInfo`; returns the graph.
+        worker_reset_fn: called in each worker (and in the dispatching process) at the start of an epoch, with the
+            graph, the `WorkerInfo` and a `SeedGenerator`; returns the graph.
+        in_order: take items from the workers in strict turn, which makes their order deterministic; False takes
+            whatever is ready first.
+        memory_budget: bytes of shared memory that the workers' items may use together, in flight and in the caller's
+            hands; None for a quarter of the machine's memory. Only what is used is allocated. Beyond it items are
+            copied: slower, never stuck.
+        timeout: seconds to wait for an item before raising TimeoutError; None (or 0) waits as long as the worker lives.
+        on_worker_exit: what becomes of a worker, or a dispatching process, that dies: "error" raises; "restart" puts
+            another process in its place, which goes on from its last snapshot.
+
+    A worker that dies raises `torchdata.dataloader2.error.WorkerExitedError` within a second, once what it had sent was
+    delivered. An exception in a worker is raised in the main process with its own type and the original traceback.
+
+    With `on_worker_exit="restart"` nothing is lost and nothing comes twice, in the same order: what main has received
+    is made again, compared by checksum and dropped, so the pipeline has to repeat itself. A `RuntimeWarning` tells of
+    each death. Three deaths in a row at one item raise `WorkerExitedError` with the item's number. Where there is a
+    dispatching process, all processes are replaced together. Under start method "fork" a process is kept since the
+    start from which others are forked, whatever threads and CUDA the main process has by then.
+    """
+
+    #: Whether the time of each pipe is taken; the loader says so before the workers start.
+    _full_stats = False
+
+    def __init__(
+        self,
+        num_workers: int | Literal["auto"] = 0,
+        multiprocessing_context: str | None = None,
+        worker_prefetch_cnt: PrefetchCount = 10,
+        main_prefetch_cnt: PrefetchCount = 10,
+        worker_init_fn: Callable[[DataPipe, WorkerInfo], DataPipe] | None = None,
+        worker_reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None = None,
+        *,
+        in_order: bool = True,
+        memory_budget: int | None = None,
+        timeout: float | None = None,
+        on_worker_exit: str = "error",
+    ) -> None:
+        if num_workers != "auto":
+            check_int(_NAME, "num_workers", num_workers, least=0)
+        self._num_workers = num_workers
+        if num_workers == 0:
+            warnings.warn(
+                "MultiProcessingReadingService with num_workers=0 runs in the main process; "
+                "InProcessReadingService says so",
+                stacklevel=2,
+            )
+        methods = multiprocessing.get_all_start_methods()
+        if multiprocessing_context is not None and multiprocessing_context not in methods:
+            raise ValueError(
+                f"multiprocessing_context must be one of {methods} or None, not {multiprocessing_context!r}"
+            )
+        self.multiprocessing_context = multiprocessing_context
+        self.worker_prefetch_cnt = _check_count("worker_prefetch_cnt", worker_prefetch_cnt)
+        self.main_prefetch_cnt = _check_count("main_prefetch_cnt", main_prefetch_cnt)
+        for argument, function in (("worker_init_fn", worker_init_fn), ("worker_reset_fn", worker_reset_fn)):
+            if function is not None:
+                check_callable(_NAME, argument, function)
+        self.worker_init_fn = worker_init_fn
+        self.worker_reset_fn = worker_reset_fn
+        if not isinstance(in_order, bool):
+            raise TypeError(f"in_order must be True or False, not {in_order!r}")
+        self.in_order = in_order
+        if memory_budget is not None:
+            check_int(_NAME, "memory_budget", memory_budget, least=0)
+        self.memory_budget = memory_budget
+        if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
+            raise ValueError(f"timeout must be a number of seconds that is not negative, or None, not {timeout!r}")
+        self.timeout = timeout or None
+        if on_worker_exit not in ("error", "restart"):
+            raise ValueError(f"on_worker_exit must be 'error' or 'restart', not {on_worker_exit!r}")
+        self.on_worker_exit = on_worker_exit
+        self._shifts: Shifts | None = None  # the processes, once initialised
+        self._steering: Steering | None = None
+        self._begins_with = AUTO_BEGINS_WITH
+        self._worker_output: WorkerOutput | None = None
+        self._end_datapipe: DataPipe | None = None
+        self._dispatches = False
+
+    # -- the graph ---------------------------------------------------------------------------------
+
+    def initialize(self, datapipe: DataPipe) -> DataPipe:
+        """Cuts the graph, starts the processes and returns the part of the graph that stays in main."""
+        if self._end_datapipe is not None:
+            raise RuntimeError("this reading service is in use: give each DataLoader2 its own")
+        if self.num_workers == 0:
+            self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
+            return self._end_datapipe
+
+        self._warn_of_copies(datapipe)
+        datapipe, dispatching = cut_dispatched(datapipe)
+        branches = find_replicable_branches(traverse_dps(datapipe))
+        if len(branches) != 1:
+            raise ValueError(
+                f"MultiProcessingReadingService runs one branch in its workers, but this graph has {len(branches)} "
+                f"({', '.join(type(branch).__name__ for branch in branches) or 'all pipes are non-replicable'}); "
+                "join the branches before the first pipe that is not replicable"
+            )
+        branch = branches[0]
+        stays_in_main = branch is not datapipe
+        self._dispatches = dispatching is not None
+        steering = self._steer(datapipe, branch, dispatching)
+        self._shifts = self._start(branch, dispatching)
+        output = self._worker_output = WorkerOutput(
+            self._shifts.children, lasts(branch, dispatching), self.in_order, steering, names_of_lasting(dispatching)
+        )
+        if not stays_in_main:
+            self._end_datapipe = output
+            return output
+        end: Any = output
+        replace_dp(traverse_dps(datapipe), branch, end)
+        self._end_datapipe = datapipe
+        return datapipe
+
+    def _warn_of_copies(self, datapipe: DataPipe) -> None:
+        """Warns of items that several workers would yield, unless functions of the user's may divide them."""
+        from torchdata.dataloader2.linter import warn_of_silent_findings
+
+        no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
+        if self.num_workers > 1 and no_functions and not replaced_functions():
+            warn_of_silent_findings(datapipe, self.num_workers)
+
+    def _steer(self, datapipe: DataPipe, branch: DataPipe, dispatching: DataPipe | None) -> Steering | None:
+        """What chooses for `"auto"`; None where nothing is to be chosen."""
+        window = self.worker_prefetch_cnt == "auto" or self.main_prefetch_cnt == "auto"
+        if self._num_workers != "auto" and not window:
+            return None
+        from torchdata.dataloader2.services.steering import Steering
+
+        self._steering = Steering(self, self._num_workers == "auto", window)
+        if self._steering.workers:
+            why = self._why_order_depends(datapipe, branch, dispatching)
+            if why is not None:
+                self._steering.keep(f"the order of the items would depend on their number: {why}")
+        return self._steering
+
+    def _why_order_depends(self, datapipe: DataPipe, branch: DataPipe, dispatching: DataPipe | None) -> str | None:
+        from torchdata.dataloader2.services.fixed_order import why_workers_matter
+
+        if not self.in_order:
+            return "in_order=False takes whatever item is ready first"
+        for name in ("worker_init_fn", "worker_reset_fn"):
+            if getattr(self, name) is not None:
+                return f"{name} may make each worker another one"
+        if replaced_functions():
+            return f"{', '.join(replaced_functions())} may make each worker another one"
+        return why_workers_matter(datapipe, branch, dispatching)
+
+    def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Shifts:
+        worker, main = self.worker_prefetch_cnt, self.main_prefetch_cnt
+        chosen = AUTO_AHEAD if "auto" in (worker, main) else None
+        ahead = Ahead(10 if worker == "auto" else worker, 10 if main == "auto" else main, chosen)
+        make = partial(
+            Children,
+            multiprocessing.get_context(self.multiprocessing_context),
+            program=GraphProgram(branch, self.worker_init_fn, self.worker_reset_fn),
+            dispatch=None if dispatching is None else GraphProgram(dispatching, None, self.worker_reset_fn),
+            dispatch_window=ahead.window_of_dispatch(),
+            memory_budget=self.memory_budget,
+            in_order=self.in_order,
+            timeout=self.timeout,
+            full_stats=self._full_stats,
+            restarts=self.on_worker_exit == "restart",
+        )
+        number, changes, most = self.num_workers, 0, 0
+        if self._steering is not None and self._steering.workers:
+            changes, most = self._steering.prepare(number)
+        graphs = (branch, dispatching)
+        return Shifts(make, graphs, ahead, number, changes=changes, most=most, full_stats=self._full_stats)
+
+    @property
+    def num_workers(self) -> int:
+        """How many worker processes there are, or are to be; under "auto" those that there are at present."""
+        if self._shifts is not None:
+            return self._shifts.children.num_workers
+        return self._begins_with if self._num_workers == "auto" else self._num_workers
+
+    @num_workers.setter
+    def num_workers(self, number: int) -> None:
+        self._num_workers = check_int(_NAME, "num_workers", number, least=0)
+
+    def _begin_with(self, number: int) -> None:
+        """Lets "auto" begin with so many workers, because a state is gone on from that was saved with them."""
+        if number > 0:
+            self._begins_with = number
+
+    @property
+    def _children(self) -> Children | None:
+        """The processes that are at work, once initialised."""
+        return None if self._shifts is None else self._shifts.children
+
+    def _running(self) -> Children:
+        self._main_graph()
+        assert self._shifts is not None
+        return self._shifts.children
+
+    # -- epochs ------------------------------------------------------------------------------------
+
+    def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: ResetFn | None = None
+    ) -> ResetFn | None:
+        """Seeds the pipes in main and starts the epoch in all processes."""
+        end = self._initialised()
+        set_graph_random_seed(end, copy.copy(seed_generator))  # the next epoch is not to depend on what is drawn
+        if self._worker_output is not None:
+            if self._steering is not None:
+                self._steer_epoch(self._steering, self._worker_output, iter_reset_fn)
+            generator = copy.copy(seed_generator)
+            # As bytes: pickling an object asks each reducer that torch has registered. The last one is the dispatching
+            # process's; what it draws is shared, and so the same whatever its number.
+            self._worker_output.start_epoch(lambda index: (generator.spawn(index).exported(), iter_reset_fn))
+        return None
+
+    @staticmethod
+    def _steer_epoch(steering: Steering, output: WorkerOutput, iter_reset_fn: ResetFn | None) -> None:
+        if iter_reset_fn is not None:
+            steering.keep("the reset function of another reading service may make each worker another one")
+        steering.begin_epoch(output)
+
+    def finalize_iteration(self) -> None:
+        """Ends the epoch: nobody runs ahead for it any more."""
+        if self._shifts is not None:
+            self._shifts.children.collector.stop()
+
+    def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
+        """Sets `main_prefetch_cnt` and `worker_prefetch_cnt`, before the workers start."""
+        if self._shifts is not None:
+            raise RuntimeError("prefetch counts are set before the workers start")
+        if main is not None:
+            self.main_prefetch_cnt = _check_count("main", main)
+        if worker is not None:
+            self.worker_prefetch_cnt = _check_count("worker", worker)
+
+    def finalize(self) -> None:
+        """Ends all processes; bounded and idempotent."""
+        shifts: Shifts | None = getattr(self, "_shifts", None)
+        if shifts is not None:
+            shifts.shutdown()
+
+    # -- pausing -----------------------------------------------------------------------------------
+
+    def _pause(self, pause_fn: ResetFn | None = None) -> None:
+        """Halts prefetching in main and in the workers; `pause_fn` is then applied to the graph of each."""
+        pause_pipes(self._main_graph())
+        self._running().collector.pause()
+        if pause_fn is not None:
+            self._call(pause_fn)
+
+    def _resume(self, resume_fn: ResetFn | None = None) -> None:
+        """Undoes `_pause`, in reverse order."""
+        end = self._main_graph()
+        if resume_fn is not None:
+            self._call(resume_fn)
+        self._running().collector.resume()
+        resume_pipes(end)
+
+    def _limit(
+        self, num_batches: int | None, limit_fn: Callable[[DataPipe, int | None], DataPipe] | None = None
+    ) -> None:
+        """Applies `limit_fn` to the graphs of all processes; the loader itself counts what it hands out."""
+        if limit_fn is not None:
+            in_children = num_batches if self._dispatches else None
+            self._call(_Limit(limit_fn, in_children))
+            limit_fn(self._initialised(), num_batches)
+
+    def _call(self, function: Callable[[DataPipe], object]) -> None:
+        """Applies a function to the graph of each process."""
+        if self._steering is not None:
+            self._steering.keep("a function was applied to their graphs, which others would not have")
+        self._running().call(function)
+
+    def _main_graph(self) -> DataPipe:
+        end = self._initialised()
+        if self._worker_output is None:
+            raise RuntimeError("MultiProcessingReadingService pauses and resumes with more than 0 workers only")
+        return end
+
+    def _initialised(self) -> DataPipe:
+        if self._end_datapipe is None:
+            raise RuntimeError("the reading service was not initialised with a graph: DataLoader2 does that")
+        return self._end_datapipe
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._shifts is not None:
+            raise TypeError("a MultiProcessingReadingService with running workers can be neither pickled nor copied")
+        return self.__dict__
+
+
+class _Limit:
+    """`limit_fn` with its count, on its way to the children."""
+
+    def __init__(self, limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: int | None) -> None:
+        self.limit_fn = limit_fn
+        self.num_batches = num_batches
+
+    def __call__(self, datapipe: DataPipe) -> None:
+        self.limit_fn(datapipe, self.num_batches)
+
+    # Of several with the same function the latest counts, for who takes a place later.
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Limit) and other.limit_fn == self.limit_fn
+
+    def __hash__(self) -> int:
+        return hash((type(self), id(getattr(self.limit_fn, "__func__", self.limit_fn))))
+
+
+def _check_count(argument: str, count: Any) -> PrefetchCount:
+    return "auto" if count == "auto" else check_int(_NAME, argument, count, least=0)

@@ -1,0 +1,210 @@
+"""Places of worker processes in an epoch, as plain data: from the engine's books, and to commands for a later run.
+
+Role: pure functions. A place holds, for each worker, what of its items was given to the user and the newest snapshot
+before that; whose turn it was; and the snapshot of the dispatching process that fits to these. A later run starts each
+process from its snapshot, and what was given after it is made again, compared and dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata._engine.snapshots import Account, Kept, KeptDealt, Resumption, is_sealed, reason_in
+from torchdata.dataloader2.graph import DataPipe
+from torchdata.datapipes._pipe.division import given_from
+from torchdata.datapipes._pipe.traversal import walk
+
+__all__ = [
+    "accounts_in",
+    "base_of",
+    "check_base",
+    "check_place",
+    "check_processes",
+    "kept_in",
+    "lasts",
+    "names_of_lasting",
+    "plain",
+    "resumptions",
+    "why_unsaved",
+]
+
+#: More items than an epoch has.
+_ALL = 1 << 62
+
+#: Seeds, which each epoch gets anew.
+_SEEDS = frozenset({"_seed", "_epoch_seed"})
+
+
+def plain(
+    found: tuple[Any, int, Any], dispatches: bool, in_order: bool, base: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the engine's books say, as it stands in a state.
+
+    Args:
+        found: what they say.
+        dispatches: whether there is a dispatching process.
+        in_order: whether main takes items in strict turn.
+        base: where the items were shared anew in this epoch, if they were.
+    """
+    places, turn, dealt = found
+    workers = [
+        {"given": given, "snapshot": None if snapshot and reason_in(snapshot[3]) else snapshot}
+        for given, snapshot in places
+    ]
+    dealt = None if dealt and reason_in(dealt[2]) else dealt
+    return {
+        "workers": workers,
+        "turn": turn,
+        "dispatches": dispatches,
+        "dispatching": dealt,
+        "in_order": in_order,
+        **({} if base is None else {"base": base}),
+    }
+
+
+def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
+    """Why a process could make no snapshot, if what the engine's books say holds that."""
+    places, _, dealt = found
+    contents = [snapshot[3] for _, snapshot in places if snapshot] + ([dealt[2]] if dealt else [])
+    return next(filter(None, map(reason_in, contents)), None)
+
+
+def accounts_in(place: dict[str, Any]) -> list[Account]:
+    """By worker, what of its items was given."""
+    return [tuple(worker["given"]) for worker in place["workers"]]
+
+
+def kept_in(place: dict[str, Any]) -> tuple[list[Kept | None], KeptDealt | None]:
+    """The snapshots, as the engine's books take them."""
+    snapshots = [worker["snapshot"] for worker in place["workers"]]
+    return [snapshot and _kept(snapshot) for snapshot in snapshots], _kept_dealt(place["dispatching"])
+
+
+def _kept(snapshot: Any) -> Kept:
+    (items, checksum), read_pass, (read, read_checksum), content = snapshot
+    return (items, checksum), read_pass, (read, read_checksum), content
+
+
+def _kept_dealt(dealt: Any) -> KeptDealt | None:
+    if dealt is None:
+        return None
+    dealt_pass, accounts, content = dealt
+    return dealt_pass, [(items, checksum) for items, checksum in accounts], content
+
+
+def check_place(place: Any) -> None:
+    """Raises ValueError where this is no place, or one of its snapshots is not whole."""
+    try:
+        workers, (snapshots, dealt) = accounts_in(place), kept_in(place)
+        contents = [snapshot[3] for snapshot in snapshots if snapshot] + ([dealt[2]] if dealt else [])
+        check_base(place.get("base"))
+        fits = 0 <= place["turn"] < len(workers) and all(items >= 0 for items, _ in workers)
+        fits = fits and all(
+            snapshot is None or 0 <= snapshot[0][0] <= given[0]
+            for snapshot, given in zip(snapshots, workers, strict=True)
+        )
+    except (TypeError, KeyError, ValueError, IndexError) as error:
+        raise ValueError(f"it is not laid out as one ({type(error).__name__}: {error})") from error
+    if not fits or not all(map(is_sealed, contents)):
+        raise ValueError("what it says of the workers does not fit together")
+
+
+def base_of(place: dict[str, Any]) -> dict[str, Any]:
+    """Where the run began in which a place was taken; empty where it was the epoch's beginning."""
+    workers = place["workers"]
+    base: dict[str, Any] | None = (place if workers is None else workers).get("base")
+    return base or {}
+
+
+def check_base(base: Any) -> None:
+    """Raises ValueError where this does not say where a run of an epoch began."""
+    if base is None:
+        return
+    if not isinstance(base, dict) or not is_sealed(base.get("content")):
+        raise ValueError("it does not say where its run of the epoch began")
+    for level in ("filter", "end"):
+        found = base.get(level)
+        if found is not None:
+            if not isinstance(found, dict) or not isinstance(found.get("given"), (list, tuple)):
+                raise ValueError(f"its {level!r} is {found!r}")
+            given_from(found.get("first"), found["given"])
+    if type(base.get("items", 0)) is not int:
+        raise ValueError("the items before its run of the epoch are no number")
+
+
+def check_processes(processes: Any, workers: dict[str, Any] | None) -> None:
+    """Raises ValueError where this does not say how many workers there were, and how main took their items."""
+    if processes is None and workers is None:
+        return
+    if not isinstance(processes, (list, tuple)) or tuple(map(type, processes)) != (int, bool, bool):
+        raise ValueError(f"its processes are {processes!r}")
+    if processes[0] < 1 or (workers is not None and len(workers["workers"]) != processes[0]):
+        raise ValueError(f"it is not of {processes[0]} workers")
+
+
+def resumptions(place: dict[str, Any], num_workers: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
+    """Where each child goes on, the dispatching process last.
+
+    Args:
+        place: the place.
+        num_workers: how many workers there are now.
+        dispatches: whether there is a dispatching process now.
+        strict: whether what is made again is compared.
+
+    Raises:
+        ValueError: there were others.
+    """
+    given = accounts_in(place)
+    if len(given) != num_workers:
+        raise ValueError(
+            f"this state was saved inside an epoch with {len(given)} workers, but the reading service has "
+            f"{num_workers}: give it num_workers={len(given)}, or save a state between two epochs"
+        )
+    if bool(place["dispatches"]) != dispatches:
+        had, has = ("a", "no") if place["dispatches"] else ("no", "a")
+        raise ValueError(f"this state was saved with {had} dispatching process, but this pipeline has {has} one")
+    snapshots, dealt = kept_in(place)
+    begin = (place.get("base") or {}).get("content")
+    children: list[Resumption | None] = []
+    shares: list[tuple[int, Account]] = []
+    for (items, checksum), snapshot in zip(given, snapshots, strict=True):
+        sent, read_pass, share, content = snapshot or ((0, 0), 1, (0, 0), None if dispatches else begin)
+        shares.append((read_pass, share))
+        start = (sent, items - sent[0], checksum if strict else None)
+        whole = read_pass > 1
+        children.append(Resumption(content, [start], passed=int(whole), share=(0, 0) if whole else share))
+    if dispatches:
+        children.append(_of_dispatching(dealt or (1, [(0, 0)] * len(shares), begin), shares, strict))
+    return children
+
+
+def _of_dispatching(
+    dealt: tuple[int, list[Account], bytes | None], shares: list[tuple[int, Account]], strict: bool
+) -> Resumption:
+    _, accounts, content = dealt
+    starts: list[tuple[Account, int, int | None]] = []
+    for account, (read_pass, (read, checksum)) in zip(accounts, shares, strict=True):
+        whole = read_pass > 1
+        again = _ALL if whole else read - account[0]
+        starts.append((account, again, checksum if strict and not whole else None))
+    return Resumption(content, starts, turn=sum(items for items, _ in accounts) % len(accounts))
+
+
+def lasts(*datapipes: DataPipe | None) -> bool:
+    """Whether something in the graphs outlives an epoch: the seeds alone do not tell how the next one begins then."""
+    pipes = [pipe for datapipe in datapipes if datapipe is not None for pipe in walk(datapipe)]
+    return any(map(_lasts, pipes))
+
+
+def names_of_lasting(datapipe: DataPipe | None) -> list[str]:
+    """The names of the pipes of which something outlives an epoch; parts of other pipes begin anew with them."""
+    names = [] if datapipe is None else [type(pipe).__name__ for pipe in walk(datapipe) if _lasts(pipe)]
+    return [name for name in names if not name.startswith("_")]
+
+
+def _lasts(pipe: Any) -> bool:
+    kind = type(pipe)
+    if not hasattr(kind, "iteration_state"):
+        ours = kind.__module__.startswith("torchdata.")  # these begin anew where they do not declare what lasts
+        return not ours and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+    return any(state.lasts and state.saved and state.name not in _SEEDS for state in kind._declared)

@@ -1,0 +1,345 @@
+"""What a process does to its copy of the pipe graph: once when it starts, and at the start of every epoch.
+
+Role: `process_init_fn` and `process_reset_fn` are called by the reading services, in the workers and in the dispatching
+process of a multi-process service and in the main process of an in-process one. They own the graph; the functions
+return the pipe to read. `GraphProgram` is what the engine runs in the children.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from typing import TYPE_CHECKING, Any, cast
+
+from torchdata._engine.program import ChildInfo
+from torchdata._engine.snapshots import reason, seal, unseal
+from torchdata._engine.torch_worker import tell_torch
+from torchdata.dataloader2.graph import (
+    DataPipe,
+    find_dps,
+    list_dps,
+    set_datapipes_seed,
+    set_graph_random_seed,
+    traverse_dps,
+)
+from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispatching_branches
+from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.services.torch_seeding import seed_torch
+from torchdata.datapipes._pipe import random as own_random
+from torchdata.datapipes._pipe.late_seeding import seed_when_imported
+from torchdata.datapipes._pipe.traversal import is_pipe, walk
+from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
+
+if TYPE_CHECKING:
+    from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = [
+    "GraphProgram",
+    "WorkerInfo",
+    "function_in_use",
+    "process_init_fn",
+    "process_reset_fn",
+    "replaced_functions",
+]
+
+#: Where users find the functions of this module, and replace them.
+_FACE = "torchdata.dataloader2.reading_service"
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """Which of how many worker processes this one is.
+
+    Args:
+        num_workers: the number of worker processes.
+        worker_id: the number of this one, from 0.
+    """
+
+    num_workers: int
+    worker_id: int
+
+
+def process_init_fn(
+    datapipe: DataPipe,
+    worker_info: WorkerInfo,
+    custom_init_fn: Callable[[DataPipe, WorkerInfo], DataPipe] | None = None,
+    worker_prefetch_cnt: int = 0,
+    dispatching_req_queue: None = None,
+    dispatching_res_queue: None = None,
+) -> DataPipe:
+    """Prepares a graph for the process that reads it: shards it, lets the user change it, prefetches.
+
+    Branches that read from the dispatching process are not sharded: their items are dealt out already.
+
+    Args:
+        datapipe: the last pipe of the graph.
+        worker_info: which of how many processes this one is.
+        custom_init_fn: called with the sharded graph and `worker_info`; returns the pipe to read.
+        worker_prefetch_cnt: how many items a thread of this process reads ahead; 0 for no thread.
+        dispatching_req_queue: must be None; a `DispatchedSource` in the graph takes the place of the queues.
+        dispatching_res_queue: must be None, likewise.
+
+    Returns:
+        The pipe to read.
+
+    Raises:
+        TypeError: `custom_init_fn` did not return a pipe.
+        ValueError: a queue was given.
+    """
+    if dispatching_req_queue is not None or dispatching_res_queue is not None:
+        raise ValueError(
+            "dispatching_req_queue and dispatching_res_queue must be None: items of the dispatching process arrive "
+            "through a DispatchedSource pipe in the graph, not through queues"
+        )
+    for branch in find_non_dispatching_branches(traverse_dps(datapipe)):
+        apply_sharding(branch, worker_info.num_workers, worker_info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
+    if custom_init_fn is not None:
+        datapipe = _require_pipe(custom_init_fn(datapipe, worker_info), "worker_init_fn", custom_init_fn)
+    if worker_prefetch_cnt > 0:
+        datapipe = cast("IterDataPipe[Any]", datapipe).prefetch(worker_prefetch_cnt)
+    return datapipe
+
+
+def process_reset_fn(
+    datapipe: DataPipe,
+    worker_info: WorkerInfo,
+    seed_generator: SeedGenerator,
+    distributed_shared_seed: bool = False,
+    iter_reset_fn: Callable[[DataPipe], DataPipe] | None = None,
+    custom_reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None = None,
+) -> DataPipe:
+    """Prepares a graph for an epoch: seeds the process' global generators and the pipes, then calls the hooks.
+
+    Args:
+        datapipe: the last pipe of the graph.
+        worker_info: which of how many processes this one is.
+        seed_generator: where seeds are drawn, spawned with the worker's id.
+        distributed_shared_seed: whether all seeds are those that workers and ranks share, as in the
+            dispatching process, which exists once.
+        iter_reset_fn: the reset function of the reading services before this one.
+        custom_reset_fn: the user's reset function, called last.
+
+    Returns:
+        The pipe to read.
+
+    Raises:
+        TypeError: one of the two functions did not return a pipe.
+    """
+    _seed_global_generators(seed_generator, distributed_shared_seed)
+    if distributed_shared_seed:
+        set_datapipes_seed(list_dps(traverse_dps(datapipe)), seed_generator, distributed_shared=True)
+    else:
+        set_graph_random_seed(datapipe, seed_generator)
+    if iter_reset_fn is not None:
+        datapipe = _require_pipe(iter_reset_fn(datapipe), "iter_reset_fn", iter_reset_fn)
+    if custom_reset_fn is not None:
+        reset = custom_reset_fn(datapipe, worker_info, seed_generator)
+        datapipe = _require_pipe(reset, "worker_reset_fn", custom_reset_fn)
+    return datapipe
+
+
+def function_in_use(name: str) -> Callable[..., Any]:
+    """`process_init_fn` or `process_reset_fn`, or what users have put in its place under its public name."""
+    function: Callable[..., Any] = getattr(importlib.import_module(_FACE), name)
+    return function
+
+
+def replaced_functions() -> dict[str, Callable[..., Any]]:
+    """By name, what users have put in the place of the two functions. A spawned process has ours."""
+    ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
+    return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
+
+
+class GraphProgram:
+    """A pipe graph as the program of workers, or of the dispatching process.
+
+    Args:
+        datapipe: the last pipe of the graph.
+        init_fn: the user's function of a worker's start, or None.
+        reset_fn: the user's function of an epoch's start, or None.
+    """
+
+    def __init__(
+        self,
+        datapipe: DataPipe,
+        init_fn: Callable[[DataPipe, WorkerInfo], DataPipe] | None,
+        reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None,
+    ) -> None:
+        self.datapipe = datapipe
+        self.init_fn = init_fn
+        self.reset_fn = reset_fn
+        self.replaced = replaced_functions()
+        self._passes = 0
+        #: What was given of what is dealt anew, if it is.
+        self._skip: dict[str, Any] | None = None
+        #: What takes the graph's place in the next epoch.
+        self._successor: DataPipe | None = None
+        #: Why no snapshot can be made in this epoch.
+        self._unsaved: Exception | None = None
+        #: Whether there is one in this epoch.
+        self._saved = False
+
+    def prepare(self, child: ChildInfo) -> None:
+        """Connects the graph to the dispatching process, and shards it."""
+        self._child = child
+        self._info = WorkerInfo(child.num_workers, child.worker_id)
+        if child.dispatches:
+            return
+        for source in find_dps(traverse_dps(self.datapipe), DispatchedSource):
+            assert isinstance(source, DispatchedSource)
+            source.open_stream = child.open_dispatched
+            source.share = child.share
+        tell_torch(child.worker_id, child.num_workers, self.datapipe)
+        own_random.is_replica = True
+        # All that users' own functions may expect to get is given.
+        self.datapipe = self._in_use("process_init_fn")(
+            self.datapipe,
+            worker_info=self._info,
+            custom_init_fn=self.init_fn,
+            worker_prefetch_cnt=0,
+            dispatching_req_queue=None,
+            dispatching_res_queue=None,
+        )
+
+    def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[DataPipe], DataPipe] | None) -> None:
+        """Seeds the graph, and lets the reset functions change it."""
+        self._passes, self._unsaved, self._saved = 0, None, False
+        if self._successor is not None:
+            self.datapipe, self._successor = self._successor, None
+        self.datapipe = self._in_use("process_reset_fn")(
+            self.datapipe,
+            self._info,
+            SeedGenerator.imported(seeds),
+            distributed_shared_seed=self._child.dispatches,
+            iter_reset_fn=iter_reset_fn,
+            custom_reset_fn=self.reset_fn,
+        )
+        if not self._child.dispatches:
+            tell_torch(self._child.worker_id, self._child.num_workers, self.datapipe)
+
+    def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
+        """The state of the graph and of the global generators, as of the last item.
+
+        None where the graph cannot be saved, and in later passes of what is dispatched: an earlier snapshot, or the
+        epoch's beginning, is gone on from then.
+        """
+        if self._unsaved is not None or self._passes > 1:
+            return None
+        try:
+            with standing_still(walk(self.datapipe)):  # threads draw random numbers, too
+                graph, generators = save_state(self.datapipe, described=False), save_generators()
+            share = self._share_in(graph)
+            skip = {} if self._skip is None else {"skip": self._skip}
+            sealed = None if share is None else (*share, seal({"graph": graph, "generators": generators, **skip}))
+            self._saved = self._saved or sealed is not None
+            return sealed
+        except Exception as error:
+            self._unsaved = error
+            # In the place of the first snapshot; an earlier one is worth more.
+            return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
+
+    def _share_in(self, graph: dict[str, Any]) -> tuple[int, tuple[int, int]] | None:
+        """From where on dispatched items are to come with a state of the graph: the pass; items and checksum."""
+        if self._child.share is None:
+            return 0, (0, 0)
+        reached, read = self._child.share()
+        if reached > 1:
+            return None
+        pipes = walk(self.datapipe)
+        places = [place for place, pipe in enumerate(pipes) if isinstance(pipe, DispatchedSource)]
+        if not places or reached == 0:
+            return 1, read  # what comes first may have been held by a pipe: the share is opened later
+        entry = graph["pipes"][places[0]]
+        goes_on = entry["how"] == "restore"
+        if goes_on and not entry.get("finished"):
+            items, checksum = entry["state"]["share"]
+            return 1, (items, checksum)
+        replays = any("drop" in each for each in graph["pipes"])
+        if replays:
+            return None if goes_on else (1, (0, 0))
+        return 2, (0, 0)  # all of this pass was read: the next one would be the second
+
+    def go_on_from(self, snapshot: bytes | None) -> Iterator[Any]:
+        """An iterator over the graph behind a snapshot; None begins with the first item."""
+        self._passes += 1
+        self._skip = None
+        if snapshot is None:
+            return iterate(self.datapipe)
+        self._saved = True
+        return self._go_on(unseal(snapshot, "the snapshot of a worker"))
+
+    def _go_on(self, saved: dict[str, Any]) -> Iterator[Any]:
+        from torchdata.dataloader2.services.dividing import begin_behind, content_of
+
+        kind = saved.get("base")
+        if kind == "filter":  # the items are shared anew from here on
+            begin_behind(self.datapipe, saved)
+            if saved.get("generators") is not None:
+                load_generators(saved["generators"])
+            return iterate(self.datapipe)
+        if kind == "end":  # they are dealt anew
+            under = content_of(saved["under"])
+            if under is not None:
+                under.pop("skip", None)  # more was given since
+            return self._skipping(under, {"first": saved["first"], "given": saved["given"]})
+        if "skip" in saved:
+            return self._skipping({name: saved[name] for name in ("graph", "generators")}, saved["skip"])
+        load_state(self.datapipe, saved["graph"])
+        load_generators(saved["generators"])  # first: threads begin with the iterator
+        return iterate(self.datapipe)
+
+    def _skipping(self, under: dict[str, Any] | None, skip: dict[str, Any]) -> Iterator[Any]:
+        """An iterator over what is left of what is dealt anew."""
+        from torchdata.dataloader2.services.dividing import skipping
+
+        iterator = iterate(self.datapipe) if under is None else self._go_on(under)
+        self._skip = skip
+        entries = None if under is None or "graph" not in under else under["graph"]["pipes"]
+        return skipping(iterator, skip, entries)
+
+    def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
+        """Applies a function to the graph; what it returns, if anything, takes the graph's place."""
+        replaced = function(self.datapipe if self._successor is None else self._successor)
+        if replaced is not None:
+            self._successor = replaced  # the graph that runs is the one that snapshots are taken of
+
+    def _in_use(self, name: str) -> Callable[..., Any]:
+        return self.replaced.get(name) or function_in_use(name)
+
+
+def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
+    """Seeds `random`, and torch and NumPy: now where they are loaded, in a child else when they are imported.
+
+    Always draws three seeds, so that what the pipes get does not depend on which libraries a process has loaded.
+    """
+    draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
+    python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
+    random.seed(python_seed)
+    awaited: dict[str, int] = {}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        seed_torch(torch, torch_seed)
+    else:
+        awaited["torch"] = torch_seed
+    numpy_random = sys.modules.get("numpy.random")  # which NumPy itself imports late
+    if numpy_random is not None:
+        numpy_random.seed(numpy_seed >> 32)  # the legacy generator takes 32 bits
+    else:
+        awaited["numpy.random"] = numpy_seed >> 32
+    if parent_process() is not None:  # main's imports are the user's
+        seed_when_imported(awaited)
+
+
+def _require_pipe(result: Any, argument: str, function: Any) -> DataPipe:
+    if not is_pipe(result):
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"{argument} must return the pipe to read, but {name} returned {result!r}; end it with `return datapipe`"
+        )
+    pipe: DataPipe = result
+    return pipe

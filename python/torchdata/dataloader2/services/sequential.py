@@ -1,0 +1,161 @@
+"""Several reading services, one after the other.
+
+Role: passes every call of the loader on to each of the services: what begins something in their order, what
+ends something in the reverse order. Runs in the main process and owns the services.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchdata.dataloader2.graph import DataPipe
+from torchdata.dataloader2.graph.serialization import unpickled
+from torchdata.dataloader2.services.interface import (
+    READING_SERVICE_STATE_KEY_NAME,
+    CheckpointableReadingServiceInterface,
+    IterResetFn,
+    PrefetchCount,
+    ReadingServiceInterface,
+)
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2.random import SeedGenerator
+
+__all__ = ["SequentialReadingService", "holds_nothing"]
+
+
+def holds_nothing(serialized_state: bytes) -> bool:
+    """Whether what `SequentialReadingService.checkpoint` returned is of services without a state."""
+    nothing = (pickle.dumps([b""] * count, protocol) for count in range(1, 5) for protocol in (4, 5))
+    return serialized_state in nothing
+
+
+class SequentialReadingService(CheckpointableReadingServiceInterface):
+    """Runs the pipe graph through several reading services, for instance a distributed and a multi-process one.
+
+    Args:
+        *reading_services: the services in the order in which each takes over what the one before it returned.
+
+    Raises:
+        TypeError: one of them is no reading service.
+
+    Example:
+        >>> from torchdata.dataloader2 import DistributedReadingService, MultiProcessingReadingService
+        >>> from torchdata.dataloader2 import SequentialReadingService
+        >>> service = SequentialReadingService(DistributedReadingService(), MultiProcessingReadingService(2))
+    """
+
+    def __init__(self, *reading_services: ReadingServiceInterface) -> None:
+        for place, service in enumerate(reading_services):
+            if not callable(getattr(service, "initialize", None)):
+                raise TypeError(
+                    "SequentialReadingService takes reading services one by one, but argument number "
+                    f"{place} is {service!r}, which has no `initialize`"
+                )
+        self.reading_services = reading_services
+
+    def initialize(self, datapipe: DataPipe) -> DataPipe:
+        """Lets each service take over what the one before it returned."""
+        for service in self.reading_services:
+            datapipe = service.initialize(datapipe)
+        return datapipe
+
+    def finalize(self) -> None:
+        """Finalizes all services, the last one first; an error in one does not keep the others from it."""
+        self._in_reverse("finalize")
+
+    def initialize_iteration(
+        self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
+    ) -> IterResetFn | None:
+        """Prepares an epoch in each service, which gets the reset function that the one before it returned."""
+        for service in self.reading_services:
+            iter_reset_fn = service.initialize_iteration(seed_generator=seed_generator, iter_reset_fn=iter_reset_fn)
+        return iter_reset_fn
+
+    def finalize_iteration(self) -> None:
+        """Ends the epoch in all services, the last one first."""
+        self._in_reverse("finalize_iteration")
+
+    def _in_reverse(self, method: str) -> None:
+        first: Exception | None = None
+        for service in reversed(self.reading_services):
+            try:
+                getattr(service, method)()
+            except Exception as error:
+                if first is None:
+                    first = error
+                else:
+                    first.add_note(f"{type(service).__name__}.{method} failed after that, too: {error!r}")
+        if first is not None:
+            raise first
+
+    def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
+        """Sets the counts of all services that read ahead."""
+        for service in self.reading_services:
+            if hasattr(service, "set_prefetch_counts"):
+                service.set_prefetch_counts(main, worker)
+
+    def checkpoint(self) -> bytes:
+        """The states of all services; one that has none is named in a warning and starts from scratch later."""
+        states = []
+        for service in self.reading_services:
+            if callable(getattr(service, "checkpoint", None)):
+                states.append(service.checkpoint())  # type: ignore[attr-defined]
+                continue
+            if not _is_ours(service):
+                warnings.warn(f"{service} doesn't support `checkpoint`, skipping...", stacklevel=2)
+            states.append(b"")
+        return pickle.dumps(states)
+
+    def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
+        """Restores each service from its own state; one that has none is initialized, with a warning.
+
+        Raises:
+            ValueError: the state was saved from another number of services, or by something else, or is damaged.
+        """
+        states = unpickled(READING_SERVICE_STATE_KEY_NAME, serialized_state)
+        if not isinstance(states, list):
+            raise ValueError(
+                f"the state of the reading services is {states!r}, and not that of a SequentialReadingService"
+            )
+        if len(states) != len(self.reading_services) and not any(states):
+            return self.initialize(datapipe)  # others ran there, of which none had a state
+        if len(states) != len(self.reading_services):
+            raise ValueError(
+                f"the state holds {len(states)} reading services, but this SequentialReadingService has "
+                f"{len(self.reading_services)}; build it from the same services before loading the state"
+            )
+        for service, state in zip(self.reading_services, states, strict=True):
+            if callable(getattr(service, "restore", None)):
+                datapipe = service.restore(datapipe, state)  # type: ignore[attr-defined]
+                continue
+            if not _is_ours(service):
+                warnings.warn(f"{service} doesn't support `restore` from state, initialize from scratch", stacklevel=2)
+            datapipe = service.initialize(datapipe)
+        return datapipe
+
+    def _pause(self, pause_fn: IterResetFn | None = None) -> IterResetFn | None:
+        for service in self.reading_services:
+            if hasattr(service, "_pause"):
+                pause_fn = service._pause(pause_fn)
+        return pause_fn
+
+    def _resume(self, resume_fn: IterResetFn | None = None) -> IterResetFn | None:
+        for service in self.reading_services:
+            if hasattr(service, "_resume"):
+                resume_fn = service._resume(resume_fn)
+        return resume_fn
+
+    def _limit(self, num_batches: int | None, limit_fn: Callable[..., Any] | None = None) -> Callable[..., Any] | None:
+        for service in self.reading_services:
+            if hasattr(service, "_limit"):
+                limit_fn = service._limit(num_batches, limit_fn)
+        return limit_fn
+
+
+def _is_ours(service: Any) -> bool:
+    """Whether the state of the loader says all that there is to say of the service."""
+    return type(service).__module__.startswith("torchdata.")

@@ -1,0 +1,270 @@
+"""What stands in main's graph for the branch that runs in the workers.
+
+Role: runs in main; the reading service that made it owns the children from which it reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from torchdata._engine.processes import Children, Place
+from torchdata._engine.restarting import Received
+from torchdata._engine.snapshots import Resumption
+from torchdata._native import Delivery
+from torchdata.dataloader2.services.places import accounts_in, kept_in, plain, resumptions, why_unsaved
+from torchdata.datapipes.datapipe import IterDataPipe
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2.services.steering import Steering
+
+__all__ = ["Run", "WorkerOutput"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What workers send in an epoch, until others take their place.
+
+    Args:
+        children: the processes.
+        items: the iterator over their items.
+        before: items that came from others since the epoch began here.
+        base: where the items were shared anew in this epoch, if they were.
+        earlier: the run of the others; for a while after they have gone.
+    """
+
+    children: Children
+    items: Iterator[Any]
+    before: int = 0
+    base: dict[str, Any] | None = None
+    earlier: Run | None = None
+
+    @property
+    def delivered(self) -> int:
+        """Items that came since the epoch began here, from all runs."""
+        return self.before + self.children.collector.delivered()
+
+    def found(self, back: int) -> Any:
+        """What the books say of so many items ago; None where that is too long ago."""
+        own = self.children.collector.delivered()
+        if back > own and self.earlier is not None:
+            return self.earlier.found(back - own)
+        return self.children.collector.places(back)
+
+    def place(self, back: int, in_order: bool) -> dict[str, Any] | None:
+        """See `WorkerOutput.place`."""
+        own = self.children.collector.delivered()
+        if back > own and self.earlier is not None:
+            return self.earlier.place(back - own, in_order)
+        found = self.children.collector.places(back)
+        return None if found is None else plain(found, self.children.dispatches, in_order, self.base)
+
+
+class WorkerOutput(IterDataPipe[Any]):
+    """Stands in main's graph for the branch that runs in the workers: yields what they send, in turn.
+
+    Args:
+        children: the processes.
+        lasts: whether something in their graphs outlives an epoch. Then each later epoch begins with snapshots.
+        in_order: whether main takes items in strict turn.
+        steering: what looks between two items and may replace the processes, if something is to be chosen.
+        lasts_dealt: the names of the pipes in the dispatching process of which something outlives an epoch.
+    """
+
+    #: Where the workers are is not its own state.
+    iteration_state = ()
+
+    def __init__(
+        self,
+        children: Children,
+        lasts: bool = False,
+        in_order: bool = True,
+        steering: Steering | None = None,
+        lasts_dealt: Sequence[str] = (),
+    ) -> None:
+        self.run = Run(children, iter(()))
+        self.lasts = lasts
+        self.in_order = in_order
+        self._steering = steering
+        self._lasts_dealt = lasts_dealt
+        self._commands: Callable[[int], tuple[Any, Any]] | None = None
+        #: Whether what reads it begins a pass only for having begun it, and no epoch.
+        self.is_between_epochs = False
+        self._fresh = False
+        self._epochs = 0
+        #: Why a process could make no snapshot, where that shows in the place that was taken last.
+        self.unsaved: str | None = None
+        self._place: tuple[dict[str, Any], bool] | None = None
+
+    @property
+    def _children(self) -> Children:
+        return self.run.children
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return self._children.num_workers
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether a dispatching process deals items out to them."""
+        return self._children.dispatches
+
+    def go_on_at(self, place: dict[str, Any], strict: bool) -> None:
+        """Makes the next epoch one that goes on at a place that an earlier run has reached.
+
+        Args:
+            place: what `place` returned.
+            strict: whether an error says that the graph does not repeat itself.
+
+        Raises:
+            ValueError: it was reached with other processes.
+        """
+        resumptions(place, self._children.num_workers, self._children.dispatches, strict)
+        self._place = place, strict
+
+    def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
+        """Starts an epoch in the workers, which begin to run ahead; the next iteration reads it."""
+        self._commands = commands
+        self._start(commands)
+        self._fresh = True
+
+    def _start(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
+        children, (place, strict) = self._children, self._place or (None, True)
+        self._place = None
+        self._epochs += 1
+        if place is None:
+            resume = _resume_of(children, self.in_order, None, strict)
+            children.start_epoch(commands, resume, announced=self.lasts and self._epochs > 1)
+        else:
+            _go_on(children, commands, place, self.in_order, strict)
+        self.run = Run(children, iter(children.collector), base=None if place is None else place.get("base"))
+
+    def follow(self, delivery: Delivery | None) -> None:
+        """Lets the children's books know how many items the user was given; None: nobody knows."""
+        self._children.collector.follow(delivery)
+
+    @property
+    def delivered(self) -> int:
+        """Items that came since the epoch began here."""
+        return self.run.delivered
+
+    def place(self, back: int) -> dict[str, Any] | None:
+        """Where all processes were so many items ago; None where that is too long ago.
+
+        May be called at any time: while another thread waits for an item, or from a signal handler.
+        """
+        run = self.run
+        found = run.found(back)
+        if found is not None:
+            self.unsaved = why_unsaved(found)
+        return run.place(back, self.in_order)
+
+    def require_dealt(self, place: dict[str, Any] | None) -> None:
+        """Raises RuntimeError where a place does not tell what the dispatching process remembers of earlier epochs."""
+        if self._lasts_dealt and self._epochs > 1 and (place is None or place["dispatching"] is None):
+            raise RuntimeError(
+                f"{self._lasts_dealt[0]} keeps a state from epoch to epoch in the dispatching process, and no snapshot "
+                "of that process has come in this epoch before the place to be saved: save the state between two epochs"
+                " or some items later, or put the pipe behind sharding_round_robin_dispatch"
+            )
+
+    def read_out(self) -> None:
+        """Waits until the workers end their epoch, which goes on behind the last item: nobody else asks them.
+
+        Raises:
+            RuntimeError: there was another item.
+        """
+        for _ in self.run.items:
+            raise RuntimeError(
+                "this pipeline does not repeat itself, so it cannot go on from the state: the workers yield more items "
+                "than those that were given before the state was saved"
+            )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next epoch is one that goes on at a place."""
+        return self._place is not None
+
+    def replace_between_epochs(self, children: Children) -> None:
+        """Lets other processes run the epochs from now on; nobody reads meanwhile."""
+        children.collector.follow_as(self._children.collector, 0)
+        self.run = Run(children, iter(()))
+
+    def replace(self, children: Children, anew: dict[str, Any]) -> None:
+        """Lets other processes make the rest of the epoch; to be called between two items.
+
+        Args:
+            children: the processes, which wait for commands.
+            anew: the place at which they go on: where these are now, shared anew among as many workers.
+        """
+        old = self.run
+        assert self._commands is not None
+        _go_on(children, self._commands, anew, self.in_order, strict=True)
+        before = old.delivered
+        children.collector.follow_as(old.children.collector, before)
+        self.run = Run(children, iter(children.collector), before, anew["base"], old)
+
+    def forget_earlier(self) -> None:
+        """Forgets where processes were whose place others have taken."""
+        if self.run.earlier is not None:
+            self.run = dataclasses.replace(self.run, earlier=None)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.is_between_epochs:
+            return iter(())
+        if self._commands is None:
+            raise RuntimeError(
+                "the workers have not been told to start an epoch: iterate the DataLoader2, not its pipe"
+            )
+        if not self._fresh:  # a pipe in main reads the workers' output once more in the same epoch
+            self._start(self._commands)
+        self._fresh = False
+        if self._steering is None or self._steering.is_over:
+            return self.run.items
+        from torchdata.dataloader2.services.steering import Looks
+
+        # What hands items over is C alone: Ctrl-C comes before an item is taken, or behind the loop's own step.
+        current = attrgetter("run.items")
+        measured = map(next, map(current, Looks(self, self._steering)))
+        return chain.from_iterable(chain([measured], map(current, [self])))
+
+    def __repr__(self) -> str:
+        return "the worker processes"
+
+    def __getstate__(self) -> Any:
+        raise TypeError("the output of running worker processes can be neither pickled nor copied")
+
+
+def _go_on(
+    children: Children, commands: Callable[[int], tuple[Any, Any]], place: dict[str, Any], in_order: bool, strict: bool
+) -> None:
+    """Starts an epoch at a place."""
+    starts = resumptions(place, children.num_workers, children.dispatches, strict)
+    left = Place(accounts_in(place), place["turn"], starts, kept_in(place))
+    children.start_epoch(commands, _resume_of(children, in_order, place.get("base"), strict), place=left)
+
+
+def _resume_of(
+    children: Children, in_order: bool, base: dict[str, Any] | None, strict: bool
+) -> Callable[[Received], list[Resumption | None]]:
+    """What knows where each child goes on; without a reference to an object that the children are not to hold."""
+    return partial(_resume, children.num_workers, children.dispatches, in_order, base, strict)
+
+
+def _resume(
+    num_workers: int,
+    dispatches: bool,
+    in_order: bool,
+    base: dict[str, Any] | None,
+    strict: bool,
+    received: Received,
+) -> list[Resumption | None]:
+    """From what was received of the workers, where each child goes on."""
+    places, dealt = received
+    return resumptions(plain((places, 0, dealt), dispatches, in_order, base), num_workers, dispatches, strict)

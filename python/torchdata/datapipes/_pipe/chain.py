@@ -1,0 +1,89 @@
+"""A pipeline in words: a line for each pipe, with its parameters.
+
+Role: what `str(pipe)` is. Reads attributes alone: no data is copied, no library imported. What may be a secret, and
+what may be large or slow to print, is not printed.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import reprlib
+from functools import partial
+from typing import Any
+
+from torchdata.datapipes._pipe.traversal import pipes_in, sources_of, walk
+
+__all__ = ["chain", "parameters", "short_name"]
+
+#: Parameters whose values are nobody's business: they may hold credentials.
+_PRIVATE = re.compile(r"auth|token|secret|passw|credential|header|cookie|options|kwargs|params|config|profile|url")
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, enum.Enum)
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 40
+_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = 3
+_short.maxlevel = 2
+
+
+def short_name(datapipe: Any) -> str:
+    """The name of a pipe's class, as its user knows it."""
+    name: str = getattr(type(datapipe), "drawn_as", type(datapipe).__name__)
+    return name.removesuffix("IterDataPipe").removesuffix("MapDataPipe") or name
+
+
+def parameters(datapipe: Any) -> list[tuple[str, str]]:
+    """Names and values of a pipe's parameters, but for the pipes among them and for those that are as by default."""
+    try:
+        signature = inspect.signature(type(datapipe).__init__)
+    except (TypeError, ValueError):
+        return []
+    attributes = getattr(datapipe, "__dict__", {})
+    found = []
+    for name, parameter in list(signature.parameters.items())[1:]:
+        value = attributes.get(name, attributes.get(f"_{name}", inspect.Parameter.empty))
+        if value is inspect.Parameter.empty or parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            continue
+        if _is_same(value, parameter.default) or pipes_in(value):
+            continue
+        found.append((name, "…" if _PRIVATE.search(name) else _in_words(value)))
+    return found
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, _PLAIN) and type(value) is type(default) and value == default)
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, partial):
+        return f"partial({_in_words(value.func)})"
+    if isinstance(value, type) or inspect.isroutine(value):
+        return str(getattr(value, "__qualname__", type(value).__name__)).rpartition("<locals>.")[2]
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, _PLAIN) or _is_plain_container(value):
+        return _short.repr(value)
+    size = getattr(value, "shape", None)
+    return f"<{type(value).__name__}{f' of {tuple(size)}' if isinstance(size, tuple) else ''}>"
+
+
+def _is_plain_container(value: Any) -> bool:
+    if type(value) not in (list, tuple, dict, set, frozenset):
+        return False
+    members = [*value.keys(), *value.values()] if isinstance(value, dict) and len(value) < 100 else value
+    return len(members) < 100_000 and all(isinstance(one, _PLAIN) for one in list(members)[:8])
+
+
+def chain(datapipe: Any) -> str:
+    """The graph that ends in a pipe: a line for each, sources first, numbered as in the notes of exceptions."""
+    pipes = list(walk(datapipe))
+    numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}
+    width = len(str(len(pipes)))
+    lines = []
+    for number, pipe in enumerate(pipes, 1):
+        values = ", ".join(f"{name}={value}" for name, value in parameters(pipe))
+        read = [numbers[id(source)] for source in sources_of(pipe) if id(source) in numbers]
+        of = "" if read in ([], [number - 1]) else f" of {', '.join(map(str, read))}"
+        lines.append(f"{number:{width}} {short_name(pipe)}({values}){of}")
+    return "\n".join(lines)

@@ -1,0 +1,315 @@
+"""Checks of constructor arguments that many pipes share.
+
+Role: turns a wrong argument into one clear sentence at construction, not into a puzzle inside a worker.
+Pure functions; they run wherever a pipe is built.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import inf
+from numbers import Real
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.datasets import is_built_in, is_generator_function, is_indexed
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+_WrapperT = TypeVar("_WrapperT", bound=type)
+
+
+def check_callable(pipe: str, argument: str, function: Any) -> None:
+    """Raises TypeError unless `function` can be called."""
+    if not callable(function):
+        raise TypeError(
+            f"{pipe}: {argument} must be a function, but got {function!r} of type {type(function).__name__}"
+        )
+
+
+def check_iterable(pipe: str, argument: str, value: Any) -> None:
+    """Raises TypeError unless `value` can be iterated over (without iterating over it)."""
+    if not (hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")):
+        raise TypeError(f"{pipe}: {argument} must be iterable, but got {value!r} of type {type(value).__name__}")
+
+
+def check_generator_function(pipe: str, argument: str, function: Any) -> None:
+    """Raises TypeError unless `function` is a generator function that can be called without arguments."""
+    if not is_generator_function(function):
+        raise TypeError(
+            f"{pipe}: {argument} must be iterable, but got the function {function!r}; call it and give what it "
+            "returns, or give a generator function, which is called anew in each epoch"
+        )
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"{pipe}: {argument} is a generator function, which is called without arguments, but {function!r} has a "
+            f"{error}; bind it with functools.partial"
+        ) from error
+
+
+#: The pipes over plain data, by the base of their kind: they stand above this module, and enter themselves.
+_wrappers: dict[type, Callable[..., Any]] = {}
+
+
+def wraps_data(wrapper: _WrapperT) -> _WrapperT:
+    """Marks the class of pipes that is to stand between plain data and the pipes of its kind."""
+    _wrappers[IterDataPipe if issubclass(wrapper, IterDataPipe) else MapDataPipe] = wrapper
+    return wrapper
+
+
+def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
+    """The pipe to read: `value` itself, or where it is another iterable or a data set, an IterableWrapper over it.
+
+    So that the place of a pipe that was built over a list is kept in a state, too.
+
+    Raises:
+        TypeError: `value` cannot be iterated over, or is a pipe that is read by index.
+    """
+    if isinstance(value, IterDataPipe) or _is_foreign_pipe(value):
+        return value
+    if isinstance(value, MapDataPipe):
+        raise TypeError(
+            f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
+            "`.to_iter_datapipe()` first"
+        )
+    if inspect.isroutine(value):
+        check_generator_function(pipe, argument, value)
+    elif not is_generator_function(value):
+        check_iterable(pipe, argument, value)
+    return _wrappers[IterDataPipe](value, deepcopy=False)
+
+
+def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
+    """The pipe of `kind` (IterDataPipe or MapDataPipe): `value` itself, or one that reads the data set `value`.
+
+    Raises:
+        TypeError: `value` is neither; plain data is to be wrapped by the user, since it may stand there by mistake.
+    """
+    if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
+        return value
+    if kind is IterDataPipe and is_dataset(value):
+        return check_source(pipe, value, argument)
+    if kind is MapDataPipe and is_dataset(value) and is_indexed(value):
+        return _wrappers[MapDataPipe](value, deepcopy=False)
+    wrapper = "IterableWrapper" if kind is IterDataPipe else "SequenceWrapper"
+    raise TypeError(
+        f"{pipe}: {argument} must be of type {kind.__name__}, but got {value!r} of type {type(value).__name__}; "
+        f"wrap data in {wrapper}"
+    )
+
+
+def check_sources(pipe: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """The pipes to read: each of `values`, or for a data set among them an IterableWrapper over it.
+
+    Raises:
+        TypeError: one of them is no IterDataPipe, ours or another library's, and no data set; plain data is to be
+            wrapped by the user, since it may stand there by mistake.
+    """
+    pipes = []
+    for position, value in enumerate(values):
+        if isinstance(value, IterDataPipe) or _is_foreign_pipe(value):
+            pipes.append(value)
+        elif is_dataset(value):
+            pipes.append(check_source(pipe, value, f"input {position}"))
+        else:
+            raise TypeError(
+                f"{pipe}: every input must be an `IterDataPipe`, but input {position} is {value!r} of type "
+                f"{type(value).__name__}; wrap it in IterableWrapper"
+            )
+    return tuple(pipes)
+
+
+def is_dataset(value: Any) -> bool:
+    """Whether `value` is a data set, read by index or by iterating: neither a pipe nor plain data nor a mapping."""
+    if is_built_in(value) or isinstance(value, (IterDataPipe, MapDataPipe, Mapping, type)):
+        return False
+    return is_indexed(value) or (hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__"))
+
+
+def _is_foreign_pipe(value: Any) -> bool:
+    return not isinstance(value, MapDataPipe) and any(cls.__name__ == "IterDataPipe" for cls in type(value).__mro__)
+
+
+def check_int(
+    pipe: str, argument: str, value: Any, *, least: int | None = None, error: type[Exception] = ValueError
+) -> int:
+    """The integer `value`, which must be at least `least`.
+
+    Raises:
+        TypeError: it is no integer (a bool is none either).
+        error: it is too small.
+    """
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
+    if least is not None and value < least:
+        raise error(f"{pipe}: {argument} must be at least {least}, but got {value}")
+    return int(value)
+
+
+def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
+    """The weights of a dict, which are finite and not negative; some are, or with `positive` all are, not zero.
+
+    Raises:
+        TypeError: `value` is no dict or holds something other than numbers.
+        ValueError: it is empty, or holds weights that are none.
+    """
+    if not isinstance(value, dict):
+        raise TypeError(
+            f"{pipe}: {argument} must be a dict of weights, but got {value!r} of type {type(value).__name__}"
+        )
+    for key, weight in value.items():
+        if isinstance(weight, bool) or not isinstance(weight, Real):
+            raise TypeError(
+                f"{pipe}: {argument} must hold numbers, but got {weight!r} of type {type(weight).__name__} for {key!r}"
+            )
+        if weight < 0 or (positive and weight == 0):
+            wanted = "a positive and non-zero weight" if positive else "a weight that is not negative"
+            raise ValueError(f"{pipe}: {argument} must hold {wanted} for {key!r}, but got {weight!r}")
+    weights = [float(weight) for weight in value.values()]
+    if not 0 < sum(weights) < inf:
+        raise ValueError(f"{pipe}: {argument} must have weights with a finite and positive sum, but got {value!r}")
+    return weights
+
+
+def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
+    """Raises TypeError unless each of `columns` can be an index or a key."""
+    for column in columns:
+        try:
+            hash(column)
+        except TypeError as error:
+            raise TypeError(
+                f"{pipe}: {argument} must be an index, a key, or a list of them, but got {column!r} of type "
+                f"{type(column).__name__}"
+            ) from error
+
+
+def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
+    """The one column that a result goes to (None: the first of `input_col`), for `function` of `input_col`.
+
+    Raises:
+        ValueError: there is an `output_col` without an `input_col`, it names several columns, or `input_col` names
+            none or another number of columns than `function` takes.
+    """
+    if input_col is None and output_col is not None:
+        raise ValueError(f"{pipe}: `output_col` must be None when `input_col` is None, but got {output_col!r}")
+    if isinstance(output_col, (list, tuple)):
+        if len(output_col) != 1:
+            raise ValueError(
+                f"{pipe}: `output_col` must be a single-element list or tuple, a key or an index, but got "
+                f"{output_col!r}"
+            )
+        output_col = output_col[0]
+    if isinstance(input_col, (list, tuple)) and not input_col:
+        raise ValueError(f"{pipe}: `input_col` names no column; pass None to give the function the whole item")
+    check_input_col(pipe, function, input_col)
+    return output_col
+
+
+def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
+    """Raises ValueError where `function` cannot be called with the columns of `input_col`, one argument each.
+
+    A function without a readable signature (many that are written in C) passes.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return
+    wanted = len(input_col) if isinstance(input_col, (list, tuple)) else 1
+    inner = function.func if isinstance(function, functools.partial) else function
+    name = getattr(inner, "__name__", None) or repr(inner)
+    keyword_only = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if keyword_only:
+        raise ValueError(
+            f"{pipe}: the function {name} takes non-default keyword-only parameters ({', '.join(keyword_only)}), which "
+            "nobody passes; give them defaults or bind them with functools.partial"
+        )
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in positional)
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if wanted < required or (wanted > len(positional) and not takes_any):
+        raise ValueError(
+            f"{pipe}: the function {name} takes {len(positional)} positional parameters ({required} without default), "
+            f"but input_col={input_col!r} passes {wanted}"
+        )
+
+
+def length_of(pipe: Any, source: Any) -> int:
+    """`len(source)`, or a TypeError that names the pipe that was asked and the source that does not know."""
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError) as error:
+        raise no_length(pipe, f"{type(source).__name__} has no length") from error
+
+
+def no_length(pipe: Any, because: str) -> TypeError:
+    """The error of a pipe whose length is not known. Old code matches the end of its message: the reason is first."""
+    return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
+
+
+def check_name(pipe: str, argument: str, value: Any) -> str:
+    """`value`, which must be a str.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"{pipe}: {argument} must be a str, but got {value!r} of type {type(value).__name__}")
+    return value
+
+
+def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
+    """`mode`, which must be one of `open`'s; if the pipe writes, one that creates or appends.
+
+    Raises:
+        TypeError: it is no str.
+        ValueError: it is no such mode.
+    """
+    check_name(pipe, "mode", mode)
+    kinds = sum(mode.count(kind) for kind in "rwax")
+    if kinds != 1 or set(mode) - set("rwaxbt+") or (writes and "r" in mode):
+        examples = "'w' or 'wb'" if writes else "'r' or 'rb'"
+        raise ValueError(f"{pipe}: mode must be one of open's, such as {examples}, but got {mode!r}")
+    return str(mode)
+
+
+@contextmanager
+def explaining(pipe: object, action: str, path: Any) -> Iterator[None]:
+    """Notes on every error from within which pipe could not do what with which path."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{type(pipe).__name__} cannot {action} {path!r}.")
+        raise
+
+
+class _Asking(threading.local):
+    #: Whether this thread wants lengths that are certain, and had at no cost.
+    certain = False
+
+
+_asking = _Asking()
+
+
+@contextmanager
+def certain_lengths() -> Iterator[None]:
+    """Within this context, and in this thread alone, a length that would be warned of is a TypeError instead.
+
+    Filters of `warnings` would be every thread's.
+    """
+    before, _asking.certain = _asking.certain, True
+    try:
+        yield
+    finally:
+        _asking.certain = before
+
+
+def warn_of_length(message: str) -> None:
+    """Warns whoever asks a pipe for its length of what that is worth, or costs."""
+    if _asking.certain:
+        raise TypeError(message)
+    warnings.warn(message, UserWarning, stacklevel=3)

@@ -1,0 +1,89 @@
+"""Telling what users give in the place of a pipe: data sets that are read by index, iterables, generator functions.
+
+Pure functions, which import nothing: they know PyTorch's classes where somebody else has loaded them. They run wherever
+a pipe is built.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+__all__ = ["is_built_in", "is_generator_function", "is_indexed", "is_indexed_only", "splits_itself"]
+
+#: Where a class is looked for, and what it is called, of data sets that yield a worker's share wherever torch says that
+#: they are in a worker.
+_SPLITTING = (("datasets.iterable_dataset", "IterableDataset"),)
+
+
+def _instance_of(value: Any, module: str, name: str) -> bool:
+    found = getattr(sys.modules.get(module), name, None)
+    return isinstance(found, type) and isinstance(value, found)
+
+
+def is_indexed(value: Any) -> bool:
+    """Whether the value is a data set with a length, read by the indices from 0 on: a sequence, PyTorch's `Dataset`, …
+
+    Mappings, whose keys are something else, are none. Nor are PyTorch's `IterableDataset`s, which inherit a
+    `__getitem__` that only raises.
+    """
+    kind = type(value)
+    return (
+        hasattr(kind, "__getitem__")
+        and hasattr(kind, "__len__")
+        and not isinstance(value, Mapping)
+        and not _instance_of(value, "torch.utils.data", "IterableDataset")
+    )
+
+
+def is_indexed_only(value: Any) -> bool:
+    """Whether the value is such a data set and does not say how it is iterated over."""
+    return is_indexed(value) and not hasattr(type(value), "__iter__")
+
+
+def is_built_in(value: Any) -> bool:
+    """Whether the value is plain data, of a type of Python's own."""
+    return type(value).__module__ == "builtins"
+
+
+def is_generator_function(value: Any) -> bool:
+    """Whether the value is a function, perhaps with some arguments bound, that makes a new generator when called."""
+    return inspect.isgeneratorfunction(value)
+
+
+def splits_itself(iterable: Any) -> bool:
+    """Whether an iterable yields a worker's share alone where torch says which worker it is in, as far as can be told.
+
+    That is so of Hugging Face's `IterableDataset` where torch is loaded, and taken to be so of what uses the name
+    `get_worker_info` in its class, or in its generator function.
+    """
+    if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
+        return _instance_of(iterable, "torch.utils.data", "IterableDataset")
+    functions = [iterable] if is_generator_function(iterable) else []
+    for cls in type(iterable).__mro__:
+        if cls.__module__ != "builtins" and cls.__module__.partition(".")[0] not in (
+            "torch",
+            "typing",
+            "abc",
+        ):
+            functions += vars(cls).values()
+    return any(_mentions(function, "get_worker_info") for function in functions)
+
+
+def _mentions(function: Any, name: str) -> bool:
+    """Whether a function, or one defined in it, uses the name."""
+    while not isinstance(function, FunctionType):
+        inner = getattr(function, "func", None)  # of functools.partial
+        function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner
+        if function is None:
+            return False
+    codes: list[Any] = [function.__code__]
+    while codes:
+        code = codes.pop()
+        if name in code.co_names:
+            return True
+        codes.extend(inner for inner in code.co_consts if isinstance(inner, CodeType))
+    return False

@@ -1,0 +1,156 @@
+"""Which items of a sequence are whose: the arithmetic of a `sharding_filter`.
+
+Role: pure functions over numbers. A sequence is dealt out in *units*: one item each, or a block of consecutive ones.
+Where it is shared anew in the middle of an epoch, some units were given to the user already: all before one, and some
+behind it. Those that are left are counted from 0 on, and dealt out in turn.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, compress, cycle, islice
+from typing import Any
+
+__all__ = ["Division", "Given", "given_from"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The units of a sequence that the user was given.
+
+    Args:
+        first: the first one that is left: all before it were given.
+        beyond: those behind it that were given, too, in order.
+    """
+
+    first: int = 0
+    beyond: tuple[int, ...] = ()
+
+    def unit(self, place: int) -> int:
+        """The number of the unit that is left of which so many before it are left."""
+        unit = self.first + place
+        for given in self.beyond:
+            if given > unit:
+                break
+            unit += 1
+        return unit
+
+    def left_before(self, unit: int) -> int:
+        """How many units before this one are left."""
+        return max(0, unit - self.first - bisect_left(self.beyond, unit))
+
+    def has(self, unit: int) -> bool:
+        """Whether the unit was given."""
+        place = bisect_left(self.beyond, unit)
+        return unit < self.first or (place < len(self.beyond) and self.beyond[place] == unit)
+
+    def and_next(self, count: int) -> Given:
+        """What was given after the next units were given, too, in order."""
+        first = self.unit(count)
+        return Given(first, tuple(unit for unit in self.beyond if unit > first))
+
+    def and_shares(self, shares: list[Given]) -> Given:
+        """What was given after what was left had been dealt out in turn.
+
+        Args:
+            shares: by shard, what was given of its units, by their numbers in the shard.
+        """
+        count = len(shares)
+        first = min(shard + count * share.first for shard, share in enumerate(shares))
+        beyond: set[int] = set()
+        for shard, share in enumerate(shares):
+            begins = max(0, -(-(first - shard) // count))
+            numbers = chain(range(begins, share.first), share.beyond)
+            beyond.update(shard + count * number for number in numbers)
+        left = self.unit(first)
+        units = {self.unit(place) for place in beyond if place > first}
+        return Given(left, tuple(sorted(units.union(unit for unit in self.beyond if unit > left))))
+
+    def left_of(self, source: Iterator[Any], taken: int, block: int = 1) -> Iterator[Any]:
+        """What is left of an iterator that yields item number `taken` next."""
+        return Division(1, 0, block, self).share_of(source, taken)
+
+
+@dataclass(frozen=True)
+class Division:
+    """One share of several.
+
+    Args:
+        shards: how many shares there are.
+        shard: which one this is.
+        block: items of a unit.
+        given: what was given before the sequence was shared like this.
+    """
+
+    shards: int
+    shard: int
+    block: int = 1
+    given: Given = Given()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the share is all there is."""
+        return self.shards == 1 and not self.given.first and not self.given.beyond
+
+    def share_of(self, source: Iterator[Any], taken: int) -> Iterator[Any]:
+        """The share of an iterator that yields item number `taken` next."""
+        if self.is_whole:
+            return source
+        beyond = self.given.beyond
+        start = max(taken, self.given.first * self.block)
+        if start > taken:
+            source = islice(source, start - taken, None)
+        stop = (beyond[-1] + 1) * self.block if beyond else 0
+        if start >= stop:
+            return self._in_turn(source, start)
+        own = [self._owns(item) for item in range(start, stop)]
+        return chain(compress(islice(source, len(own)), own), self._in_turn(source, stop))
+
+    def _in_turn(self, source: Iterator[Any], taken: int) -> Iterator[Any]:
+        """The same behind all that was given."""
+        shards, shard, block = self.shards, self.shard, self.block
+        if shards == 1:
+            return source
+        place = taken - (self.given.first + len(self.given.beyond)) * block
+        if block == 1:
+            return islice(source, (shard - place) % shards, None, shards)
+        offset = place % (shards * block)
+        own = [shard * block <= each < (shard + 1) * block for each in range(shards * block)]
+        return compress(source, chain(own[offset:], cycle(own)))
+
+    def _owns(self, item: int) -> bool:
+        unit = item // self.block
+        return not self.given.has(unit) and self.given.left_before(unit) % self.shards == self.shard
+
+    def after(self, taken: int, passed_on: int) -> int:
+        """How many items of the sequence were taken with the last one that was passed on.
+
+        Args:
+            taken: how many had been taken at first.
+            passed_on: how many of the share were passed on since, at least one.
+        """
+        rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
+        return self.given.unit(self.shard + self.shards * rounds) * self.block + place + 1
+
+    def own_before(self, item: int) -> int:
+        """How many items of the share come before an item of the sequence."""
+        unit, place = divmod(item, self.block)
+        left = self.given.left_before(unit)
+        own = max(0, -(-(left - self.shard) // self.shards)) * self.block
+        return own + place if self._owns(item) else own
+
+
+def given_from(first: Any, beyond: Iterable[Any]) -> Given:
+    """What was given, as it stands in a state.
+
+    Raises:
+        ValueError: it cannot be.
+    """
+    given = Given(first, tuple(beyond))
+    if not all(type(unit) is int and unit >= 0 for unit in (first, *given.beyond)):
+        raise ValueError("what was given is not told by numbers")
+    if given.beyond and (given.beyond[0] <= first or list(given.beyond) != sorted(set(given.beyond))):
+        raise ValueError("the numbers of what was given are not in order")
+    return given

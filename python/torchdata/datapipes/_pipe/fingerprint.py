@@ -1,0 +1,166 @@
+"""What a pipeline is made of, in words that are the same in another process: by which a state knows its pipeline.
+
+Role: pure functions over graphs. A fingerprint lists the pipes, sources first: the class, what it reads, and what it
+was made with, as far as words tell it: numbers and texts, functions by their qualified names, data by its kind and
+shape. It never looks at data itself, and has nothing of the state of an iteration. States of graphs and of loaders hold
+the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Mapping, Sized
+from itertools import zip_longest
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
+
+__all__ = ["Fingerprint", "difference", "fingerprint", "short_name"]
+
+#: By pipe its `class`, the numbers of those that it `reads`, and its `parameters`, in words by name.
+Fingerprint = list[dict[str, Any]]
+
+#: Longest text of a parameter.
+_LONGEST = 200
+
+#: Arguments that a loader sets anew, or that change nothing of what is yielded.
+_CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
+
+
+def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
+    """What the graph that ends in a pipe is made of.
+
+    Args:
+        datapipe: the end of the graph.
+        begun: whether it may have been iterated. What may change thereby is not told then: of pipes of the user's, who
+            keep what they like in their attributes, all but functions; of others their iteration state.
+    """
+    pipes = walk(datapipe)
+    numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
+    return [
+        {
+            "class": _name_of(type(pipe)),
+            "reads": [numbers[id(source)] for source in sources_of(pipe) if id(source) in numbers],
+            "parameters": _parameters(pipe, begun),
+        }
+        for pipe in pipes
+    ]
+
+
+def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
+    """Where the pipeline of a state and another one differ first, in words; empty where in nothing that both tell.
+
+    Args:
+        saved: what stands in the state. States of graphs had the parameters alone once, in other words; of these
+            nothing is compared.
+        found: the other.
+        here: how messages call whose that is.
+    """
+    if saved == found or any("class" not in one for one in saved):
+        return ""
+    for place, (other, mine) in enumerate(zip_longest(saved, found), 1):
+        if other == mine:
+            continue
+        where = f"pipe {place} from the source on"
+        if other is None or mine is None or other["class"] != mine["class"]:
+            names = [short_name(one) if one else "none" for one in (other, mine)]
+            return f"{where} is {names[0]} in the state and {names[1]} in {here}"
+        if other["reads"] != mine["reads"]:
+            return f"{where}, {short_name(mine)}, reads other pipes"
+        for name, words in mine["parameters"].items():
+            was = other["parameters"].get(name, words)
+            if was != words:
+                return f"{where}, {short_name(mine)}, has {name}={was} in the state and {words} in {here}"
+    return ""
+
+
+def short_name(entry: Mapping[str, Any]) -> str:
+    """The name of a pipe's class without that of its module, of what a fingerprint says of the pipe."""
+    name: str = entry["class"]
+    return name.rpartition(".")[2]
+
+
+#: By class, the attributes that may stand for arguments of the constructor, in the order of these.
+_arguments: WeakKeyDictionary[type, list[tuple[str, tuple[str, str]]]] = WeakKeyDictionary()
+
+
+def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
+    found = _arguments.get(kind)
+    if found is None:
+        try:
+            names = inspect.signature(kind.__init__).parameters  # type: ignore[misc]
+        except (TypeError, ValueError):
+            names = {}  # type: ignore[assignment]
+        # What says how fast, and not what, may be other where a state is loaded. A class lists it in `tuning`.
+        tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
+        found = _arguments[kind] = [(name, (name, f"_{name}")) for name in names if name not in tuning]
+    return found
+
+
+def _parameters(pipe: Any, begun: bool) -> dict[str, str]:
+    """The attributes that stand for arguments of the constructor, in words."""
+    kind, attributes = type(pipe), vars(pipe)
+    own = kind.__module__.partition(".")[0] == "torchdata"
+    iterating = {state.key for state in getattr(kind, "_declared", ())} if begun else ()
+    found = {}
+    for name, places in _arguments_of(kind):
+        value = next((attributes[place] for place in places if place in attributes), pipe)
+        if _holds_pipes(value) or name in iterating or (begun and not own and not inspect.isroutine(value)):
+            continue
+        found[name] = _words(value)[:_LONGEST]
+    return found
+
+
+def _holds_pipes(value: Any) -> bool:
+    return is_pipe(value) or (isinstance(value, (tuple, list)) and bool(value) and is_pipe(value[0]))
+
+
+def _words(value: Any, depth: int = 0) -> str:
+    """A value in words that are the same in each process."""
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        text = repr(value)
+        return text if len(text) <= _LONGEST else f"{type(value).__name__} of length {len(value)}"  # type: ignore[arg-type]
+    if isinstance(value, type):
+        return _name_of(value)
+    if isinstance(value, functools.partial):
+        inside = [_words(part, depth + 1) for part in (value.func, *value.args)]
+        inside += [f"{key}={_words(part, depth + 1)}" for key, part in value.keywords.items()]
+        return f"partial({', '.join(inside)})"
+    if isinstance(value, MethodType):
+        return f"{_name_of(type(value.__self__))}.{value.__func__.__qualname__}"
+    if isinstance(value, (FunctionType, BuiltinFunctionType)):
+        return _name_of(value)
+    if isinstance(value, range):
+        return repr(value)
+    if isinstance(value, (tuple, list)) and len(value) <= 8 and depth < 2:
+        return f"{type(value).__name__}({', '.join(_words(part, depth + 1) for part in value)})"
+    return _shape(value)
+
+
+def _shape(value: Any) -> str:
+    """The kind and the length of data."""
+    kind = _name_of(type(value))
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, Mapping):
+        return f"{kind} of shape {tuple(shape)} and {getattr(value, 'dtype', 'no dtype')}"
+    if isinstance(value, Sized):
+        try:
+            return f"{kind} of length {len(value)}"
+        except Exception:  # of a class of the user's
+            return kind
+    return kind
+
+
+def _name_of(value: Any) -> str:
+    """The qualified name. A program's own module has one name wherever it runs."""
+    module = getattr(value, "__module__", None) or "builtins"
+    if module == "__mp_main__":
+        module = "__main__"
+    name = getattr(value, "__qualname__", type(value).__name__)
+    if module == "__main__" and "__main__" in sys.modules:
+        return f"__main__.{name}"
+    return f"{module}.{name}"

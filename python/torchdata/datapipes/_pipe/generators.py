@@ -1,0 +1,91 @@
+"""The global generators of random numbers of this process, as plain data.
+
+Role: functions of users draw from `random`, NumPy and torch, and no pipe knows of it. Whoever saves the state of a
+graph saves these with it. Runs in the process whose generators they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+import warnings
+from array import array
+from typing import Any
+
+from torchdata.datapipes._pipe.late_seeding import awaited_seeds, seed_now_or_when_imported
+from torchdata.datapipes._pipe.plain import from_plain, to_plain
+
+__all__ = ["load_generators", "save_generators"]
+
+
+def save_generators() -> dict[str, Any]:
+    """The states of the global generators of `random`, NumPy and torch (of the CPU), as far as these are imported.
+
+    Of libraries that are not, the seeds that they get when they are imported in this epoch, if they get any. Plain data
+    that nothing changes any more; about 10 KiB.
+    """
+    version, numbers, gauss = random.getstate()
+    state: dict[str, Any] = {"random": (version, array("I", numbers).tobytes(), gauss)}
+    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    if numpy_random is not None:
+        state["numpy"] = _of_numpy(numpy_random.get_state(legacy=False))
+    if torch is not None and hasattr(torch, "default_generator"):
+        state["torch"] = torch.default_generator.get_state().numpy().tobytes()
+    if awaited := awaited_seeds():
+        state["awaited"] = awaited
+    return state
+
+
+def load_generators(state: dict[str, Any]) -> None:
+    """Lets the global generators go on from where `save_generators` found them.
+
+    Libraries that are not imported yet are imported. Where one is missing, a warning says so. Those that were not
+    imported there, and were to be seeded then, are seeded now or then.
+    """
+    if "awaited" in state:
+        seed_now_or_when_imported(state["awaited"])
+    version, numbers, gauss = state["random"]
+    random.setstate((version, tuple(array("I", numbers)), gauss))
+    if "numpy" in state and (numpy_random := _imported("numpy.random")) is not None:
+        numpy_random.set_state(_to_numpy(state["numpy"]))
+    if "torch" in state and (torch := _imported("torch")) is not None:
+        torch.default_generator.set_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        warnings.warn(
+            f"the state holds the generator of {name}, which cannot be imported here; functions that draw from it "
+            "will not repeat",
+            stacklevel=4,
+        )
+        return None
+
+
+def _of_numpy(state: dict[str, Any]) -> Any:
+    if state["bit_generator"] != "MT19937":  # the user put another one in its place
+        return to_plain(state, "NumPy's global generator")
+    inner = state["state"]
+    return (
+        inner["key"].astype("<u4").tobytes(),
+        int(inner["pos"]),
+        int(state["has_gauss"]),
+        float(state["gauss"]),
+    )
+
+
+def _to_numpy(state: Any) -> Any:
+    if isinstance(state, dict):
+        return from_plain(state, "NumPy's global generator")
+    from numpy import frombuffer
+
+    key, position, has_gauss, gauss = state
+    return {
+        "bit_generator": "MT19937",
+        "state": {"key": frombuffer(key, "<u4"), "pos": position},
+        "has_gauss": has_gauss,
+        "gauss": gauss,
+    }

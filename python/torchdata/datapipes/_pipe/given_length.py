@@ -1,0 +1,26 @@
+"""Lengths that only the user knows: those of pipes over files, archives and stores."""
+
+from __future__ import annotations
+
+from torchdata.datapipes._pipe.checks import check_int
+
+__all__ = ["GivenLength"]
+
+
+class GivenLength:
+    """A pipe whose user may say how many items it has. Stands before the pipe's other bases."""
+
+    def _set_length(self, length: int) -> None:
+        """Checks what the user says, and keeps it.
+
+        Raises:
+            TypeError: it is no int.
+            ValueError: it is less than -1.
+        """
+        #: The number of items; -1 where the user has not said it.
+        self.length = check_int(type(self).__name__, "length", length, least=-1)
+
+    def __len__(self) -> int:
+        if self.length == -1:
+            raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+        return self.length

@@ -1,0 +1,465 @@
+"""How an iteration of a pipe begins, and what is remembered of the beginning.
+
+Role: beside its token every pipe has a *record*: when its pass began, what was loaded into it and not gone on with yet,
+and, where a pipe that has to be replayed is among those that it reads from, how all of these stood when it began. A
+*pass* is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
+
+Which passes belong together is told by a clock that ticks when a pass begins: a source whose pass began after that of
+its reader is being read in that pass; one that began before is left over from an earlier one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torchdata._native import IterationToken
+from torchdata.datapipes._pipe.fingerprint import Fingerprint
+from torchdata.datapipes._pipe.generators import load_generators, save_generators
+from torchdata.datapipes._pipe.plain import from_plain, to_plain
+from torchdata.datapipes._pipe.torch import note_passes_of_torchs, replay_later
+from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of, walk
+
+__all__ = [
+    "NEVER",
+    "Beginning",
+    "Record",
+    "awaits_iteration",
+    "beginning_of",
+    "can_reset",
+    "entry_at_beginning",
+    "forget_state",
+    "is_restorable",
+    "is_torchs",
+    "iterate",
+    "name_of",
+    "record_of",
+    "replay_torchs",
+    "start_pass",
+    "token_of",
+    "unnoticed",
+]
+
+_TOKEN, _RECORD = "_iteration_token", "_iteration_record"
+
+_tick = count(1).__next__
+
+
+#: The number of no iteration.
+NEVER = object()
+
+
+class Record:
+    """What is known of a pipe's passes. Never pickled or copied: a copy is None, and starts afresh."""
+
+    __slots__ = (
+        "asked",
+        "before",
+        "beginning",
+        "ended",
+        "fed",
+        "fingerprint",
+        "grown",
+        "later",
+        "loaded",
+        "seed",
+        "seeded",
+        "stamp",
+        "watches",
+    )
+
+    def __init__(self) -> None:
+        #: Of a pipe of torch's, the iteration that was there when the next one was asked for.
+        self.asked: Any = NEVER
+        #: Of a pipe of torch's, the iteration that was there when a state was loaded.
+        self.before: Any = NEVER
+        #: When the running pass began; 0 where none did.
+        self.stamp = 0
+        #: The entry that was loaded and not gone on with yet.
+        self.loaded: dict[str, Any] | None = None
+        #: Whether the running pass goes on from a state that was saved after the last item.
+        self.ended = False
+        #: Whether a state was loaded into the graph of the pipe since its last pass that began anew.
+        self.fed = False
+        #: The last seed that was given to a pipe of a user's.
+        self.seed: Any = None
+        #: Whether a loader gives the pipe its seeds: those of later passes of an epoch follow from the first one then.
+        self.seeded = False
+        #: The seed that was given to the pipe after the pass began that is to be replayed.
+        self.later: Any = None
+        #: Whether a pipe that is replayed is among this one and those that it reads from; None: not looked yet.
+        self.watches: bool | None = None
+        #: How the graph stood when the running pass began, where `watches`, and of a pipe of torch's.
+        self.beginning: Beginning | None = None
+        #: What all pipes of the graph were made with, where the pipe is its end and its state was saved.
+        self.fingerprint: Fingerprint | None = None
+        #: Names of pipes that the pipe has made since its first pass.
+        self.grown: list[str] = []
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # pickles are not to name where the class lives
+
+
+def token_of(datapipe: Any) -> IterationToken:
+    """The token of a pipe, made on first use (pipes need not call `super().__init__()`)."""
+    token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
+    if token is None:
+        token = datapipe.__dict__[_TOKEN] = IterationToken()
+    return token
+
+
+def record_of(datapipe: Any) -> Record:
+    """The record of a pipe, made on first use."""
+    record: Record | None = datapipe.__dict__.get(_RECORD)
+    if record is None:
+        record = datapipe.__dict__[_RECORD] = Record()
+    return record
+
+
+class Beginning:
+    """How a graph stood when the pass of its end began: what a replay of that pass begins with.
+
+    Args:
+        pipe: the end of the graph.
+        loaded: what was loaded into it for this pass, if anything.
+    """
+
+    __slots__ = ("dropped", "generators", "moved", "parts", "since", "torchs", "whole", "yielded")
+
+    def __init__(self, pipe: Any, loaded: dict[str, Any] | None) -> None:
+        own = dict(with_pending(pipe, record_of(pipe), loaded)) if loaded is not None else {}
+        #: Items that the loaded state says to drop, in the beginning.
+        self.dropped: int = own.pop("drop", 0)
+        #: Items that count as yielded when the pass begins, before any is dropped.
+        self.yielded: int = own["yielded"] if own.get("how") == "restore" else 0
+        #: The generators that the pass begins with. What it drops, it drops with those of the loaded state.
+        self.moved = save_generators()
+        self.generators: dict[str, Any] = own.pop("generators", self.moved)
+        #: Whether the loaded state says already that all is to be replayed.
+        self.whole = self.generators is not self.moved
+        self.since = time.monotonic()
+        #: The numbers of the iterations of torch's pipes.
+        self.torchs: dict[int, Any] = {}
+        #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
+        self.parts: list[tuple[Any, dict[str, Any], Any]] = []
+        for each in walk(pipe):
+            self.torchs[id(each)] = getattr(each, "_valid_iterator_id", None)
+            if each is pipe and loaded is not None:
+                self.parts.append((each, own, None))
+            else:
+                self.parts.append((each, *entry_at_beginning(each)))
+
+
+def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
+    """The entry of a pipe of which no pass runs, and the state to put into it, where that has to be copied."""
+    record: Record | None = vars(pipe).get(_RECORD)
+    if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
+        return with_pending(pipe, record, record.loaded), None
+    entry: dict[str, Any] = {"type": type(pipe).__name__, "how": "begin"}
+    if record is not None and record.seed is not None:
+        entry["seed"] = record.seed
+    kind = type(pipe)
+    if hasattr(kind, "iteration_state"):
+        lasting = pipe._lasting_state()
+        return entry, lasting or None
+    if _keeps_state_between(pipe):
+        try:
+            entry["state"] = to_plain(pipe.state_dict(), kind.__name__)
+        except AttributeError:
+            if record is not None and record.stamp:
+                raise
+            # Before its first pass a pipe need not have the attributes of its state.
+    return entry, None
+
+
+def _keeps_state_between(pipe: Any) -> bool:
+    """Whether what the methods of a user's pipe save between two passes can be given to another one.
+
+    Without a `reset` of its own, a pipe that has loaded a state can only go on from it.
+    """
+    kind = type(pipe)
+    if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
+        return False
+    if not hasattr(kind, "reset"):
+        return not hasattr(kind, "__iter__")
+    return can_reset(kind)
+
+
+def iterate(datapipe: Any) -> Iterator[Any]:
+    """`iter` of the end of a graph whose state is saved.
+
+    Where that is a pipe of torch's, its next iteration counts as begun from now on. Torch's pipes notice that with
+    their first item only: to `save_state` they stand at the end of the last iteration until then.
+    """
+    if is_torchs(datapipe):
+        _note_pass(datapipe)
+        if awaits_iteration(datapipe) and "drop" in (entry := record_of(datapipe).loaded or {}):
+            replay_later(datapipe, None)
+            return _noting_end(datapipe, _begun_again(datapipe, entry))
+        return _noting_end(datapipe, iter(datapipe))
+    iterator: Iterator[Any] = iter(datapipe)
+    return iterator
+
+
+def _noting_end(datapipe: Any, iterator: Iterator[Any]) -> Iterator[Any]:
+    """The iterator; torch does not tell whether it has ended."""
+    yield from iterator
+    record_of(datapipe).ended = True
+
+
+def _note_pass(datapipe: Any) -> None:
+    """Notes how the graph stands below a pipe of torch's whose next pass begins now."""
+    record = record_of(datapipe)
+    record.asked = datapipe._valid_iterator_id
+    _note_beginning(datapipe, record, record.loaded if awaits_iteration(datapipe) else None)
+    record.stamp, record.ended = _tick(), False
+
+
+def _notice_pass(datapipe: Any) -> None:
+    """The same for a pass of which torch tells when its pipe is asked for the first item."""
+    record = record_of(datapipe)
+    if record.asked == datapipe._valid_iterator_id:
+        return  # noted already
+    if _tells_beginning(datapipe):
+        _note_pass(datapipe)
+    else:
+        record.beginning = None
+
+
+def _tells_beginning(datapipe: Any) -> bool:
+    """Whether torch tells that a pass of its pipe begins before the pipe has begun to iterate its sources."""
+    return inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__))
+
+
+def awaits_iteration(datapipe: Any) -> bool:
+    """Whether a state was loaded into a pipe of torch's, and it has not been iterated since."""
+    record = record_of(datapipe)
+    return record.loaded is not None and record.before == datapipe._valid_iterator_id
+
+
+def beginning_of(datapipe: Any) -> Beginning | None:
+    """How the graph below a pipe stood when its running pass began, as far as that is known."""
+    beginning = record_of(datapipe).beginning
+    if beginning is None or not is_torchs(datapipe):
+        return beginning
+    before = beginning.torchs[id(datapipe)]
+    return beginning if datapipe._valid_iterator_id == (0 if before is None else before + 1) else None
+
+
+def unnoticed(datapipe: Any) -> TypeError:
+    """The error of a pipe of torch's whose pass cannot be made again, because nobody noticed its beginning."""
+    return TypeError(
+        f"a pipeline that ends in {name_of(datapipe)} cannot be saved or gone on with, because its pass began "
+        "unnoticed: it is a pipe of torch's whose __iter__ is no generator function. Begin each pass by "
+        "torchdata.datapipes.state.iterate(pipe) instead of iter(pipe), as loaders do, or append a pipe of this "
+        "package, such as .map()"
+    )
+
+
+def replay_torchs(datapipe: Any, entry: dict[str, Any]) -> None:
+    """Makes the next iteration of a pipe of torch's begin as its entry says: anew, without what is to be dropped."""
+
+    def begin() -> Iterator[Any]:
+        if not _tells_beginning(datapipe):
+            raise unnoticed(datapipe)
+        if record_of(datapipe).asked != datapipe._valid_iterator_id:
+            _note_pass(datapipe)
+        return _begun_again(datapipe, entry)
+
+    replay_later(datapipe, begin if "drop" in entry else None)
+
+
+def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
+    """The rest of a pass of a pipe of torch's, which is made again."""
+    moved = save_generators() if "generators" in entry else None
+    if moved is not None:
+        load_generators(entry["generators"])
+    try:
+        datapipe._number_of_samples_yielded = 0
+        iterator: Iterator[Any] = iter(datapipe)
+        if entry["drop"]:
+            next(islice(iterator, entry["drop"] - 1, entry["drop"]), None)
+        if entry.get("finished"):  # what comes behind the last item may draw, too
+            next(iterator, None)
+            record_of(datapipe).ended, iterator = True, iter(())
+    finally:
+        if moved is not None:
+            load_generators(moved)
+    give_later_seeds(datapipe)
+    return iterator
+
+
+def can_reset(kind: type) -> bool:
+    """Whether pipes of the class can begin anew after a state was loaded into them."""
+    return hasattr(kind, "iteration_state") or (
+        iter_base() in kind.__mro__ and kind.reset is not iter_base().reset  # type: ignore[attr-defined]
+    )
+
+
+def with_pending(pipe: Any, record: Record, loaded: dict[str, Any]) -> dict[str, Any]:
+    """A loaded entry that is saved again, with what was set meanwhile for the pass to come."""
+    if record.seed is not None:
+        return {**loaded, "seed": record.seed}
+    if not hasattr(type(pipe), "iteration_state"):
+        return loaded
+    if loaded["how"] == "begin":
+        lasting = pipe._lasting_state()
+        return {**loaded, "state": to_plain(lasting, type(pipe).__name__)} if lasting else loaded
+    if type(pipe)._derives_state:
+        return {**loaded, "state": to_plain(pipe.state_dict(), type(pipe).__name__)}
+    return loaded
+
+
+def start_pass(datapipe: Any) -> tuple[int, bool, int]:
+    """Begins a pass of a pipe, which invalidates its older iterators.
+
+    Returns:
+        The number of the iterator, whether it goes on from loaded state, and how many items it is to drop.
+    """
+    token, record = token_of(datapipe), record_of(datapipe)
+    if record.watches is None:
+        record.watches = _holds_replayed(datapipe)
+    if record.watches:
+        _note_beginning(datapipe, record, record.loaded)
+    else:
+        record.beginning = None
+    loaded, record.loaded = record.loaded, None
+    number, resumed, _ = token.begin()
+    record.stamp = _tick()
+    if resumed and loaded is not None and not can_reset(type(datapipe)) and is_restorable(datapipe):
+        datapipe.load_state_dict(from_plain(loaded["state"], type(datapipe).__name__))
+    record.ended = bool(resumed and loaded is not None and loaded.get("finished"))
+    if record.fed and not resumed and getattr(type(datapipe), "_begins_sources", True):
+        # What was loaded into its sources is for a pass that nobody goes on with.
+        forget_below(datapipe)
+        record.fed = False
+    return number, resumed, (loaded or {}).get("drop", 0)
+
+
+def pending_seed(datapipe: Any) -> Any:
+    """The seed that was given to a pipe for its next pass, or that a user's pipe was given at all."""
+    if any(state.name == "_seed" for state in type(datapipe)._declared):
+        return datapipe._seed
+    return record_of(datapipe).seed
+
+
+def give_later_seeds(datapipe: Any) -> None:
+    """Gives the pipes of a replayed graph the seeds that they were given after the replayed pass began."""
+    for pipe in walk(datapipe):
+        record: Record | None = vars(pipe).get(_RECORD)
+        if record is not None and record.later is not None:
+            later, record.later = record.later, None
+            (pipe.override_seed if hasattr(type(pipe), "override_seed") else pipe.set_seed)(later)
+
+
+def _note_beginning(datapipe: Any, record: Record, loaded: dict[str, Any] | None) -> None:
+    beginning = Beginning(datapipe, loaded)
+    if record.beginning is not None:
+        _note_growth(record, beginning)
+    record.beginning = beginning
+
+
+def _note_growth(record: Record, beginning: Beginning) -> None:
+    before = {id(pipe) for pipe, *_ in record.beginning.parts} if record.beginning is not None else set()
+    now = [pipe for pipe, *_ in beginning.parts]
+    if before < {id(pipe) for pipe in now}:
+        record.grown = [type(pipe).__name__ for pipe in now if id(pipe) not in before]
+
+
+def _holds_replayed(datapipe: Any) -> bool:
+    return any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in walk(datapipe))
+
+
+#: What `is_restorable` has found out of classes.
+_restorable: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+
+
+def is_restorable(datapipe: Any) -> bool:
+    """Whether a pipe can be put to its place: what it says of its state covers the `__iter__` that it runs.
+
+    It says so by `iteration_state` (or `one_to_one`), or `state_dict` and `load_state_dict`. It does not cover the
+    `__iter__` of a subclass that overrides it.
+    """
+    kind = type(datapipe)
+    if kind not in _restorable:
+        _restorable[kind] = _covers(kind)
+    return _restorable[kind]
+
+
+def _covers(kind: type) -> bool:
+    classes: tuple[Any, ...] = kind.__mro__
+    if iter_base() not in classes:
+        # A pipe of torch's that is iterated always starts with a reset; one that is read by index has no place.
+        iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
+        return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
+
+    def depth(name: str) -> int:
+        return next((i for i, cls in enumerate(classes) if name in cls.__dict__), len(classes))
+
+    says = min(depth("iteration_state"), max(depth("state_dict"), depth("load_state_dict")))
+    while says < len(classes) and not issubclass(classes[says], iter_base()):
+        # A mixin is no pipe itself: it speaks for the first class that lists it among its bases.
+        says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
+    return says < len(classes) and says <= depth("__iter__")
+
+
+def is_torchs(datapipe: Any) -> bool:
+    """Whether this is a pipe of torch's that is read by iterating. It knows no token."""
+    return is_iter_pipe(datapipe) and iter_base() not in type(datapipe).__mro__
+
+
+def name_of(datapipe: Any) -> str:
+    """The pipe's class in words."""
+    return type(datapipe).__name__
+
+
+def forget_state(*datapipes: Any) -> None:
+    """Makes the next iteration of the pipes, and of all that they read from, start anew."""
+    for datapipe in datapipes:
+        for pipe in walk(datapipe):
+            _forget(pipe)
+
+
+def forget_below(datapipe: Any) -> None:
+    """Makes the next iterations of the pipes that a pipe reads from start anew, where it is for it to begin them.
+
+    What the children of a fork read from goes on as long as one of them does.
+    """
+    waiting, seen = [datapipe], {id(datapipe)}
+    while waiting:
+        reader = waiting.pop()
+        if not getattr(type(reader), "_begins_sources", True):
+            continue
+        for source in sources_of(reader):
+            if id(source) not in seen:
+                seen.add(id(source))
+                waiting.append(source)
+                _forget(source)
+
+
+def _forget(pipe: Any) -> None:
+    record = record_of(pipe)
+    if is_torchs(pipe):
+        replay_later(pipe, None)
+        if record.loaded is not None:
+            record.loaded = {"type": name_of(pipe), "how": "begin"}
+        return
+    token_of(pipe).disarm()
+    if record.loaded is not None and is_iter_pipe(pipe):
+        record.loaded = {"type": name_of(pipe), "how": "begin", **_kept(pipe, record.loaded)}
+
+
+def _kept(pipe: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+    """What of a loaded entry holds for a pass that begins anew."""
+    kept: dict[str, Any] = {key: loaded[key] for key in ("state", "seed") if key in loaded}
+    if loaded["how"] == "restore" and hasattr(type(pipe), "iteration_state"):
+        lasting = pipe._lasting_state()
+        kept["state"] = to_plain(lasting, name_of(pipe))
+    return kept
+
+
+note_passes_of_torchs(_notice_pass)

@@ -1,0 +1,58 @@
+"""Seeds for libraries that are imported in the middle of an epoch.
+
+Role: a child seeds the global generators of the loaded libraries when an epoch begins. A user's function may
+import one later, as functions under spawn often do; its generator would start from the system's entropy, and the
+run could not be repeated. So each is seeded right after it was imported, before the importing code goes on. Runs in
+workers and in the dispatching process; `process_reset_fn` gives the seeds of each epoch. States hold what is awaited:
+who goes on from the beginning of an epoch may have imported by then what the run before had not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torchdata._importing import call_when_imported
+
+__all__ = ["awaited_seeds", "seed_now_or_when_imported", "seed_when_imported"]
+
+_SEED: Mapping[str, Callable[[Any, int], object]] = {
+    "torch": lambda torch, seed: torch.manual_seed(seed),
+    "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
+}
+
+#: The seeds of modules that are not loaded, by their full names.
+_awaited: dict[str, int] = {}
+
+
+def seed_when_imported(seeds: Mapping[str, int]) -> None:
+    """Seeds the generator of a module right after the module was imported, once.
+
+    Args:
+        seeds: the seeds by the full name of their module ("torch", "numpy.random"), of modules that are not loaded.
+            They take the place of those of the epoch before; an empty mapping ends the waiting.
+    """
+    _awaited.clear()
+    _awaited.update(seeds)
+    call_when_imported("seeds", {name: partial(_seed, name) for name in seeds})
+
+
+def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
+    """The same for modules of which some are loaded: those are seeded at once."""
+    seed_when_imported({name: seed for name, seed in seeds.items() if name not in sys.modules})
+    for name, seed in seeds.items():
+        if name in sys.modules:
+            _SEED[name](sys.modules[name], seed)
+
+
+def awaited_seeds() -> dict[str, int]:
+    """The seeds of modules that are not loaded yet, by their full names."""
+    return dict(_awaited)
+
+
+def _seed(name: str, module: Any) -> None:
+    seed = _awaited.pop(name, None)
+    if seed is not None:
+        _SEED[name](module, seed)

@@ -1,0 +1,118 @@
+"""Results that are yielded member by member: what is left of one, as a state can hold it.
+
+Role: a function that makes several items of what it gets cannot be called again for the same input and be sure of the
+same result: functions draw random numbers, and change what they are given. So the members that are left are the state,
+wherever they lie in memory; only a result that makes its members as they are asked for (a generator) is made again.
+Runs in the process that iterates the pipe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from torchdata.datapipes._pipe.streams import with_detached_streams
+from torchdata.datapipes.datapipe import DataChunk
+
+__all__ = ["SLICED", "Parts", "detached", "listed", "restored", "state_of_members"]
+
+#: Types that can be sliced, and whose iterators know how many items they have left.
+SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
+
+#: Types whose members lie in memory, too, but must be listed to be sliced.
+#: The views of dicts are named by their own types: abstract classes are slow to ask.
+_LISTED: tuple[type, ...] = (
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    deque,
+    *map(type, ({}.keys(), {}.values(), {}.items())),
+)
+
+
+def listed(result: Any) -> list[Any] | None:
+    """The members of a result of another type than `SLICED`; None where they do not lie in memory."""
+    in_memory = isinstance(result, _LISTED) or hasattr(type(result), "__array__")
+    return list(result) if in_memory else None
+
+
+def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
+    """The state of a result in memory of which an iterator has some `left`; None where it has none."""
+    count = left.__length_hint__()  # type: ignore[attr-defined]
+    return {"members": members[len(members) - count :]} if count else None
+
+
+def detached(members: Any, left: Iterator[Any]) -> Any:
+    """The members of which an iterator has some `left`, as they are kept after an iteration: without open files."""
+    rest = members[len(members) - left.__length_hint__() :]  # type: ignore[attr-defined]
+    return list(map(with_detached_streams, rest)) if type(rest) in (list, tuple) else rest
+
+
+def restored(state: dict[str, Any]) -> Any:
+    """The members that a state holds."""
+    return state["members"]
+
+
+class _Counted(Iterator[Any]):
+    """An iterator that knows how many items it gave."""
+
+    __slots__ = ("_source", "done")
+
+    def __init__(self, source: Iterator[Any], done: int) -> None:
+        self._source = source
+        self.done = done
+
+    def __next__(self) -> Any:
+        item = next(self._source)
+        self.done += 1
+        return item
+
+
+class Parts:
+    """One of several results that are unfolded at the same time, and what is left of it.
+
+    Args:
+        function: makes the result.
+        item: what the function gets.
+        done: how many members of the result to leave out.
+    """
+
+    __slots__ = ("_item", "_members", "left")
+
+    def __init__(self, function: Callable[[Any], Iterable[Any]], item: Any, done: int = 0) -> None:
+        result = function(item)
+        members: Any = result if type(result) in SLICED else listed(result)
+        if members is not None:
+            self._item, self._members = None, members[done:] if done else members
+            self.left: Iterator[Any] = iter(self._members)
+        else:
+            # As the item is before the first member is asked for, which may read from a stream in it.
+            self._item, self._members = with_detached_streams(item), None
+            source = iter(result)
+            next(islice(source, done, done), None)  # moves on by `done` members
+            self.left = _Counted(source, done)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The members left, or what to make them of again."""
+        if isinstance(self.left, _Counted):
+            return {"item": self._item, "done": self.left.done}
+        return state_of_members(self._members, self.left) or {"members": ()}
+
+    def detach(self) -> None:
+        """Keeps only what the state needs, after the iteration: no file stays open, and no generator half-way."""
+        if isinstance(self.left, _Counted):
+            self.left = _Counted(iter(()), self.left.done)
+        else:
+            self._members = detached(self._members, self.left)
+            self.left = iter(self._members)
+
+    @classmethod
+    def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
+        """Parts that go on where those of the state stood. The state can be used again."""
+        if "members" in state:
+            return cls(restored, state)
+        return cls(function, state["item"], state["done"])

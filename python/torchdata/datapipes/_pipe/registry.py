@@ -1,0 +1,121 @@
+"""Functional forms: the names under which pipes are found as methods of other pipes.
+
+Role: one registry per kind of pipe (iter, map). Filled at import time by `functional_datapipe`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import MethodType
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from torchdata._reporting import fold
+from torchdata.datapipes._pipe.torch import Counterpart
+
+C = TypeVar("C")
+
+
+class FunctionalForms:
+    """Gives a pipe base class a registry of functional forms and the lookup of them as methods."""
+
+    functions: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    #: Torch's base class of the same kind of pipe.
+    counterpart: ClassVar[Counterpart]
+
+    if not TYPE_CHECKING:  # or a checker would take any misspelt form for one that it does not know
+
+        def __getattr__(self, name: str) -> Any:
+            function = type(self).functions.get(name) or type(self).counterpart.form(name)
+            if function is None:
+                try:
+                    return type(self).counterpart.attribute(self, name)
+                except AttributeError:
+                    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from None
+            if hasattr(function, "__name__"):
+                return MethodType(function, self)  # of which `help` shows signature and docstring
+            bound = functools.partial(function, self)
+            functools.update_wrapper(bound, function, assigned=("__doc__",))
+            return bound
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *type(self).functions})
+
+    @classmethod
+    def register_function(cls, function_name: str, function: Callable[..., Any]) -> None:
+        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if function_name in cls.functions:
+            raise ValueError(
+                f"the functional form {function_name!r} is already taken by {cls.functions[function_name]!r}; "
+                "choose another name"
+            )
+        cls.functions[function_name] = function
+        cls.counterpart.offer(function_name, function)
+
+    @classmethod
+    def register_datapipe_as_function(
+        cls, function_name: str, cls_to_register: type, enable_df_api_tracing: bool = False
+    ) -> None:
+        """Makes the pipe class `cls_to_register` available as `pipe.function_name(...)`.
+
+        `enable_df_api_tracing` is accepted for compatibility and has no effect: the data-frame
+        tracing API of torch is not part of this library.
+        """
+
+        def construct(source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return cls_to_register(source_datapipe, *args, **kwargs)
+            except Exception as error:
+                fold(error)
+                raise
+
+        functools.update_wrapper(construct, cls_to_register, assigned=("__module__", "__doc__"), updated=())
+        # The form's name is what `help` shows, and under which its bound method is pickled.
+        construct.__name__, construct.__qualname__ = function_name, f"{cls.__name__}.{function_name}"
+        cls.register_function(function_name, construct)
+
+
+class functional_datapipe:
+    """Class decorator that registers a pipe under a functional form.
+
+    Type checkers cannot know forms that are registered when a program runs, and take them for misspelt ones. Typed
+    code calls the class, `Doubler(pipe)`, or marks the line: `pipe.doubled()  # type: ignore[attr-defined]`.
+
+    Args:
+        name: the method name under which the pipe is found on every pipe of its kind.
+        enable_df_api_tracing: accepted for compatibility, without effect.
+
+    Example:
+        >>> from torchdata.datapipes import functional_datapipe
+        >>> from torchdata.datapipes.iter import IterDataPipe, IterableWrapper
+        >>> @functional_datapipe("doubled")
+        ... class Doubler(IterDataPipe):
+        ...     def __init__(self, source_datapipe):
+        ...         self.source_datapipe = source_datapipe
+        ...     def __iter__(self):
+        ...         for item in self.source_datapipe:
+        ...             yield 2 * item
+        >>> list(IterableWrapper([1, 2]).doubled())
+        [2, 4]
+    """
+
+    def __init__(self, name: str, enable_df_api_tracing: bool = False) -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise TypeError(f"a functional form must be a valid method name, but got {name!r}")
+        self.name = name
+        self.enable_df_api_tracing = enable_df_api_tracing
+
+    def __call__(self, cls: C) -> C:
+        kinds = FunctionalForms.__subclasses__() if isinstance(cls, type) else []
+        # Pipes of torch's are of a kind, too.
+        base = next((kind for kind in kinds if issubclass(cls, kind)), None)  # type: ignore[arg-type]
+        if base is None:
+            raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")
+        kind: Any = cls
+        base.register_datapipe_as_function(self.name, kind, enable_df_api_tracing=self.enable_df_api_tracing)
+        return cls

@@ -1,0 +1,63 @@
+"""Iterating over plain data from some place on, in constant time where it can seek. Pure functions."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from torchdata.datapipes._pipe.datasets import is_indexed_only
+
+__all__ = ["can_seek", "is_read_by_index", "iterate_from"]
+
+
+class _BySubscript:
+    """Has neither `__iter__` nor a length: Python iterates over it by subscripts 0, 1, …"""
+
+    def __getitem__(self, index: int) -> int:
+        raise IndexError(index)
+
+
+_SAMPLES: tuple[Any, ...] = (
+    [],
+    (),
+    range(0),
+    range(1 << 70),
+    "",
+    "\u20ac",
+    b"",
+    bytearray(),
+    _BySubscript(),
+    array("I"),
+)
+
+#: Iterators whose `__setstate__(n)` means "go on at item n".
+_SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
+
+
+def is_read_by_index(iterable: Any) -> bool:
+    """Whether iterating over it is to ask for the items 0, 1, … up to its length."""
+    if isinstance(iterable, Sequence) and type(iterable).__iter__ is Sequence.__iter__:
+        return True
+    return is_indexed_only(iterable)
+
+
+def can_seek(iterable: Any) -> bool:
+    """Whether an iterator over it begins at any place in constant time."""
+    if is_read_by_index(iterable):
+        return True
+    plain = isinstance(iterable, Sequence) or hasattr(iterable, "__array_interface__")
+    return plain and type(iter(iterable)) in _SEEKABLE
+
+
+def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
+    """An iterator over `iterable` without its first `position` items, in constant time where it can seek."""
+    if is_read_by_index(iterable):
+        return map(iterable.__getitem__, range(position, len(iterable)))
+    iterator: Any = iter(iterable)
+    if position and type(iterator) in _SEEKABLE and iterator is not iterable:
+        iterator.__setstate__(position)
+    elif position:
+        iterator = islice(iterator, position, None)
+    return iterator  # type: ignore[no-any-return]

@@ -1,0 +1,39 @@
+"""What is shown of a pipeline: its graph for pictures, and a table with the picture for notebooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchdata._drawing.graph import Arrow, Graph, Group, Node
+from torchdata._drawing.html import page, picture_in, table
+from torchdata.datapipes._pipe.chain import parameters, short_name
+from torchdata.datapipes._pipe.traversal import sources_of, walk
+
+__all__ = ["graph_of_pipe", "html_of_pipe"]
+
+
+def graph_of_pipe(datapipe: Any) -> Graph:
+    """The graph that ends in a pipe, with parameters."""
+    pipes = list(walk(datapipe))
+    nodes = [
+        Node(short_name(pipe), [f"{name}={value}" for name, value in parameters(pipe)][:4], key=number)
+        for number, pipe in enumerate(pipes)
+    ]
+    keys = {id(pipe): number for number, pipe in enumerate(pipes)}
+    graph = Graph()
+    graph.add(Group("", nodes))
+    for head, pipe in enumerate(pipes):
+        for source in sources_of(pipe):
+            if id(source) in keys:
+                graph.arrows.append(Arrow(keys[id(source)], head))
+    graph.mark_ends()
+    return graph
+
+
+def html_of_pipe(datapipe: Any) -> str:
+    """A pipeline: each pipe with its parameters, and the picture."""
+    rows = [["", "pipe", "parameters"]]
+    for number, pipe in enumerate(walk(datapipe), 1):
+        values = ", ".join(f"{name}={value}" for name, value in parameters(pipe))
+        rows.append([str(number), short_name(pipe), values])
+    return page("pipe", table(rows, left=3), picture_in(graph_of_pipe(datapipe)))

@@ -1,0 +1,63 @@
+"""Closing the streams in items that a pipe drops, and those in items that it keeps.
+
+Role: pipes that drop items call `close_dropped` on each, and pipes that keep items after their iteration call
+`with_detached_streams`. Both cost next to nothing for plain items and where no stream was ever wrapped. Runs in the
+process that iterates the pipe.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from operator import is_not
+from typing import Any
+
+from torchdata.datapipes.datapipe import DataChunk
+
+#: Types of items that hold no streams; callers that are in a hurry ask before they call.
+PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
+
+
+def close_dropped(item: Any) -> None:
+    """Closes every wrapped stream in `item`, which nobody will read any more."""
+    if type(item) in PLAIN_TYPES:
+        return
+    streams = sys.modules.get("torchdata.datapipes.utils._streams")  # not loaded: nothing can have been wrapped
+    if streams is not None:
+        streams.StreamWrapper.close_streams(item)
+
+
+def with_detached_streams(item: Any) -> Any:
+    """`item` itself, or where wrapped streams lie in it, a copy whose streams open their files when they are read.
+
+    For items that a pipe keeps though it is not iterated any more: the file of a stream is closed as soon as nobody
+    else holds the stream. Streams that cannot be opened again stay as they are.
+    """
+    return _exchanged(item, _detached)
+
+
+def _detached(stream: Any) -> Any:
+    streams = sys.modules["torchdata.datapipes.utils._streams"]
+    stand_in = streams.detached(stream)
+    return stand_in if isinstance(stand_in, streams.StreamWrapper) else stream
+
+
+def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
+    """`item` with every wrapped stream in it exchanged; all that holds none is shared."""
+    kind = type(item)
+    if kind in PLAIN_TYPES:
+        return item
+    streams = sys.modules.get("torchdata.datapipes.utils._streams")
+    if streams is None:
+        return item
+    if isinstance(item, streams.StreamWrapper):
+        return exchange(item)
+    # Exact types alone: how a subclass is built again is not known.
+    if kind is dict:
+        values = [_exchanged(value, exchange) for value in item.values()]
+        changed = any(map(is_not, values, item.values()))
+        return dict(zip(item, values, strict=True)) if changed else item
+    if kind is tuple or kind is list or kind is DataChunk:
+        members = [_exchanged(member, exchange) for member in item]
+        return kind(members) if any(map(is_not, members, item)) else item
+    return item

@@ -1,0 +1,91 @@
+"""Unfolding: what pipes share that turn one item into several (flatmap, map_batches, unbatch, mux, …).
+
+Role: chains the parts of one item after another without a Python frame per part, and knows at any time which parts
+are left. Runs in the process that iterates the pipe; the pipe owns the parts of the item that is being unfolded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.parts import SLICED, detached, listed, restored, state_of_members
+from torchdata.datapipes._pipe.streams import with_detached_streams
+from torchdata.datapipes.datapipe import token_of
+
+
+class Unfolding:
+    """State and iteration of a pipe that yields the parts of its source's items.
+
+    The state holds the parts that are left, where all lie in memory. Where they are made as they are asked for (by a
+    generator), it holds the item and how many of its parts were yielded; restoring unfolds the item again.
+    """
+
+    #: Over the parts; None where no item is being unfolded.
+    _left: Iterator[Any] | None = state(items=True, saved=False)
+    _in_memory: Any = state(items=True, saved=False)  # the parts, where they lie in memory
+    _item: Any = state(items=True, saved=False)  # the item that is being unfolded, where they do not
+    _yielded_before: int = state(0, saved=False)  # and the items yielded before its parts
+    _resume: dict[str, Any] | None = state(items=True, saved=False)  # state that is to be continued
+
+    def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+        """Yields the parts (by `parts_of`) of the item that a restored pipe was in, and of all `items`."""
+        return chain.from_iterable(self._each_parts(items, parts_of))
+
+    def _each_parts(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Iterator[Any]]:
+        token, sliced = token_of(self), SLICED
+        left: Iterator[Any] | None = None
+        try:
+            if self._resume is not None:
+                left = self._resumed_parts(parts_of)
+                yield left
+            for item in items:
+                parts = parts_of(item)
+                members: Any = parts if type(parts) in sliced else listed(parts)
+                if members is None:
+                    # As the item is before the first part is asked for, which may read from a stream in it.
+                    self._item, self._yielded_before = with_detached_streams(item), token.yielded
+                    left = iter(parts)
+                else:
+                    left = iter(members)
+                self._in_memory, self._left = members, left
+                yield left
+        except GeneratorExit:
+            if self._left is left is not None:  # and not those of a newer iteration
+                self._park()
+            raise
+
+    def _park(self) -> None:
+        """Keeps only what the state needs, after an iteration that was left: no file open, no generator half-way."""
+        if self._in_memory is None:
+            self._left = iter(())
+        elif self._left is not None:
+            self._in_memory = detached(self._in_memory, self._left)
+            self._left = iter(self._in_memory)
+
+    def _resumed_parts(self, parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+        state, self._resume = self._resume or {}, None
+        if "members" in state:
+            self._in_memory = restored(state)
+            self._left = left = iter(self._in_memory)
+            return left  # type: ignore[no-any-return]
+        self._item, done = state["item"], state["done"]
+        self._yielded_before = token_of(self).yielded - done
+        self._left = left = iter(parts_of(self._item))
+        next(islice(left, done, done), None)  # moves on by `done` parts
+        return left
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parts that are left of the item that is being unfolded, if any, or the item."""
+        if self._resume is not None or self._left is None:
+            return {"unfolding": self._resume}
+        if self._in_memory is not None:
+            return {"unfolding": state_of_members(self._in_memory, self._left)}
+        return {"unfolding": {"item": self._item, "done": token_of(self).yielded - self._yielded_before}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on within the saved item."""
+        self._load_declared({})  # type: ignore[attr-defined]
+        self._resume = state_dict["unfolding"]

@@ -1,0 +1,82 @@
+"""Sharing out items by their indices, before they are loaded.
+
+Role: where a `sharding_filter` reads items that are loaded by index, the pipes on the way hand on the indices in their
+place. The filter loads what is its own. Only pipes take part that never look at an item: they keep or change the order,
+or apply a function to each item by itself, which is put off like the loading. So every index passes where its item
+would have, and places, seeds and states are those of an iteration over items. Runs in whichever process iterates the
+pipeline; it owns nothing.
+
+It is decided anew by each iteration and along one way through the graph: a pipe that something else reads as well
+hands items on to that. The graph stays as it was built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from torchdata._reporting import explain
+from torchdata.datapipes.datapipe import begin_iteration
+
+__all__ = ["Load", "Step", "Unloadable", "begin_unloaded", "can_wait"]
+
+#: Makes the item of an index.
+Load = Callable[[Any], Any]
+
+
+class Unloadable(Protocol):
+    """What a pipe defines in its own class to take part; classes derived from it do not."""
+
+    def _can_wait(self) -> bool:
+        """Whether its next iteration can hand on indices."""
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        """Stands for `__iter__`: an iterator over indices, and what makes the item of an index."""
+
+    def _loads(self) -> Load:
+        """What makes the item of an index, without an iteration."""
+
+
+def can_wait(datapipe: Any) -> bool:
+    """Whether the next iteration of the pipe can hand on indices in the place of items."""
+    return "_iter_unloaded" in vars(type(datapipe)) and datapipe._can_wait()
+
+
+def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
+    """Starts such an iteration, guarded as any other: an iterator over indices, and what makes the item of one."""
+    loads: list[Load] = []
+
+    def begin(datapipe: Unloadable) -> Iterator[Any]:
+        indices, load = datapipe._iter_unloaded()
+        loads.append(load)
+        return indices
+
+    indices = begin_iteration(datapipe, begin)
+    return indices, loads[0] if loads else datapipe._loads()  # one that goes on from its end does not begin
+
+
+class Step:
+    """Loads, or goes on with what was loaded, on behalf of a pipe, which is named where that fails.
+
+    Args:
+        datapipe: the pipe.
+        function: what the pipe does to an index, or to an item.
+        before: what makes the item of an index first.
+    """
+
+    __slots__ = ("_before", "_datapipe", "_function", "_made")
+
+    def __init__(self, datapipe: Any, function: Load, before: Load | None = None) -> None:
+        self._datapipe, self._function, self._before = datapipe, function, before
+        self._made = 0
+
+    def __call__(self, index: Any) -> Any:
+        item = index if self._before is None else self._before(index)
+        try:
+            made = self._function(item)
+        except Exception as error:
+            if not isinstance(error, StopIteration):  # which the iterator of the filter reports
+                explain(error, error.__traceback__, self._datapipe, self._made)
+            raise
+        self._made += 1
+        return made

@@ -1,0 +1,227 @@
+"""The pipe that reads RAR archives: RarArchiveLoader.
+
+Role: turns pairs of path and archive stream into pairs of path and member stream, by the optional library `rarfile`.
+Runs in the process that iterates it. Members that were stored are read from the archive's stream. Compressed ones are
+decompressed by a program (`unrar`, `unar`, `7z` or `bsdtar`), which is started when the member is first read and
+ends with the member's stream; `rarfile` gives it a temporary copy of the member, or of a solid archive as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torchdata._optional import optional_import
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.iter.archives.archive import (
+    MAX_RATIO,
+    Entry,
+    IndexedArchive,
+    IndexedLoader,
+    bare,
+    explained,
+    refuse_bomb,
+    seekable,
+)
+
+__all__ = ["RarArchiveLoader"]
+
+_NO_PROGRAM = "compressed members need one of the programs unrar, unar, 7z and bsdtar; install one of them"
+_NO_PASSWORDS = "archives with a password are not supported, extract it first"
+_NO_VOLUMES = "archives of several volumes are not supported, join the volumes first"
+
+
+def _rarfile() -> Any:
+    return optional_import("rarfile", extra="rar", needed_by="RarArchiveLoader")
+
+
+class _RarArchive(IndexedArchive):
+    """A RAR archive, of version 3 or 5."""
+
+    def __init__(self, path: str, source: Any, start: int | None = None) -> None:
+        super().__init__(path, source, start)
+        self._rar: Any = None
+
+    @property
+    def rar(self) -> Any:
+        """The `RarFile`, opened and checked on first use."""
+        if self._rar is None:
+            file_obj = bare(self.source)
+            if not seekable(file_obj):
+                raise io.UnsupportedOperation(
+                    f"the RAR archive {self.path!r} lies in a stream that cannot seek; read it from a file, or into "
+                    "io.BytesIO first"
+                )
+            self._rar = _opened(file_obj)
+        return self._rar
+
+    def explained(self, name: str, error: Exception) -> Exception:
+        """The error to raise for one that reading the member `name` met."""
+        return _explained(f"{name!r} of {self.path!r} in RarArchiveLoader", error)
+
+    def entries(self) -> list[Any]:
+        """The directory."""
+        return list(self.rar.infolist())
+
+    def open_entry(self, index: int) -> Any:
+        """Opens the entry `index` of the archive when it is read."""
+        rarfile, rar = _rarfile(), self.rar
+        info = rar.infolist()[index]
+        stored = info.compress_type == rarfile.RAR_M0
+
+        def open_member() -> Any:
+            if not stored:
+                _mend_bsdtar(rarfile)
+            return rar.open(info)
+
+        return io.BufferedReader(Entry(self, index, info.filename, _WhenRead(open_member), stored))
+
+
+def _mend_bsdtar(rarfile: Any) -> None:
+    """Lets `rarfile` call `bsdtar` without the `--` that it puts between `-f` and the path, up to release 4.5 at least.
+
+    The path is that of a temporary copy, so that no `--` is needed.
+    """
+    program = rarfile.tool_setup()
+    if program.setup is rarfile.BSDTAR_CONFIG and "get_cmdline" not in vars(program):
+        program.get_cmdline = functools.partial(program.get_cmdline, nodash=True)
+
+
+def _opened(file_obj: Any) -> Any:
+    """A `RarFile` over a whole archive: `rarfile` takes an archive that was cut off for a shorter one."""
+    rarfile = _rarfile()
+    size = file_obj.seek(0, os.SEEK_END)
+    last: Any = None
+
+    def check(header: Any) -> None:
+        nonlocal last
+        last = header
+        in_parts = rarfile.RAR_FILE_SPLIT_AFTER if header.type == rarfile.RAR_BLOCK_FILE else 0
+        if header.type == rarfile.RAR_BLOCK_ENDARC:
+            in_parts = rarfile.RAR_ENDARC_NEXT_VOLUME
+        if header.flags & in_parts:
+            raise rarfile.NeedFirstVolume(_NO_VOLUMES, None)
+        if header.add_size and header.data_offset + header.add_size > size:
+            raise rarfile.BadRarFile("unexpected end of data")
+
+    try:
+        rar = rarfile.RarFile(file_obj, info_callback=check, errors="strict")
+    except (rarfile.Error, OSError, MemoryError):
+        raise
+    except Exception as error:  # it trusts the fields of a header
+        raise rarfile.BadRarFile(f"damaged header: {error or type(error).__name__}") from error
+    if rar.needs_password() and not rar.infolist():
+        raise rarfile.PasswordRequired("the names in the archive are encrypted")
+    # Archives of version 2 have no mark at their end.
+    if isinstance(last, rarfile.Rar5Info) and last.type != rarfile.RAR_BLOCK_ENDARC:
+        raise rarfile.BadRarFile("unexpected end of the archive")
+    return rar
+
+
+def _explained(what: str, error: Exception) -> Exception:
+    """The error to raise for `error`: one that names the archive."""
+    rarfile = _rarfile()
+    if not isinstance(error, rarfile.Error):
+        return explained(rarfile.BadRarFile, what, error)
+    cause = str(error) or type(error).__name__
+    if isinstance(error, rarfile.RarCannotExec):
+        cause = f"{cause}; {_NO_PROGRAM}"
+    elif isinstance(error, (rarfile.PasswordRequired, rarfile.NoCrypto)):
+        cause = f"{cause}; {_NO_PASSWORDS}"
+    elif isinstance(error, rarfile.NeedFirstVolume) and _NO_VOLUMES not in cause:
+        cause = f"{cause}; {_NO_VOLUMES}"
+    elif isinstance(error, (rarfile.BadRarFile, rarfile.NotRarFile)):
+        cause = f"{cause} (the archive is truncated, damaged or of another kind)"
+    named: Exception = error
+    named.args = (f"cannot read {what}: {cause}",)
+    return named
+
+
+class _WhenRead:
+    """A member that is opened when it is first read, because that starts a program for compressed ones."""
+
+    def __init__(self, open_member: Callable[[], Any]) -> None:
+        self._open = open_member
+        self._file_obj: Any = None
+
+    @property
+    def _opened(self) -> Any:
+        if self._file_obj is None:
+            self._file_obj = self._open()
+        return self._file_obj
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._opened.read(size)
+        return data
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if self._file_obj is None and offset == 0 and whence == os.SEEK_SET:
+            return 0
+        reached: int = self._opened.seek(offset, whence)
+        return reached
+
+    def tell(self) -> int:
+        return 0 if self._file_obj is None else int(self._file_obj.tell())
+
+    def close(self) -> None:
+        if self._file_obj is not None:
+            self._file_obj.close()
+
+
+@functional_datapipe("load_from_rar")
+class RarArchiveLoader(IndexedLoader):
+    """Reads RAR archives: yields pairs of path and stream, one per file. Needs the extra `rar`.
+
+    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
+    slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
+
+    Members that are stored without compression are read directly. For others one of the programs `unrar`, `unar`, `7z`
+    and `bsdtar` must be installed. A member of a *solid* archive is decompressed together with all before it.
+
+    Args:
+        datapipe: yields pairs of path and seekable binary stream.
+        length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        max_ratio: how many times larger than its compressed form a member of more than 1 GiB may be; None: no limit.
+
+    Raises:
+        ModuleNotFoundError: `rarfile` is not installed.
+        ValueError: `max_ratio` is less than 1.
+        rarfile.Error: while iterating or reading a member: BadRarFile or NotRarFile where the archive is truncated or
+            damaged, a checksum is wrong, a name leads out of the archive's folder, or a member is out of proportion (a
+            decompression bomb); PasswordRequired; NeedFirstVolume for archives of several volumes; RarCannotExec
+            where no program is found.
+
+    Example:
+        >>> from torchdata.datapipes.iter import FileLister
+        >>> pairs = FileLister("shards", "*.rar").open_files(mode="b").load_from_rar()
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[tuple[str, Any]],
+        *,
+        length: int = -1,
+        max_ratio: float | None = MAX_RATIO,
+    ) -> None:
+        _rarfile()
+        super().__init__(datapipe, length, max_ratio=max_ratio)
+
+    def _open(self, path: str, stream: Any) -> _RarArchive:
+        return _RarArchive(path, stream)
+
+    def _is_file(self, entry: Any) -> bool:
+        return not entry.is_dir() and not entry.is_symlink()
+
+    def _error_of_archive(self, path: str, error: Exception) -> Exception:
+        return _explained(f"the RAR archive {path!r} in RarArchiveLoader", error)
+
+    def _check(self, entry: Any) -> None:
+        if entry.needs_password():
+            raise _rarfile().PasswordRequired(f"its member {entry.filename!r} is encrypted")
+        refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)

@@ -1,0 +1,522 @@
+"""Pipes that read archives: TarArchiveLoader, ZipArchiveLoader.
+
+Role: each turns pairs of path and archive stream into pairs of path and member stream. They run in the process that
+iterates them. A member reads from its archive when it is read itself, so the archive's stream stays open until the
+last of its members is closed or dropped; the archive objects here own it. They are also the recipes by which
+members are opened again (see `utils/_streams.py`): members that were saved together open their archive once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import tarfile
+import weakref
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from torchdata import _native
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.iter.archives.archive import (
+    MAX_RATIO,
+    SMALLEST_BOMB,
+    Archive,
+    ArchiveLoader,
+    Counted,
+    Entry,
+    IndexedArchive,
+    IndexedLoader,
+    MemberFile,
+    bare,
+    bzip2_reader,
+    explained,
+    folder_of,
+    lzma_reader,
+    path_in,
+    refuse_bomb,
+    seekable,
+    seeks_cheaply,
+)
+from torchdata.datapipes.iter.archives.forwards import Forwards, Pieces
+from torchdata.datapipes.utils._streams import StreamWrapper
+
+__all__ = ["TarArchiveLoader", "ZipArchiveLoader", "open_tar"]
+
+#: Largest member of a compressed or streamed archive that is kept in memory when the archive goes on without it.
+LARGEST_KEPT_MEMBER = 64 << 20
+
+#: Bytes that are asked of a stream that is read ahead only, or of what decompresses it, at a time.
+AT_ONCE = 64 << 10
+
+#: Bytes of a large member that are decompressed between two looks at how far they are out of proportion.
+PIECE = 16 << 20
+
+
+def _pieces_of_gzip(source: Any) -> Pieces:
+    return _native.GzipReader(source.read).read
+
+
+def _pieces_of_bzip2(source: Any) -> Pieces:
+    return partial(bzip2_reader(source).read, AT_ONCE)
+
+
+def _pieces_of_lzma(source: Any) -> Pieces:
+    return partial(lzma_reader(source).read, AT_ONCE)
+
+
+def _pieces_of_zstd(source: Any) -> Pieces:
+    try:
+        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise tarfile.CompressionError("zstd archives need Python 3.14") from error
+    return partial(zstd.ZstdFile(source).read, AT_ONCE)
+
+
+def _pieces_of_plain(source: Any) -> Pieces:
+    return partial(source.read, AT_ONCE)
+
+
+#: By the name that a mode has for a compression: the first bytes of its files, and what decompresses them.
+_COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
+    "gz": ((b"\x1f\x8b",), _pieces_of_gzip),
+    "bz2": ((b"BZh",), _pieces_of_bzip2),
+    "xz": ((b"\xfd7zXZ\0", b"]\0\0"), _pieces_of_lzma),
+    "zst": ((b"\x28\xb5\x2f\xfd",), _pieces_of_zstd),
+}
+
+
+class _Header(tarfile.TarInfo):
+    """A header of which damage is an error everywhere; `tarfile` takes it for the end, except at the start."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: Any) -> Any:
+        try:
+            return super().fromtarfile(tarfile_)
+        except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
+            if not tarfile_.offset:
+                raise
+            raise tarfile.ReadError(f"{error} at byte {tarfile_.offset}") from error
+
+
+class OpenTar(tarfile.TarFile):
+    """A `TarFile` that knows how far its compressed stream was read, and may own that stream."""
+
+    #: The compressed stream; None where the archive is not compressed.
+    counted: Counted | None = None
+    #: A stream that is closed with the archive.
+    owned: Any = None
+
+    def close(self) -> None:
+        super().close()
+        if self.owned is not None:
+            self.owned.close()
+
+
+def open_tar(file_obj: Any, mode: str = "r:*") -> OpenTar:
+    """Opens a tar archive, plain or compressed, on a seekable stream or on one that only reads ahead."""
+    ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
+    counted, source = None, file_obj
+    if compression:
+        counted = source = Counted(file_obj)
+        if compression == "*":
+            first = counted.look(6)
+            kinds = (kind for kind, (magic, _) in _COMPRESSIONS.items() if first.startswith(magic))
+            compression = next(kinds, "")
+        if not compression and counted.seekable():
+            counted.seek(0)
+            counted, source = None, file_obj
+    if compression or ahead:
+        source = _forwards(source, compression, ahead)
+    tar: OpenTar = OpenTar.open(fileobj=source, mode="r:", tarinfo=_Header)
+    tar.counted = counted
+    return tar
+
+
+def _forwards(source: Any, compression: str, ahead: bool) -> Forwards:
+    """What is compressed in `source`, or where nothing is, the source itself, by offset."""
+    pieces_of = _COMPRESSIONS[compression][1] if compression else _pieces_of_plain
+
+    def rewind() -> Pieces:
+        source.seek(0)
+        return pieces_of(source)
+
+    return Forwards(pieces_of(source), None if ahead else rewind)
+
+
+class _TarArchive(Archive):
+    """A tar archive, plain or compressed, on a seekable stream or on one that only reads ahead."""
+
+    def __init__(
+        self,
+        path: str,
+        source: Any,
+        start: int | None = None,
+        mode: str = "r:*",
+        max_ratio: float | None = None,
+    ) -> None:
+        super().__init__(path, source, start)
+        self.mode = mode
+        self.max_ratio = max_ratio
+        self._tar: tarfile.TarFile | None = None
+
+    def _settings(self) -> tuple[Any, ...]:
+        return self.mode, self.max_ratio
+
+    @property
+    def tar(self) -> tarfile.TarFile:
+        """The `TarFile`, opened on first use."""
+        if self._tar is None:
+            file_obj = bare(self.source)
+            self._tar = file_obj if isinstance(file_obj, tarfile.TarFile) else open_tar(file_obj, self.mode)
+        return self._tar
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the archive's bytes are those of its stream."""
+        return self.tar.fileobj is bare(self.source)
+
+    @property
+    def seeks_cheaply(self) -> bool:
+        """Whether going back costs next to nothing: it does in a plain archive, not in a compressed one."""
+        return self.is_plain and seeks_cheaply(self.tar.fileobj)
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes of the archive; many of them in pieces, because the archive may hold far fewer."""
+        tar: Any = self.tar
+        if size <= SMALLEST_BOMB:
+            data: bytes = tar.fileobj.read(size)
+            return data
+        counted = getattr(tar, "counted", None)
+        pieces = []
+        while size and (piece := tar.fileobj.read(min(size, PIECE))):
+            if counted is not None:
+                refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def _read_to_the_end(self) -> None:
+        """Reads what lies behind the last member of a compressed archive, up to the checksum."""
+        tar: Any = self.tar
+        counted = getattr(tar, "counted", None)
+        while counted is not None and tar.fileobj.read(PIECE):
+            refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
+
+    def explained(self, name: str, error: Exception) -> Exception:
+        """The error to raise for one that reading the member `name` met."""
+        return explained(tarfile.ReadError, f"{name!r} of {self.path!r} in TarArchiveLoader", error)
+
+    def open_entry(self, offset: int) -> Any:
+        """Opens the sparse member whose header stands at `offset`."""
+        tar: Any = self.tar
+        place = tar.offset, tar.firstmember
+        try:
+            tar.offset, tar.firstmember = offset, None
+            return io.BufferedReader(_SparseMember(self, tar.next()))
+        finally:
+            tar.offset, tar.firstmember = place
+            tar.members = []
+
+    def _next_header(self) -> Any:
+        """The next header by `tarfile`, or None; what that would stumble over or run in circles on is an error."""
+        tar: Any = self.tar
+        place, is_new = tar.offset, tar.firstmember is None
+        try:
+            info = tar.next()
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, OSError) or getattr(self.source, "closed", False):
+                raise
+            raise tarfile.ReadError(f"damaged header at byte {place}: {error}") from error
+        tar.members = []  # tarfile remembers every header otherwise
+        if info is not None and (info.size < 0 or (is_new and tar.offset <= place)):
+            raise tarfile.ReadError(f"damaged header at byte {place}: its member has {info.size} bytes")
+        return info
+
+    def next_file(self) -> tuple[str, Any] | None:
+        """The name of the next regular file and its file object, or None at the end."""
+        tar: Any = self.tar
+        fileobj = tar.fileobj
+        at_hand = self.is_plain or isinstance(fileobj, Forwards)
+        while True:
+            if at_hand and tar.firstmember is None and not tar.pax_headers:
+                fileobj.seek(tar.offset)
+                # `tarfile` spends most of its time on parsing headers, of which a loader needs two fields.
+                found = _native.tar_file_header(fileobj.read(tarfile.BLOCKSIZE))
+                if found is not None:
+                    (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
+                    tar.offset = data + -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                    return name, io.BufferedReader(_TarMember(self, fileobj, name, data, size))
+                if tar.offset:  # lets `tarfile` see for itself whether the archive reaches so far
+                    fileobj.seek(tar.offset - 1)
+            info = self._next_header()
+            if info is None:
+                self._read_to_the_end()
+                return None
+            if info.issparse():
+                return info.name, io.BufferedReader(_SparseMember(self, info))
+            if info.isreg():
+                member = _TarMember(self, fileobj, info.name, info.offset_data, info.size)
+                return info.name, io.BufferedReader(member)
+
+
+class _TarMemberRecipe:
+    """Where a member lies in its archive."""
+
+    __slots__ = ("archive", "name", "offset", "size")
+
+    def __init__(self, archive: _TarArchive, name: str, offset: int, size: int) -> None:
+        self.archive, self.name, self.offset, self.size = archive, name, offset, size
+
+    def open(self) -> Any:
+        """Opens the archive, where it is not yet, and the member."""
+        fileobj = self.archive.tar.fileobj
+        return io.BufferedReader(_TarMember(self.archive, fileobj, self.name, self.offset, self.size))
+
+    def __repr__(self) -> str:
+        return f"member {self.name!r} of {self.archive.path!r}"
+
+
+class _TarMember(MemberFile):
+    """The bytes of one member: a section of the archive's (decompressed) bytes.
+
+    Does what `tarfile.ExFileObject` does, in fewer steps. Every read seeks, because members share the stream.
+    """
+
+    _archive: _TarArchive
+
+    def __init__(self, archive: _TarArchive, fileobj: Any, name: str, offset: int, size: int) -> None:
+        super().__init__(archive, name, fileobj)
+        self._offset, self.size = offset, size
+        self._position = 0
+
+    def recipe(self) -> _TarMemberRecipe:
+        """How the member is opened again."""
+        return _TarMemberRecipe(self._archive, self._name, self._offset, self.size)
+
+    @property
+    def seeks_cheaply(self) -> bool:
+        """Whether a reader may go back and forth, as an archive in the archive does."""
+        return self._archive.seeks_cheaply
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.size}[whence]
+        self._position = min(max(base + offset, 0), self.size)
+        return self._position
+
+    def content(self, position: int, size: int) -> bytes:
+        """`size` bytes from `position` on."""
+        try:
+            self._file_obj.seek(self._offset + position)
+            data = self._archive.read(size)
+            if len(data) != size:
+                raise tarfile.ReadError("unexpected end of data")
+        except Exception as error:
+            raise self._archive.explained(self._name, error)
+        return data
+
+    def readall(self) -> bytes:
+        data = self.content(self._position, self.size - self._position)
+        self._position = self.size
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.content(self._position, min(len(buffer), self.size - self._position))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+class _SparseMember(Entry):
+    """A member with stored. What it takes in the archive says nothing about how much a reader gets."""
+
+    def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
+        super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
+        stored: Any = info.sparse
+        self._size, self._stored = info.size, sum(size for _, size in stored)
+
+    def readall(self) -> bytes:
+        try:
+            # In pieces a large file does no harm, and sparse files are large.
+            refuse_bomb(self._size, self._stored, self._archive.max_ratio)
+        except Exception as error:
+            raise self._archive.explained(self._name, error)
+        return super().readall()
+
+
+@functional_datapipe("load_from_tar")
+class TarArchiveLoader(ArchiveLoader):
+    """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file.
+
+    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
+    slashes are dropped, and a name that leads out of the folder is an error. Links are left out.
+
+    Streams that cannot seek are read ahead only; a member of such an archive, or of a compressed one, is kept in
+    memory when the archive goes on before it is read.
+
+    Args:
+        datapipe: yields pairs of path and binary stream.
+        mode: how `tarfile.open` reads: `"r:*"`, `"r:gz"`, …, or `"r|*"`, … for reading ahead only.
+        length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        max_ratio: how many times larger than its compressed form an archive may become, up to the end of a member of
+            more than 1 GiB that is read; likewise a sparse member that is read at once. None: no limit.
+
+    Raises:
+        ValueError: the mode is another one, or `max_ratio` is less than 1.
+        tarfile.ReadError: while iterating or reading a member, the archive is truncated or damaged, a name leads out
+            of the archive's folder, or a member is out of proportion to the archive (a decompression bomb).
+
+    Example:
+        >>> from torchdata.datapipes.iter import FileLister
+        >>> pairs = FileLister("shards", "*.tar").open_files(mode="b").load_from_tar()
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[tuple[str, Any]],
+        mode: str = "r:*",
+        length: int = -1,
+        *,
+        max_ratio: float | None = MAX_RATIO,
+    ) -> None:
+        if not isinstance(mode, str) or not re.fullmatch(r"r([:|](\*|gz|bz2|xz|zst)?)?", mode):
+            raise ValueError(
+                f"TarArchiveLoader: mode must be one that reads, such as 'r:*' or 'r|gz', but got {mode!r}"
+            )
+        super().__init__(datapipe, length, max_ratio=max_ratio)
+        self.mode = mode
+
+    def _place_of(self, archive: _TarArchive) -> tuple[int, dict[str, str]]:
+        return archive.tar.offset, dict(archive.tar.pax_headers)
+
+    def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
+        try:
+            archive = _TarArchive(path, stream, mode=self.mode, max_ratio=self.max_ratio)
+            tar: Any = archive.tar
+            if place is not None:
+                tar.firstmember = None
+                tar.offset, tar.pax_headers = place
+            self._archive = archive  # now that it is open and in its place
+            folder, parent, keep = folder_of(path), archive.parent, not archive.seeks_cheaply
+            while (found := archive.next_file()) is not None:
+                name = path_in(folder, found[0])
+                member = StreamWrapper(found[1], parent, name)
+                reference = weakref.ref(member) if keep else None
+                del found
+                yield name, member
+                del member
+                if reference is not None:
+                    _keep_in_memory(reference())
+        except Exception as error:
+            raise explained(tarfile.ReadError, f"the tar archive {path!r} in TarArchiveLoader", error)
+
+
+def _keep_in_memory(stream: StreamWrapper | None) -> None:
+    """Lets a member that somebody still holds, unread, live on without its archive."""
+    file_obj = None if stream is None or stream.closed else stream.file_obj
+    if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
+        raw: Any = file_obj.raw
+        if isinstance(raw, _TarMember) and file_obj.tell() == 0 and raw.size <= LARGEST_KEPT_MEMBER:
+            stream.detach_from_parent(io.BytesIO(raw.content(0, raw.size)))
+
+
+class _ZipArchive(IndexedArchive):
+    """A zip archive."""
+
+    def __init__(self, path: str, source: Any, start: int | None = None) -> None:
+        super().__init__(path, source, start)
+        self._zip: zipfile.ZipFile | None = None
+
+    @property
+    def zip(self) -> zipfile.ZipFile:
+        """The `ZipFile`, opened on first use."""
+        if self._zip is None:
+            file_obj = bare(self.source)
+            self._zip = file_obj if isinstance(file_obj, zipfile.ZipFile) else open_zip(file_obj, self.path)
+        return self._zip
+
+    def explained(self, name: str, error: Exception) -> Exception:
+        """The error to raise for one that reading the member `name` met."""
+        return explained(zipfile.BadZipFile, f"{name!r} of {self.path!r} in ZipArchiveLoader", error)
+
+    def entries(self) -> list[Any]:
+        """The directory."""
+        return list(self.zip.infolist())
+
+    def open_entry(self, index: int) -> Any:
+        """Opens the entry `index` of the archive's directory."""
+        info = self.zip.infolist()[index]
+        stored = info.compress_type == zipfile.ZIP_STORED
+        try:
+            file_obj = self.zip.open(info)
+        except UnicodeDecodeError as error:
+            raise zipfile.BadZipFile(f"the name before {info.filename!r} does not decode ({error})") from error
+        return io.BufferedReader(Entry(self, index, info.filename, file_obj, stored))
+
+
+def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.ZipFile) -> zipfile.ZipFile:
+    """Opens a zip archive.
+
+    Raises:
+        io.UnsupportedOperation: the stream cannot seek.
+    """
+    if not seekable(file_obj):
+        raise io.UnsupportedOperation(
+            f"the zip archive {path!r} lies in a stream that cannot seek, but the directory of a zip archive stands at "
+            "its end; read it from a file, or into io.BytesIO first"
+        )
+    try:
+        archive = kind(file_obj)
+    except UnicodeDecodeError as error:
+        raise zipfile.BadZipFile(f"a name in its directory does not decode ({error})") from error
+    except zipfile.BadZipFile as error:
+        cause = error.__context__
+        if isinstance(cause, OSError) and cause.errno is not None:  # the archive may be fine, but cannot be read
+            raise cause
+        raise
+    if any(info.header_offset < 0 for info in archive.infolist()):
+        raise zipfile.BadZipFile("its directory points to before its start")
+    return archive
+
+
+@functional_datapipe("load_from_zip")
+class ZipArchiveLoader(IndexedLoader):
+    """Reads zip archives: yields pairs of path and stream, one per file.
+
+    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
+    slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
+
+    Args:
+        datapipe: yields pairs of path and seekable binary stream.
+        length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        max_ratio: how many times larger than its compressed form a member of more than 1 GiB may be; None: no limit.
+
+    Raises:
+        ValueError: `max_ratio` is less than 1.
+        zipfile.BadZipFile: while iterating or reading a member, the archive is truncated or damaged, a checksum is
+            wrong, a name leads out of the archive's folder, or a member is out of proportion (a decompression bomb).
+        RuntimeError: while iterating, a member is encrypted.
+
+    Example:
+        >>> from torchdata.datapipes.iter import FileLister
+        >>> pairs = FileLister("shards", "*.zip").open_files(mode="b").load_from_zip()
+    """
+
+    def _open(self, path: str, stream: Any) -> _ZipArchive:
+        return _ZipArchive(path, stream)
+
+    def _is_file(self, entry: Any) -> bool:
+        return not entry.filename.endswith("/") and not stat.S_ISLNK(entry.external_attr >> 16)
+
+    def _check(self, entry: Any) -> None:
+        if entry.file_size > SMALLEST_BOMB:
+            refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
+
+    def _error_of_archive(self, path: str, error: Exception) -> Exception:
+        return explained(zipfile.BadZipFile, f"the zip archive {path!r} in ZipArchiveLoader", error)

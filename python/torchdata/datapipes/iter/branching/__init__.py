@@ -1,0 +1,1 @@
+"""Pipes that make several of one, or one of several."""

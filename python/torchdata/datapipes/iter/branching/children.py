@@ -1,0 +1,221 @@
+"""The two halves of a pipe that was split: the main pipe, which reads the source, and its children.
+
+Role: what `fork`, `unzip`, `demux` and `round_robin_demux` share. The children share one *main* pipe, which reads the
+source once and owns the items that wait for children. All run in whichever process iterates them, in one thread.
+
+The children of one main are iterated in *generations*: a generation begins when a child is iterated that has been
+iterated in the current one already. It restarts the source and invalidates the iterators of all siblings; a sibling
+that is iterated afterwards joins the generation.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from torchdata._native import IterationToken
+from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
+from torchdata.datapipes._pipe.declared import State, state
+from torchdata.datapipes._pipe.iteration import start_pass, token_of
+from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
+from torchdata.datapipes.datapipe import IterDataPipe, share_token
+
+
+class Queues(State):
+    """A queue of items for each child. An item that waits in several of them stays one item."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(items=True)
+
+    def reset(self, datapipe: Main) -> None:
+        setattr(datapipe, self.name, [deque[Any]() for _ in range(datapipe.num_instances)])
+
+    def dump(self, datapipe: Any) -> list[list[Any]]:
+        return [list(queue) for queue in getattr(datapipe, self.name)]
+
+    def load(self, datapipe: Any, value: list[list[Any]]) -> None:
+        setattr(datapipe, self.name, list(map(deque, value)))
+
+
+def queues() -> Any:
+    """Declares an attribute that has a queue of items for each child."""
+    return Queues()
+
+
+class Main(IterDataPipe[Any]):
+    """What the children of one split share: the iterator over the source, and the generation."""
+
+    name = "fork"
+    #: What graph drawings call it.
+    drawn_as: ClassVar[str] = "Forker"
+    item_attributes = frozenset({"_child_tokens"})
+    _iterator: Iterator[Any] | None = state(saved=False)
+    _exhausted: bool = state(False)
+    #: Children whose iterators have ended or were dropped.
+    _done: set[int] = state(set)
+    #: Children that have been iterated in this generation.
+    _joined: set[int] = state(set, lasts=True)
+
+    def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
+        datapipe = check_source(self.name, datapipe)
+        self.main_datapipe = datapipe
+        self.num_instances = num_instances
+        self.buffer_size = check_int(self.name, "buffer_size", buffer_size)
+        if self.buffer_size < 0:
+            warnings.warn(
+                f"Unlimited buffer size is set for `{self.name}`: where one child is read far ahead of another, the "
+                "items in between all stay in memory.",
+                UserWarning,
+                stacklevel=4,
+            )
+        self._child_tokens = [IterationToken() for _ in range(num_instances)]
+        self._joined = set()
+        self.reset()
+
+    def children(self) -> list[Any]:
+        """The children, one per instance."""
+        return [Child(self, instance) for instance in range(self.num_instances)]
+
+    def join(self, child: Child) -> None:
+        """Takes a child that starts an iteration into the generation, or begins a new one for it."""
+        if not self._joined or child.instance_id in self._joined:
+            if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
+                warnings.warn(
+                    "Some child DataPipes are not exhausted when __iter__ is called: the buffer is emptied and every "
+                    "child reads from the start again. Exhaust all children, or iterate them together.",
+                    UserWarning,
+                    stacklevel=6,
+                )
+            for instance, token in enumerate(self._child_tokens):
+                if instance != child.instance_id:
+                    token.invalidate()
+            token_of(self).disarm()
+            start_pass(self)
+            self.abandon()
+            self.reset()
+            self._joined = set()
+        self._joined.add(child.instance_id)
+
+    def open(self, child: Child) -> None:
+        """Begins reading the source for a child, once per generation."""
+        self._joined.add(child.instance_id)
+        if token_of(self).armed:
+            start_pass(self)
+        if self._iterator is None and not self._exhausted:
+            self._iterator = iter(self.main_datapipe)
+
+    def _source(self) -> Iterator[Any]:
+        """What is left of the source."""
+        return iter(()) if self._exhausted or self._iterator is None else self._iterator
+
+    def read(self, instance: int) -> Iterator[Any]:
+        """The items of one child."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Lets go of what waits for children, before a new generation begins. Queues may share items: nothing to do."""
+
+    def length(self, instance: int) -> int:
+        """The length of one child."""
+        return length_of(self, self.main_datapipe)
+
+    def _goes_on_alone(self) -> bool:
+        # A child that has not joined the generation yet finds there what its siblings have left.
+        return 0 < len(self._joined) < self.num_instances
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._joined = set()
+        self.reset()
+
+
+class DealMain(Main):
+    """Main pipe of `demux` and `round_robin_demux`: a buffer per child, of its items that another child met."""
+
+    _buffers: list[deque[Any]] = queues()
+    _buffered: int = state(0)
+
+    def abandon(self) -> None:
+        """Closes the streams in the items that wait: each belongs to one child, which will not get it."""
+        for buffer in self._buffers:
+            for item in buffer:
+                close_dropped(item)
+
+    def read(self, instance: int) -> Iterator[Any]:
+        """The items of one child."""
+        own, source, done = self._buffers[instance], self._source(), self._done
+        try:
+            while True:
+                while own:
+                    self._buffered -= 1
+                    yield own.popleft()
+                for item in source:
+                    destination = self._destination(item)
+                    if destination == instance:
+                        yield item
+                        if own:  # a sibling was read meanwhile and met items of this child
+                            break
+                    elif destination is not None:
+                        self._keep(item, destination)
+                else:
+                    self._exhausted = True
+                    return
+        except BaseException:
+            # Left half-way or broken: what waits is part of the state still, but no file stays open for it.
+            if self._buffers[instance] is own:
+                self._park()
+            raise
+        finally:  # also where the iterator is dropped half-way
+            done.add(instance)
+
+    def _park(self) -> None:
+        for buffer in self._buffers:
+            items = list(map(with_detached_streams, buffer))
+            buffer.clear()
+            buffer.extend(items)
+
+    def _destination(self, item: Any) -> int | None:
+        """The child that an item belongs to, or None where it is dropped."""
+        raise NotImplementedError
+
+    def _keep(self, item: Any, destination: int) -> None:
+        self._buffers[destination].append(item)
+        self._buffered += 1
+        if self._buffered > self.buffer_size >= 0:
+            raise BufferError(
+                f"{self.name}: buffer overflow, buffer size {self.buffer_size} is insufficient: the children have "
+                f"{list(map(len, self._buffers))} items waiting; enlarge buffer_size, or read the children together"
+            )
+
+
+class Child(IterDataPipe[Any]):
+    """One reader of a split."""
+
+    _is_child_datapipe = True
+    iteration_state = ()
+    _begins_sources = False  # the main pipe does, once per generation
+    #: What graph drawings call it, where they show it.
+    drawn_as: ClassVar[str] = "Child"
+
+    def __init__(self, main_datapipe: Main, instance_id: int) -> None:
+        self.main_datapipe = main_datapipe
+        self.instance_id = instance_id
+        share_token(self, main_datapipe._child_tokens[instance_id])
+
+    def _reads_in_pass(self, source: Main) -> bool:
+        return self.instance_id in source._joined
+
+    def reset(self) -> None:
+        """Joins the others' generation, or begins the next one."""
+        self.main_datapipe.join(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.main_datapipe.open(self)
+        return self.main_datapipe.read(self.instance_id)
+
+    def __len__(self) -> int:
+        return self.main_datapipe.length(self.instance_id)

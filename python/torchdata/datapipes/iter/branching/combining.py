@@ -1,0 +1,338 @@
+"""Pipes that make one pipe of several: Concater, Zipper, ZipperLongest, Multiplexer, MultiplexerLongest,
+SampleMultiplexer.
+
+Run in whichever process iterates the pipeline. Concater and MultiplexerLongest know which input they read; Multiplexer
+holds the row of items, one of each input, that it is yielding; SampleMultiplexer owns a generator. Their counterparts
+are in `splitting`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from itertools import chain, zip_longest
+from typing import Any, TypeVar, overload
+
+from torchdata.datapipes._pipe.checks import check_source, check_sources, check_weights, length_of
+from torchdata.datapipes._pipe.declared import random_state, state
+from torchdata.datapipes._pipe.iteration import record_of
+from torchdata.datapipes._pipe.random import draw_seed
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.unfolding import Unfolding
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = [
+    "Concater",
+    "Multiplexer",
+    "MultiplexerLongest",
+    "SampleMultiplexer",
+    "Zipper",
+    "ZipperLongest",
+]
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _checked(pipe: str, datapipes: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not datapipes:
+        raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
+    return check_sources(pipe, datapipes)
+
+
+@functional_datapipe("concat")
+class Concater(IterDataPipe[Any]):
+    """Yields the items of its inputs one input after another. `a + b` is the same.
+
+    Args:
+        datapipes: the pipes to read. A data set is one, too.
+
+    Raises:
+        ValueError: there are no inputs.
+        TypeError: an input is neither an IterDataPipe nor a data set.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper("ab").concat(IterableWrapper("c")))
+        ['a', 'b', 'c']
+    """
+
+    #: The number of the input that is being read.
+    _current: int = state(0)
+
+    def __init__(self, *datapipes: Any) -> None:
+        self.datapipes = _checked("Concater", datapipes)
+
+    def __iter__(self) -> Iterator[Any]:
+        # The first input begins now, so that state loaded into it is used by this iteration and no other.
+        return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
+
+    def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
+        yield current
+        while self._current + 1 < len(self.datapipes):
+            self._current += 1
+            yield iter(self.datapipes[self._current])
+
+    def __len__(self) -> int:
+        return sum(length_of(self, datapipe) for datapipe in self.datapipes)
+
+    def _sources_in_use(self) -> list[Any]:
+        return [self.datapipes[self._current]]
+
+
+@functional_datapipe("zip")
+class Zipper(IterDataPipe[T_co]):
+    """Yields tuples of one item of each input, until the shortest input ends.
+
+    Args:
+        datapipes: the pipes to read. A data set is one, too.
+
+    Raises:
+        ValueError: there are no inputs.
+        TypeError: an input is neither an IterDataPipe nor a data set.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper("ab").zip(IterableWrapper(range(5))))
+        [('a', 0), ('b', 1)]
+    """
+
+    iteration_state = ()
+
+    @overload
+    def __init__(self: Zipper[tuple[T]], source: Iterable[T], /) -> None: ...
+
+    @overload
+    def __init__(self: Zipper[tuple[T, R]], source: Iterable[T], other: Iterable[R], /) -> None: ...
+
+    @overload
+    def __init__(self: Zipper[tuple[Any, ...]], *datapipes: Any) -> None: ...
+
+    def __init__(self, *datapipes: Any) -> None:
+        self.datapipes = _checked("Zipper", datapipes)
+
+    def __iter__(self) -> Iterator[Any]:
+        return zip(*self.datapipes, strict=False)
+
+    def __len__(self) -> int:
+        return min(length_of(self, datapipe) for datapipe in self.datapipes)
+
+
+@functional_datapipe("mux")
+class Multiplexer(Unfolding, IterDataPipe[Any]):
+    """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not yielded.
+
+    Args:
+        datapipes: the pipes to read. A data set is one, too.
+
+    Raises:
+        ValueError: there are no inputs.
+        TypeError: an input is neither an IterDataPipe nor a data set.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper("abc").mux(IterableWrapper(range(2))))
+        ['a', 0, 'b', 1]
+    """
+
+    def __init__(self, *datapipes: Any) -> None:
+        self.datapipes = _checked("Multiplexer", datapipes)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._unfold(zip(*self.datapipes, strict=False), tuple)
+
+    def __len__(self) -> int:
+        return min(length_of(self, datapipe) for datapipe in self.datapipes) * len(self.datapipes)
+
+
+@functional_datapipe("zip_longest")
+class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
+    """Yields tuples of one item of each input, until the longest input ends.
+
+    Args:
+        datapipes: the pipes to read. A data set is one, too.
+        fill_value: what stands for the items of inputs that have ended.
+
+    Raises:
+        ValueError: there are no inputs.
+        TypeError: an input is neither an IterDataPipe nor a data set.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper("ab").zip_longest(IterableWrapper(range(3)), fill_value="-"))
+        [('a', 0), ('b', 1), ('-', 2)]
+    """
+
+    iteration_state = ()
+
+    def __init__(self, *datapipes: Any, fill_value: Any = None) -> None:
+        self.datapipes = _checked("ZipperLongest", datapipes)
+        self.fill_value = fill_value
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return zip_longest(*self.datapipes, fillvalue=self.fill_value)
+
+    def __len__(self) -> int:
+        return max(length_of(self, datapipe) for datapipe in self.datapipes)
+
+
+@functional_datapipe("mux_longest")
+class MultiplexerLongest(IterDataPipe[Any]):
+    """Yields one item of each input in turn, passing over inputs that have ended, until all have.
+
+    Args:
+        datapipes: the pipes to read. A data set is one, too.
+
+    Raises:
+        TypeError: an input is neither an IterDataPipe nor a data set.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper("a").mux_longest(IterableWrapper(range(3))))
+        ['a', 0, 1, 2]
+    """
+
+    #: The number of the input that has the turn. Those that have ended are found to have when theirs comes.
+    _turn: int = state(0)
+
+    def __init__(self, *datapipes: Any) -> None:
+        self.datapipes = tuple(
+            check_source("MultiplexerLongest", datapipe, f"input {position}")
+            for position, datapipe in enumerate(datapipes)
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._in_turn([iter(datapipe) for datapipe in self.datapipes])
+
+    def _in_turn(self, iterators: list[Iterator[Any]]) -> Iterator[Any]:
+        waiting = list(enumerate(iterators, 1))
+        turns = waiting[self._turn :]
+        while waiting:
+            for entry in turns:
+                following, iterator = entry
+                for item in iterator:
+                    self._turn = following
+                    yield item
+                    break
+                else:
+                    waiting.remove(entry)
+            turns = waiting.copy()
+
+    def __len__(self) -> int:
+        return sum(length_of(self, datapipe) for datapipe in self.datapipes)
+
+
+class SampleMultiplexer(IterDataPipe[Any]):
+    """Yields an item of one input at a time, chosen at random by the inputs' weights, until all have ended.
+
+    Where an input ends, the others go on by their weights. To keep the ratio, let no input end, for instance with
+    `cycle`.
+
+    Args:
+        pipes_to_weights_dict: the pipes to read, each with its positive weight.
+        seed: seeds the choices for good: `set_seed`, and so the seeds that DataLoader2 gives, have no effect then.
+            The first iteration of a new pipe is always the same, the one that torchdata 0.9 gives; later ones go on
+            with the same generator. None: every iteration has a seed of its own, as for `shuffle`.
+
+    Raises:
+        ValueError: there are no inputs, or a weight is not positive and finite.
+        TypeError: no dict is given, a key is no IterDataPipe, or a weight no number.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
+        >>> often, seldom = IterableWrapper("aaaa"), IterableWrapper("b")
+        >>> list(SampleMultiplexer({often: 0.9, seldom: 0.1}, seed=2))
+        ['b', 'a', 'a', 'a', 'a']
+        >>> list(often.sample_multiplex({seldom: 0.1}, weight=0.9, seed=2))
+        ['b', 'a', 'a', 'a', 'a']
+    """
+
+    #: Numbers of the inputs that have not ended.
+    _left: list[int] = state(list)
+    _rng: random.Random = random_state(lasts=True)
+    _epoch_seed: int | None = state(lasts=True, copied=True)
+    #: Of the next iteration.
+    _seed: int | None = state(lasts=True, copied=True)
+
+    def __init__(self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None) -> None:
+        name = "SampleMultiplexer"
+        if isinstance(pipes_to_weights_dict, dict) and not pipes_to_weights_dict:
+            raise ValueError(f"{name}: Empty dictionary: pipes_to_weights_dict must name the pipes to read")
+        weights = check_weights(name, "pipes_to_weights_dict", pipes_to_weights_dict, positive=True)
+        pipes = check_sources(name, pipes_to_weights_dict)
+        self.pipes_and_weights = list(zip(pipes, weights, strict=True))
+        self.seed = seed
+        self._rng = random.Random(seed)
+
+    def set_seed(self, seed: int) -> SampleMultiplexer:
+        """Sets the seed of the next iteration (only that one), unless the constructor was given one.
+
+        Returns the pipe itself.
+        """
+        if self.seed is None:
+            self._seed = seed
+        return self
+
+    def reset(self) -> None:
+        """Takes all inputs in again, and seeds the generator or, where the user gave a seed, lets it go on."""
+        self._left = list(range(len(self.pipes_and_weights)))
+        if self.seed is None:
+            self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
+            self._rng.seed(self._epoch_seed)
+            self._seed = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._chosen([iter(pipe) for pipe, _ in self.pipes_and_weights])
+
+    def _chosen(self, iterators: list[Iterator[Any]]) -> Iterator[Any]:
+        draw, shares = self._rng.random, self._shares()
+        while len(shares) > 1:
+            place, passed = draw(), 0.0
+            for number, share in shares:
+                passed += share
+                if place < passed:
+                    for item in iterators[number]:
+                        yield item
+                        break
+                    else:
+                        self._left.remove(number)
+                        shares = self._shares()
+                    break
+        for number, _ in shares:
+            yield from iterators[number]
+
+    def _shares(self) -> list[tuple[int, float]]:
+        """The inputs that have not ended, each with its probability."""
+        weights = [self.pipes_and_weights[number][1] for number in self._left]
+        total = sum(weights)
+        return [(number, weight / total) for number, weight in zip(self._left, weights, strict=True)]
+
+    def __len__(self) -> int:
+        return sum(length_of(self, pipe) for pipe, _ in self.pipes_and_weights)
+
+
+def _sample_multiplex(
+    source_datapipe: IterDataPipe[Any],
+    pipes_to_weights_dict: dict[Any, float],
+    seed: int | None = None,
+    weight: float = 1.0,
+) -> SampleMultiplexer:
+    """Yields an item of this pipe or of another one at a time, chosen at random by their weights, until all have ended.
+
+    Args:
+        source_datapipe: the first pipe to read.
+        pipes_to_weights_dict: the other pipes to read, each with its positive weight.
+        seed: as for `SampleMultiplexer`.
+        weight: the weight of the first pipe, if the dict does not name it.
+
+    Raises:
+        ValueError, TypeError: as by `SampleMultiplexer`.
+    """
+    weights = pipes_to_weights_dict
+    if isinstance(weights, dict) and weights and source_datapipe not in weights:
+        weights = {source_datapipe: weight, **weights}
+    return SampleMultiplexer(weights, seed)
+
+
+IterDataPipe.register_function("sample_multiplex", _sample_multiplex)

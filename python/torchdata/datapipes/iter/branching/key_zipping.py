@@ -1,0 +1,206 @@
+"""Pipes that join items by key: IterKeyZipper, MapKeyZipper.
+
+Run in whichever process iterates the pipeline. IterKeyZipper owns the items of its reference pipe that wait for their
+match, and the streams in them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_callable, check_int, check_pipe, check_source, length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+__all__ = ["IterKeyZipper", "MapKeyZipper"]
+
+_NOTHING: Any = object()
+
+
+@functional_datapipe("zip_with_iter")
+class IterKeyZipper(IterDataPipe[Any]):
+    """Joins each item with the item of a reference pipe that has the same key.
+
+    The results come in the order of `source_datapipe`. Items of the reference pipe that are read before their match are
+    kept in a buffer. Streams in items that nobody will get, because the buffer is full or the iteration ends, are
+    closed.
+
+    Args:
+        source_datapipe: the pipe to read.
+        ref_datapipe: where the matching items are looked for. It is read as far as needed.
+        key_fn: a function from an item of `source_datapipe` to its (hashable) key.
+        ref_key_fn: the same for items of `ref_datapipe`; `key_fn` by default.
+        keep_key: whether to yield `(key, result)` instead of the result.
+        buffer_size: how many reference items may wait when another one comes to wait. Where more do, the one that waits
+            longest is dropped, with a warning. None for no limit.
+        merge_fn: a function from an item and its match to the result; a tuple of both by default.
+
+    Raises:
+        TypeError: `ref_datapipe` is no IterDataPipe, a function is none, or `buffer_size` no integer.
+        ValueError: `buffer_size` is not positive; while iterating, a reference item has the key of one that waits.
+        BufferError: while iterating, the reference pipe has ended and no item with the key was in it or is left.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> numbers = IterableWrapper([("b", 2), ("a", 1)])
+        >>> list(IterableWrapper(["a1", "b1"]).zip_with_iter(numbers, lambda name: name[0], lambda pair: pair[0]))
+        [('a1', ('a', 1)), ('b1', ('b', 2))]
+    """
+
+    _waiting: dict[Any, Any] = state(dict, items=True)  # by key, those that wait longest first
+    _dropped: int = state(0)  # items that a full buffer has cost
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[Any],
+        ref_datapipe: IterDataPipe[Any],
+        key_fn: Callable[[Any], Any],
+        ref_key_fn: Callable[[Any], Any] | None = None,
+        keep_key: bool = False,
+        buffer_size: int | None = 10000,
+        merge_fn: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        name = "IterKeyZipper"
+        self.source_datapipe = check_source(name, source_datapipe, "source_datapipe")
+        check_callable(name, "key_fn", key_fn)
+        for argument, function in (("ref_key_fn", ref_key_fn), ("merge_fn", merge_fn)):
+            if function is not None:
+                check_callable(name, argument, function)
+        self.ref_datapipe = check_pipe(name, "ref_datapipe", ref_datapipe, IterDataPipe)
+        self.key_fn = key_fn
+        self.ref_key_fn = key_fn if ref_key_fn is None else ref_key_fn
+        self.keep_key = keep_key
+        self.buffer_size = None if buffer_size is None else check_int(name, "buffer_size", buffer_size, least=1)
+        self.merge_fn = merge_fn
+
+    def __iter__(self) -> Iterator[Any]:
+        reference = iter(self.ref_datapipe)
+        return self._joined(iter(self.source_datapipe), reference)
+
+    def _joined(self, source: Iterator[Any], reference: Iterator[Any]) -> Iterator[Any]:
+        key_of, merge, waiting = self.key_fn, self.merge_fn, self._waiting
+        try:
+            for item in source:
+                key = key_of(item)
+                if key not in waiting:
+                    self._read_until(key, reference)
+                match = waiting.pop(key)
+                result = (item, match) if merge is None else merge(item, match)
+                yield (key, result) if self.keep_key else result
+        except BaseException:
+            # Left half-way or broken: what waits is part of the state still, but no file stays open for it.
+            for key, match in waiting.items():
+                waiting[key] = with_detached_streams(match)
+            raise
+        while waiting:
+            close_dropped(waiting.popitem()[1])
+
+    def _read_until(self, key: Any, reference: Iterator[Any]) -> None:
+        """Puts the items of the reference pipe into the buffer, up to the one that has the key."""
+        key_of, waiting, limit = self.ref_key_fn, self._waiting, self.buffer_size
+        while True:
+            item = next(reference, _NOTHING)
+            if item is _NOTHING:
+                raise self._no_match(key)
+            found = key_of(item)
+            if found in waiting:
+                close_dropped(item)
+                raise ValueError(
+                    f"IterKeyZipper: Duplicate key is found in ref_datapipe: {found!r} is the key of an item that "
+                    "still waits for its match; keys of ref_datapipe must differ"
+                )
+            if limit is not None and len(waiting) > limit:
+                self._drop_oldest()
+            waiting[found] = item
+            if found == key:
+                return
+
+    def _drop_oldest(self) -> None:
+        if not self._dropped:
+            warnings.warn(
+                f"IterKeyZipper: Buffer reaches the upper limit of {self.buffer_size} items, so items of ref_datapipe "
+                "that wait longest for their match are dropped from now on; enlarge buffer_size, or bring the two "
+                "pipes into similar orders.",
+                UserWarning,
+                stacklevel=4,
+            )
+        self._dropped += 1
+        close_dropped(self._waiting.pop(next(iter(self._waiting))))
+
+    def _no_match(self, key: Any) -> BufferError:
+        dropped = (
+            f"; {self._dropped} items were dropped because the buffer of {self.buffer_size} items was full, so "
+            "enlarge buffer_size"
+            if self._dropped
+            else "; every key of source_datapipe must be there, once for each item that has it"
+        )
+        return BufferError(f"IterKeyZipper: No matching key can be found in ref_datapipe for {key!r}{dropped}")
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+
+@functional_datapipe("zip_with_map")
+class MapKeyZipper(IterDataPipe[Any]):
+    """Joins each item with the item that a map pipe has under its key.
+
+    Args:
+        source_iterdatapipe: the pipe to read.
+        map_datapipe: the map pipe to look in.
+        key_fn: a function from an item to the key of its match.
+        merge_fn: a function from an item and its match to the result; a tuple of both by default.
+        keep_key: whether to yield `(key, result)` instead of the result.
+
+    Raises:
+        TypeError: `map_datapipe` is no MapDataPipe, or a function is none.
+        KeyError: while iterating, the map pipe has no such key.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> prices = SequenceWrapper({"tea": 2, "pie": 5})
+        >>> list(IterableWrapper(["pie", "tea"]).zip_with_map(prices, key_fn=str))
+        [('pie', 5), ('tea', 2)]
+    """
+
+    one_to_one = True
+
+    def __init__(
+        self,
+        source_iterdatapipe: Iterable[Any],
+        map_datapipe: MapDataPipe[Any],
+        key_fn: Callable[[Any], Any],
+        merge_fn: Callable[[Any, Any], Any] | None = None,
+        keep_key: bool = False,
+    ) -> None:
+        name = "MapKeyZipper"
+        self.source_iterdatapipe = check_source(name, source_iterdatapipe, "source_iterdatapipe")
+        check_callable(name, "key_fn", key_fn)
+        if merge_fn is not None:
+            check_callable(name, "merge_fn", merge_fn)
+        self.map_datapipe = check_pipe(name, "map_datapipe", map_datapipe, MapDataPipe)
+        self.key_fn = key_fn
+        self.merge_fn = merge_fn
+        self.keep_key = keep_key
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._joined, self.source_iterdatapipe)
+
+    def _joined(self, item: Any) -> Any:
+        key = self.key_fn(item)
+        try:
+            match = self.map_datapipe[key]
+        except (KeyError, IndexError) as error:
+            raise KeyError(
+                f"MapKeyZipper: key_fn maps {item!r} to {key!r}, which is not a valid key in the given MapDataPipe "
+                f"{self.map_datapipe!r}"
+            ) from error
+        result = (item, match) if self.merge_fn is None else self.merge_fn(item, match)
+        return (key, result) if self.keep_key else result
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_iterdatapipe)

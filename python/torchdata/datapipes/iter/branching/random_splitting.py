@@ -1,0 +1,219 @@
+"""The pipe that splits another one at random: RandomSplitter.
+
+It returns *children* that share one main pipe, which owns the generator. Nothing is buffered: each child reads the
+whole source and keeps its own items, so one child can be read at a time, and a child that is iterated invalidates the
+iterators of the others. All run in whichever process iterates them, in one thread.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect
+from collections.abc import Hashable, Iterator
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from torchdata._native import IterationToken
+from torchdata.datapipes._pipe.checks import check_int, check_source, check_weights
+from torchdata.datapipes._pipe.declared import random_state, state
+from torchdata.datapipes._pipe.iteration import start_pass, token_of
+from torchdata.datapipes._pipe.random import draw_seed
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.streams import close_dropped
+from torchdata.datapipes.datapipe import IterDataPipe, share_token
+
+__all__ = ["RandomSplitter"]
+
+_SEEDS = (int, float, str, bytes, bytearray)
+
+
+class _SplitMain(IterDataPipe[Any]):
+    """Main pipe of `random_split`: decides for each item in turn which child it belongs to.
+
+    The weight of a child is the number of items that it is still to get. It falls by one with each item that it gets;
+    what an item takes beyond it is taken from all children.
+    """
+
+    #: What graph drawings call it.
+    drawn_as: ClassVar[str] = "RandomSplitter"
+    item_attributes = frozenset({"_child_tokens"})
+    #: The child whose pass it is.
+    _reader: int | None = state()
+    _rng: random.Random = random_state()
+    _weights: list[float] = state(list)
+    _remaining: int = state(0)
+    _seed: Any = state(copied=True, lasts=True)
+
+    def __init__(self, source_datapipe: Any, total_length: int, weights: dict[Any, float], seed: Any) -> None:
+        self.source_datapipe = source_datapipe
+        self.total_length = total_length
+        self.keys = list(weights)
+        self.norm_weights = _scaled(list(weights.values()), total_length)
+        self._seed = draw_seed() if seed is None else seed
+        self._rng = random.Random(self._seed)
+        self._child_tokens = [IterationToken() for _ in self.keys]
+
+    def override_seed(self, seed: Any) -> None:
+        """Sets the seed from the next iteration on."""
+        _check_seed(seed)
+        self._seed = draw_seed() if seed is None else seed
+
+    def restart(self, reader: int) -> None:
+        """Begins a new pass for one child."""
+        for instance, token in enumerate(self._child_tokens):
+            if instance != reader:
+                token.invalidate()
+        token_of(self).disarm()
+        start_pass(self)
+        self._reader = reader
+        self._rng.seed(self._seed)
+        self._weights: list[float] = list(self.norm_weights)
+        self._remaining = self.total_length
+
+    def read(self, instance: int) -> Iterator[Any]:
+        """The items of one child, which goes on in its pass."""
+        if self._reader != instance:  # a restored child that had ended, or had given way to a sibling
+            return iter(())
+        if token_of(self).armed:
+            start_pass(self)
+        return self._own_items(iter(self.source_datapipe), instance)
+
+    def _own_items(self, source: Iterator[Any], instance: int) -> Iterator[Any]:
+        for item in source:
+            if self._draw() == instance:
+                yield item
+            else:
+                close_dropped(item)
+
+    def _draw(self) -> int:
+        """The number of the child that gets the next item."""
+        weights = self._weights
+        if self._remaining == 0:
+            raise ValueError(
+                f"random_split: the source has more items than total_length={self.total_length}, so nothing says which "
+                "group they belong to; pass the number of items of the source as total_length"
+            )
+        # What `random.choices` draws for weights, without its checks at every item.
+        bounds = list(accumulate(weights))
+        chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)
+        weights[chosen] -= 1
+        self._remaining -= 1
+        if weights[chosen] < 0:
+            weights[chosen] = 0.0
+            if sum(weights) > 0:
+                self._weights = _scaled(weights, self._remaining)
+        return chosen
+
+    def length(self, instance: int) -> int:
+        """The number of items of one child, where the weights are numbers of items."""
+        if all(weight.is_integer() for weight in self.norm_weights) and sum(self.norm_weights) == self.total_length:
+            return int(self.norm_weights[instance])
+        raise TypeError(
+            f"random_split: Lengths of the split cannot be known in advance (asked for: {self.keys[instance]!r}); "
+            f"supply integer `weights` that sum up to total_length={self.total_length}, or set one by "
+            "`.set_length(length)`"
+        )
+
+
+class _Split(IterDataPipe[Any]):
+    """One group of a random split."""
+
+    _is_child_datapipe = True
+    drawn_as: ClassVar[str] = "Child"
+    iteration_state = ()
+    _begins_sources = False  # the main pipe does
+
+    def __init__(self, main_datapipe: _SplitMain, target: Any) -> None:
+        self.main_datapipe = main_datapipe
+        self.target = target
+        self.instance_id = main_datapipe.keys.index(target)
+        share_token(self, main_datapipe._child_tokens[self.instance_id])
+
+    def override_seed(self, seed: Any) -> _Split:
+        """Sets the seed of the split, of all groups, from the next iteration on. Returns the pipe itself."""
+        self.main_datapipe.override_seed(seed)
+        return self
+
+    def _reads_in_pass(self, source: _SplitMain) -> bool:
+        return source._reader == self.instance_id
+
+    def reset(self) -> None:
+        """Begins a new pass over the source."""
+        self.main_datapipe.restart(self.instance_id)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.main_datapipe.read(self.instance_id)
+
+    def __len__(self) -> int:
+        return self.main_datapipe.length(self.instance_id)
+
+
+def _scaled(weights: list[float], total: int) -> list[float]:
+    """The weights in the same proportions, with the sum `total`."""
+    before = sum(weights)
+    return [float(weight) * total / before for weight in weights]
+
+
+def _check_seed(seed: Any) -> None:
+    if seed is not None and not isinstance(seed, _SEEDS):
+        raise TypeError(
+            f"RandomSplitter: seed must be an integer (or a float, str, bytes or None), but got {seed!r} of type "
+            f"{type(seed).__name__}"
+        )
+
+
+@functional_datapipe("random_split")
+class RandomSplitter(IterDataPipe[Any]):
+    """Divides the items at random into groups of given sizes: returns one child for each group.
+
+    Each child reads the whole source, so only one can be read at a time. The split is a function of the seed and the
+    order of the source: where the source yields its items in the same order every time, each item belongs to one group,
+    the one that torchdata 0.9 puts it into, in every epoch and process. Put `shuffle` and `sharding_filter` behind the
+    split, not before it. `child.override_seed(seed)` chooses another split, for all children.
+
+    Args:
+        source_datapipe: the pipe to read.
+        weights: the sizes of the groups by their names. They need not sum up to the number of items; where they do
+            and are integers, the children have lengths.
+        seed: seeds the split. None: a seed that is drawn once.
+        total_length: the number of items of the source; `len(source_datapipe)` by default.
+        target: the name of the only group to return; None returns the list of all.
+
+    Raises:
+        TypeError: `weights` is no dict of numbers, `seed` seeds nothing, or `total_length` is not given and the
+            source doesn't know its length.
+        ValueError: a weight is negative, all are zero, or `total_length` is negative; while iterating, the source has
+            more items than `total_length`.
+        KeyError: `weights` has no group `target`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> train, valid = IterableWrapper(range(10)).random_split({"train": 8, "valid": 2}, seed=0)
+        >>> len(list(train)), len(valid), sorted([*train, *valid]) == list(range(10))
+        (8, 2, True)
+    """
+
+    def __new__(
+        cls,
+        source_datapipe: Any,
+        weights: dict[Any, float],
+        seed: Any,
+        total_length: int | None = None,
+        target: Hashable | None = None,
+    ) -> Any:
+        name = "RandomSplitter"
+        source = check_source(name, source_datapipe, "source_datapipe")
+        numbers = check_weights(name, "weights", weights, positive=False)
+        _check_seed(seed)
+        if total_length is None:
+            try:
+                total_length = len(source)
+            except (TypeError, NotImplementedError) as error:
+                raise TypeError(
+                    f"{name} needs `total_length`, because the source {source!r} doesn't know its length"
+                ) from error
+        check_int(name, "total_length", total_length, least=0)
+        if target is not None and target not in weights:
+            raise KeyError(f"{name}: target={target!r} does not match any key in weights: {list(weights)}")
+        main = _SplitMain(source, total_length, dict(zip(weights, numbers, strict=True)), seed)
+        return [_Split(main, key) for key in weights] if target is None else _Split(main, target)

@@ -1,0 +1,1 @@
+"""Keeping what others make in files."""

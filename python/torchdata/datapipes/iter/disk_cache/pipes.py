@@ -1,0 +1,359 @@
+"""Pipes that keep what others make in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
+
+Run in whichever process iterates the pipeline; any number of processes may share the files. What happens between the
+two pipes is in `_cache_section`, who may write a file in `_file_locks`, and how it is written in `_atomic_files`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_callable, check_source
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.streams import close_dropped
+from torchdata.datapipes._pipe.traversal import sources_of
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.disk_cache.record import LIST_SUFFIX, mark_of
+from torchdata.datapipes.iter.disk_cache.section import Section
+from torchdata.datapipes.iter.streams.atomic_files import digest_of_file, write_file
+
+__all__ = ["EndOnDiskCacheHolder", "OnDiskCacheHolder"]
+
+_HASH_TYPES = ("sha256", "md5")
+_MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
+
+
+@functional_datapipe("on_disk_cache")
+class OnDiskCacheHolder(IterDataPipe[Any]):
+    """Begins a section of the pipeline whose results are kept in files; `end_caching` ends it.
+
+    Items whose files are there skip the section: its end yields their paths. The others pass through it, and its end
+    writes the files. Any number of processes may share the files. Each file is made by one of them while the others
+    go on with other items; nobody ever sees a part of a file, and where a process dies another one makes the file.
+
+    Args:
+        source_datapipe: the pipe to read.
+        filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
+            generator). None: the item is the path. Where the files that are made of an item get other paths (the
+            members of an archive), this path stands for them, and the list of theirs is kept beside it, in a file
+            of that name with `.torchdata_list` at its end.
+        hash_dict: from path to checksum, in hexadecimal digits. Files with another checksum are made anew; a
+            file whose content has another one is not saved, which is an error.
+        hash_type: the kind of checksums, `"sha256"` or `"md5"`.
+        extra_check_fn: a function that says of a path whether the file there will do; others are made anew.
+
+    Raises:
+        TypeError: an argument is no function.
+        ValueError: the kind of checksums is unknown.
+        RuntimeError: while iterating, the section was not ended.
+
+    Example:
+        >>> import os
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> names = IterableWrapper(["a.txt", "b.txt"]).on_disk_cache(lambda name: os.path.join("cached", name))
+        >>> made = names.map(lambda name: (name, f"made for {name}".encode()))
+        >>> paths = made.end_caching(mode="wb", same_filepath_fn=True)
+        >>> list(paths)
+        ['cached/a.txt', 'cached/b.txt']
+        >>> list(paths.open_files().readlines(return_path=False))
+        ['made for a.txt', 'made for b.txt']
+    """
+
+    _section: Section | None = state(saved=False, lasts=True)
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[Any],
+        filepath_fn: Callable[..., Any] | None = None,
+        hash_dict: dict[str, str] | None = None,
+        hash_type: str = "sha256",
+        extra_check_fn: Callable[[str], bool] | None = None,
+    ) -> None:
+        name = type(self).__name__
+        self.source_datapipe = check_source(name, source_datapipe, "source_datapipe")
+        if filepath_fn is not None:
+            check_callable(name, "filepath_fn", filepath_fn)
+        if extra_check_fn is not None:
+            check_callable(name, "extra_check_fn", extra_check_fn)
+        if hash_dict is not None and not isinstance(hash_dict, dict):
+            raise TypeError(f"{name}: hash_dict must be a dict from path to checksum, but got {hash_dict!r}")
+        if hash_dict is not None and hash_type not in _HASH_TYPES:
+            raise ValueError(f"{name}: Invalid hash_type requested, should be one of {_HASH_TYPES}, not {hash_type!r}")
+        self.filepath_fn = filepath_fn
+        self.hash_dict = hash_dict
+        self.hash_type = hash_type
+        self.extra_check_fn = extra_check_fn
+        self._end_caching_flag = False
+        self._valid_since: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._end_caching_flag:
+            raise RuntimeError("Please call `end_caching()` before iteration.")
+        if self._section is not None:
+            return self._section.items()
+        # Somebody looks at the section without its end: nothing will be written, so nothing is claimed.
+        return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
+
+    def __add__(self, other: Any) -> Any:
+        raise RuntimeError("`OnDiskCacheHolder` doesn't support add operation")
+
+    def set_valid_since(self, time_ns: int | None) -> None:
+        """Makes files that were written before a time count as missing.
+
+        Args:
+            time_ns: the time, as `time.time_ns()` gives it; None: files of any age will do.
+        """
+        self._valid_since = time_ns
+
+    def paths_of(self, item: Any) -> tuple[str, ...]:
+        """The paths that an item stands for.
+
+        Raises:
+            TypeError: `filepath_fn` returned something else.
+            ValueError: it returned no path.
+        """
+        found = item if self.filepath_fn is None else self.filepath_fn(item)
+        several = isinstance(found, (list, tuple)) or inspect.isgenerator(found)
+        paths = tuple(_path(self, path) for path in (found if several else (found,)))
+        if not paths:
+            raise ValueError(f"{type(self).__name__}: filepath_fn returned no path for {item!r}")
+        return paths
+
+    def found(self, paths: tuple[str, ...]) -> list[str] | None:
+        """The paths to yield for an item that stands for `paths`, or None where something is missing."""
+        if len(paths) == 1 and self._stat(paths[0] + LIST_SUFFIX) is not None:
+            members = _members(paths[0] + LIST_SUFFIX)
+            if members is not None and all(map(os.path.exists, members)):
+                return members
+        return list(paths) if all(map(self._will_do, paths)) else None
+
+    def _stat(self, path: str) -> os.stat_result | None:
+        """What is at the path, or None where there is nothing or it is too old."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return found if self._valid_since is None or found.st_mtime_ns >= self._valid_since else None
+
+    def _will_do(self, path: str) -> bool:
+        found = self._stat(path)
+        if found is None or (stat.S_ISDIR(found.st_mode) and os.path.exists(mark_of(path))):
+            return False
+        if self.hash_dict is not None and not _hash_check(path, self.hash_dict, self.hash_type):
+            return False
+        return self.extra_check_fn is None or bool(self.extra_check_fn(path))
+
+
+def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
+    """Whether the file has the checksum that `hash_dict` names for its path; False where it names none.
+
+    Name and parameters are those of 0.9: tests of users put functions of their own in its place.
+    """
+    expected = hash_dict.get(filepath)
+    return expected is not None and digest_of_file(filepath, hash_type) == expected.lower()
+
+
+def _path(pipe: object, path: Any) -> str:
+    if isinstance(path, (str, os.PathLike)):
+        path = os.fspath(path)
+    if not isinstance(path, str) or not path:
+        raise TypeError(
+            f"{type(pipe).__name__} expects paths of files as str, but got {path!r} of type {type(path).__name__}; "
+            "let filepath_fn return a path"
+        )
+    return path
+
+
+def _members(list_file: str) -> list[str] | None:
+    try:
+        with open(list_file, "rb") as lines:
+            return [os.fsdecode(line.removesuffix(b"\n")) for line in lines]
+    except OSError:
+        return None
+
+
+@functional_datapipe("end_caching")
+class EndOnDiskCacheHolder(IterDataPipe[str]):
+    """Ends the section that `on_disk_cache` began: writes files and yields the paths of all.
+
+    The items of the section must be pairs of a path (or what `filepath_fn` makes one of) and the data: bytes, text, an
+    open stream, or an iterable of pieces. Paths come in the order of the source, whether their files were there or
+    are made now, unless pipes in the section change the order.
+
+    Args:
+        datapipe: the last pipe of the section.
+        mode: `"wb"` for bytes, `"wt"` for text; the `w` may be left out.
+        filepath_fn: a function from the first part of a pair to the path of the file. None: it is the path.
+        same_filepath_fn: whether `filepath_fn` is the one of `on_disk_cache`.
+        skip_read: accepted for compatibility, without effect: what the data is, is seen by looking at it.
+        timeout: seconds to wait for a file that another process works on all the time. One that has died, or does
+            nothing for the file, is not waited for.
+
+    Raises:
+        RuntimeError: there is no `on_disk_cache` before, or it was ended already. While iterating: data has another
+            checksum than `hash_dict` says or none is there, or it cannot be told of which item a file was made.
+        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is none.
+        TimeoutError: while iterating, another process took too long; the message says which file and process.
+        OSError: while iterating, a file cannot be written. Nothing of it is left then.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pages = IterableWrapper(["index.html"]).on_disk_cache(filepath_fn=lambda page: "pages/" + page)
+        >>> pages = pages.map(lambda page: (page, ["<html>", "</html>"])).end_caching(mode="t", same_filepath_fn=True)
+        >>> list(pages)
+        ['pages/index.html']
+    """
+
+    _section: Section | None = state(saved=False)
+    _loaded: dict[str, Any] | None = state(items=True, saved=False)  # what the next iteration goes on with
+
+    def __init__(
+        self,
+        datapipe: Any,
+        mode: str = "wb",
+        filepath_fn: Callable[..., Any] | None = None,
+        *,
+        same_filepath_fn: bool = False,
+        skip_read: bool = False,
+        timeout: float = 300,
+    ) -> None:
+        name = type(self).__name__
+        if filepath_fn is not None:
+            check_callable(name, "filepath_fn", filepath_fn)
+            if same_filepath_fn:
+                raise ValueError("`filepath_fn` is mutually exclusive with `same_filepath_fn`")
+        if mode not in _MODES:
+            raise ValueError(f"{name}: mode must be one of {[*_MODES]}, but got {mode!r}")
+        self.source_datapipe = check_source(name, datapipe)
+        holder = _nearest_holder(self.source_datapipe)
+        if holder is None:
+            raise RuntimeError("Expected `OnDiskCacheHolder` existing in pipeline when `end_caching` is invoked")
+        if holder._end_caching_flag:
+            raise RuntimeError("`end_caching` can only be invoked once per `OnDiskCacheHolder`")
+        self.set_timeout(timeout)
+        self.mode = mode
+        self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
+        self.skip_read = skip_read
+        # An attribute, so that state sees that both branches of what is cached and what is not meet here.
+        self.cache_holder = holder
+        holder._end_caching_flag = True
+
+    def set_timeout(self, timeout: float) -> None:
+        """Sets how long to wait for a file that another process works on.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            ValueError: it is no number, or negative.
+        """
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+            raise ValueError(f"{type(self).__name__}: timeout must be a number of seconds, but got {timeout!r}")
+        self.timeout = timeout
+
+    def reset(self) -> None:
+        """Gives up what the last iteration was at."""
+        if self._section is not None:
+            self._section.close()
+        super().reset()
+        self.cache_holder._section = None
+
+    def __iter__(self) -> Iterator[str]:
+        holder = self.cache_holder
+        section = Section(type(self).__name__, holder.paths_of, holder.found, lambda: self.timeout)
+        if self._section is not None:
+            self._section.close()
+        if self._loaded is not None:
+            section.load(self._loaded)
+            self._loaded = None
+        self._section = holder._section = section
+        section.open(iter(holder.source_datapipe))
+        paths = self._paths(section, iter(self.source_datapipe))
+        next(paths)  # so that it ends properly, whatever becomes of it
+        return paths
+
+    def _paths(self, section: Section, results: Iterator[Any]) -> Iterator[Any]:
+        path: str | None = None
+        try:
+            while True:
+                section.suspend()
+                yield path
+                section.resume()
+                while (path := section.next_ready()) is None:
+                    if section.finished:
+                        return
+                    results = self._work(section, results)
+        finally:
+            section.close()
+
+    def _work(self, section: Section, results: Iterator[Any]) -> Iterator[Any]:
+        """Does one thing that brings the section forward. Returns the results to go on with."""
+        if not section.in_flight and not section.ended:
+            section.read_one()
+            return results
+        if section.chain_ended:  # something that another one had begun is to be made here after all
+            section.begin_round()
+            results = iter(self.source_datapipe)
+        try:
+            result = next(results)
+        except StopIteration:
+            section.end_round()
+            return results
+        try:
+            self._store(section, result)
+        except BaseException:
+            close_dropped(result)
+            raise
+        return results
+
+    def _store(self, section: Section, result: Any) -> None:
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise TypeError(f"{type(self).__name__} expects pairs of path and data, but got {result!r}")
+        path = _path(self, result[0] if self.filepath_fn is None else self.filepath_fn(result[0]))
+        record = section.owner_of(path)
+        hash_dict, hash_type = self.cache_holder.hash_dict, self.cache_holder.hash_type
+        if hash_dict is not None and path not in hash_dict:
+            raise RuntimeError(f"Unspecified hash for file {path}; add it to hash_dict")
+        expected = None if hash_dict is None else hash_dict[path]
+        try:
+            with section.writing(path, record) as alone:
+                write_file(path, result[1], _MODES[self.mode], alone=alone, expected=expected, hash_type=hash_type)
+        except OSError as error:
+            error.add_note(f"{type(self).__name__} was writing {path!r}; nothing of it is left.")
+            raise
+        section.written(path, record)
+
+    def _sources_in_use(self) -> list[Any]:
+        # The section reads the source of `on_disk_cache` itself.
+        return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of the items between the source and the yielded paths."""
+        if self._loaded is not None:
+            return {"section": self._loaded}
+        return {"section": None if self._section is None else self._section.dump()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on from there. Files are claimed when it begins."""
+        self.reset()
+        self._loaded = state_dict["section"]
+
+
+def _nearest_holder(datapipe: Any) -> OnDiskCacheHolder | None:
+    """The `on_disk_cache` that is reached first from the end of a section, over the fewest pipes."""
+    waiting, seen = deque([datapipe]), {id(datapipe)}
+    while waiting:
+        pipe = waiting.popleft()
+        if isinstance(pipe, OnDiskCacheHolder):
+            return pipe
+        for source in sources_of(pipe):
+            if id(source) not in seen:
+                seen.add(id(source))
+                waiting.append(source)
+    return None

@@ -1,0 +1,503 @@
+"""The section between `on_disk_cache` and `end_caching`: which items pass it, who makes them, in what order they come.
+
+Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the source, finds out for each item whether
+its files are there (*cached*), are to be made here (*missing*, with claims on the paths) or are being made elsewhere
+(*pending*), hands the missing ones to the pipes in between, and knows which paths may be yielded next. It runs in the
+thread that iterates the end of the cache; where a pipe in between reads ahead in a thread, `items` runs there.
+The section owns the claims; `_file_locks` says what a claim is, and docs/internals/disk-cache.md why nothing waits for
+ever.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torchdata.datapipes.iter.disk_cache import claims as _file_locks
+from torchdata.datapipes.iter.disk_cache.claims import Claim
+from torchdata.datapipes.iter.disk_cache.record import LIST_SUFFIX, Record
+from torchdata.datapipes.iter.streams.atomic_files import write_file
+
+__all__ = ["GRACE", "Section"]
+
+#: Seconds for which an owner of a file may do nothing for it before somebody who waits makes the file instead.
+GRACE = 2.0
+
+#: How many items may follow one that is waited for, before nothing else is done than waiting.
+_WINDOW = 1000
+
+#: How many items that nothing came of yet, though something came of later ones, are remembered.
+_REMEMBERED = 10_000
+
+#: How many items at most are in the pipes in between with claims. Further ones pass without: the kernel has to look
+#: through all locks on a file with every call.
+_CLAIMED = 256
+
+#: How many items that nothing came of yet, though something came of later ones, keep their claims.
+_CLAIMED_BEHIND = 64
+
+#: How many claims at most are suspended and resumed with every path that is yielded.
+_ATTENDED = 32
+
+
+class Section:
+    """The state of one iteration between `on_disk_cache` and `end_caching`.
+
+    Args:
+        name: how the pipe is called in messages.
+        paths_of: from an item to its paths.
+        found: from the paths of an item to the paths to yield where all is cached, else None.
+        timeout: a function that returns the seconds to wait for somebody else's file.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        paths_of: Callable[[Any], tuple[str, ...]],
+        found: Callable[[tuple[str, ...]], list[str] | None],
+        timeout: Callable[[], float],
+    ) -> None:
+        self._name, self._paths_of, self._found, self._timeout = name, paths_of, found, timeout
+        self._source: Iterator[Any] = iter(())
+        self._reading = threading.Lock()  # the source is read by whoever needs an item, in its thread
+        self._queue: deque[Record] = deque()  # what may still be yielded or is waited for, as in the source
+        self._handoff: deque[Record] = deque()  # missing ones that the pipes in between may take
+        self._flying: dict[int, Record] = {}  # handed out, nothing of a later one came yet
+        self._passed: dict[int, Record] = {}  # handed out, something of a later one came already
+        #: Those that were handed out, by their paths. Of several with one path (a claim was lost) the first is due.
+        self._by_path: dict[str, list[Record]] = {}
+        self._behind: deque[Record] = deque()  # of those that were passed, the ones that still have claims
+        self._books = threading.Lock()  # of `_by_path`, which threads change
+        self._handed = 0
+        self._last: Record | None = None  # handed out last
+        self._one_to_one = self._one_to_many = self._forgetful = False
+        self.foreign_thread = False  # whether a thread of a pipe in between took items
+        self.thread = threading.get_ident()
+        self.ended = False  # the source has
+        self.over = False  # the pipes in between ended though there was more: what is missing stays missing
+        self.chain_ended = False
+        self._dry = False  # the pipes in between were told that there is nothing more
+        self._closed = self._suspended = False
+        #: Claims that are suspended and resumed. Older ones stay suspended until their file is written.
+        self._attended: deque[Claim] = deque()
+
+    # What the pipes in between do -------------------------------------------------------------------------------
+
+    def items(self) -> Iterator[Any]:
+        """The items whose files are missing."""
+        while (record := self._next_missing()) is not None:
+            yield record.item
+
+    def _next_missing(self) -> Record | None:
+        with self._reading:
+            while not self._closed:
+                if self._handoff:
+                    record = self._handoff.popleft()
+                    self._flying[self._handed] = record
+                    self._expect(record)
+                    record.number = self._handed  # last: a record with a number that does not fly is done with
+                    self._handed += 1
+                    self._last = record
+                    self.foreign_thread |= threading.get_ident() != self.thread
+                    if self._closed:
+                        record.release()
+                    return record
+                if self.ended or not self._read():
+                    break
+            self._dry = True
+        return None
+
+    def _expect(self, record: Record) -> None:
+        with self._books:
+            for path in set(map(os.path.abspath, record.paths)):
+                self._by_path.setdefault(path, []).append(record)
+
+    def read_one(self) -> None:
+        """Reads one item of the source, and finds out about its files."""
+        with self._reading:
+            if not self._handoff and not self.ended:
+                self._read()
+
+    def _read(self) -> bool:
+        try:
+            item = next(self._source)
+        except StopIteration:
+            self.ended = True
+            return False
+        paths = self._paths_of(item)
+        record = Record(item, paths, "pending")
+        self._resolve(record)
+        if record.kind == "pending" and self.over and not record.is_claimed():
+            return True  # nobody makes it
+        self._queue.append(record)
+        return True
+
+    # Who makes a file -------------------------------------------------------------------------------------------
+
+    def _resolve(self, record: Record) -> None:
+        """Makes a pending record a cached one, or a missing one that is to be made here, where it can be either."""
+        if self._take_found(record) or self.over:
+            return
+        for path in record.paths:
+            os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
+        if len(self._flying) + len(self._handoff) >= _CLAIMED:
+            if not record.is_claimed():
+                self._take_or_hand_out(record)
+        elif self._claim(record, _file_locks.claim):
+            self._take_or_hand_out(record)
+
+    def _take_or_hand_out(self, record: Record) -> None:
+        """Looks once more at the files of a record that was just claimed: they may have been made meanwhile."""
+        try:
+            found = self._take_found(record)
+        except BaseException:
+            record.release()
+            raise
+        if found:
+            record.release()
+            return
+        record.kind = "missing"
+        self._handoff.append(record)
+        if self._closed:  # meanwhile, by the thread that gave the iteration up
+            record.release()
+
+    def _take_found(self, record: Record) -> bool:
+        """Makes the record a cached one where all its files are there."""
+        # The first look is the only one for most items; from the second on it is worth while to see whether anything
+        # has changed since, as a look may mean to compute checksums.
+        looks = record.looks() if record.rejected is not None else []
+        if looks and record.rejected == looks:
+            return False
+        found = self._found(record.paths)
+        if found is None:
+            record.rejected = looks
+            return False
+        if len(found) > len(record.paths) and self._queue and self._queue[0] is not record:
+            record.kind = "cached"  # it may be long until its turn, and the list long, too
+        else:
+            record.kind, record.ready = "ready", deque(found)
+        return True
+
+    def _claim(self, record: Record, how: Callable[[str, Any], Claim | None]) -> bool:
+        """Claims all paths of a record, or none."""
+        for path in sorted(set(record.paths)):
+            claim = how(path, self)
+            if claim is None:
+                record.release()
+                return False
+            record.claims.append(claim)
+            self._attended.append(claim)
+            if self._suspended:  # the thread that reads ahead goes on while nobody takes what it makes
+                claim.suspend()
+        return True
+
+    # What the end of the cache does -----------------------------------------------------------------------------
+
+    def open(self, source: Iterator[Any]) -> None:
+        """Begins, or goes on after `load`."""
+        self._source = source
+        for record in list(self._flying.values())[:_CLAIMED]:
+            self._claim(record, _file_locks.claim)  # where somebody else has it, the file is made twice
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the pipes in between have, or may have, something to give."""
+        return bool(self._handoff or self._flying or self._passed)
+
+    def next_ready(self) -> str | None:
+        """The path to yield next, or None where something must be done before."""
+        queue = self._queue
+        while queue:
+            head = queue[0]
+            if head.ready:
+                return head.ready.popleft()
+            if head.kind == "cached" and not self._take_found(head):
+                head.kind = "pending"  # removed meanwhile
+            if head.kind == "pending":
+                self._resolve(head)
+                if head.kind != "pending":
+                    continue
+                if (self.chain_ended and not self.in_flight) or len(queue) > _WINDOW:
+                    self._wait_for(head)
+                    continue
+                return None
+            if head.kind == "missing" and not self._is_behind(head):
+                return None
+            if not head.ready:
+                queue.popleft()
+        return None
+
+    def _is_behind(self, record: Record) -> bool:
+        """Whether nothing is waited for from a missing record any more."""
+        return record.number is not None and record.number not in self._flying
+
+    @property
+    def finished(self) -> bool:
+        """Whether all was yielded and nothing more can come."""
+        return self.ended and self.chain_ended and not self._queue and not self.in_flight
+
+    def owner_of(self, path: str) -> Record | None:
+        """The record that a path was made for.
+
+        Raises:
+            RuntimeError: it cannot be told.
+        """
+        expecting = self._by_path.get(os.path.abspath(path))
+        record: Record | None = None
+        if expecting:
+            self._one_to_one, record = True, expecting[0]
+        elif self._one_to_one and self._forgetful:
+            return None  # probably of one that was forgotten
+        elif self._last is not None:
+            self._one_to_many = True
+            record = self._last
+            if self.foreign_thread:
+                raise RuntimeError(
+                    f"{self._name}: the pipes between on_disk_cache and end_caching read ahead in a thread, so it "
+                    f"cannot be told of which item {path!r} was made; make the paths of both the same, or move "
+                    "the pipe that prefetches out of the cached section"
+                )
+        if (self._one_to_one and self._one_to_many) or (record and not expecting and len(record.paths) > 1):
+            raise RuntimeError(
+                f"{self._name}: some files have the path that on_disk_cache announced and others have not: {path!r} "
+                f"came for the item of {self._last and self._last.paths}; let either all or none of the paths of "
+                "end_caching equal those of on_disk_cache"
+            )
+        return record
+
+    @contextmanager
+    def writing(self, path: str, record: Record | None) -> Iterator[bool]:
+        """A context in which `path` is claimed, unless somebody else has it; whether it is, is the context's value."""
+        here = os.path.abspath(path)
+        for claim in () if record is None else record.claims:
+            claim.resume()
+            if not claim.lost and os.path.abspath(claim.path) == here:
+                yield True
+                return
+        if record is not None and not record.members:
+            record.mark_unfinished(here)
+        os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
+        own = _file_locks.claim(path, self)
+        try:
+            yield own is not None
+        finally:
+            if own is not None:
+                own.release()
+
+    def written(self, path: str, record: Record | None) -> None:
+        """Takes in that a path was written."""
+        if record is None:
+            self._announce(path)
+            return
+        number = record.number if record.number is not None else -1
+        late = number not in self._flying
+        self._pass_all_before(number)
+        own = {mine for mine in record.unwritten if os.path.abspath(mine) == os.path.abspath(path)}
+        if own:
+            record.unwritten -= own
+            if not record.unwritten:
+                self._forget(record)
+        else:
+            record.members.append(path)
+        if late:
+            self._announce(path)
+        else:
+            record.ready.append(path)
+
+    def _announce(self, path: str) -> None:
+        """Makes a path that has no place in the order the next one to be yielded."""
+        record = Record(None, (), "ready")
+        record.ready.append(path)
+        self._queue.appendleft(record)
+
+    def _pass_all_before(self, number: int) -> None:
+        for earlier in [known for known in list(self._flying) if known < number]:
+            record = self._flying.pop(earlier)
+            if record.members:
+                self._complete(record)
+            else:
+                self._passed[earlier] = record
+                self._behind.append(record)
+                if len(self._behind) > _CLAIMED_BEHIND:
+                    self._behind.popleft().release()
+        while len(self._passed) > _REMEMBERED:
+            self._forgetful = True
+            self._forget(self._passed[next(iter(self._passed))])
+
+    def _complete(self, record: Record) -> None:
+        """Lists the files that were made of a record, which makes it a cached one for everybody."""
+        listed = record.paths[0] + LIST_SUFFIX
+        with self.writing(listed, None) as alone:
+            lines = "".join(f"{member}\n" for member in record.members)
+            write_file(listed, os.fsencode(lines), "wb", alone=alone)
+        record.unmark()
+        self._forget(record)
+
+    def _forget(self, record: Record) -> None:
+        """Nothing more is expected of a record."""
+        if record.number is not None:
+            self._flying.pop(record.number, None)
+            self._passed.pop(record.number, None)
+        with self._books:
+            for path in set(map(os.path.abspath, record.paths)):
+                expecting = self._by_path.get(path, [])
+                if record in expecting:
+                    expecting.remove(record)
+                if not expecting:
+                    self._by_path.pop(path, None)
+        record.release()
+
+    def begin_round(self) -> None:
+        """The pipes in between begin anew, as something is to be made after all that somebody else had begun."""
+        self.chain_ended = self._dry = False
+
+    def end_round(self) -> None:
+        """The pipes in between have ended: what they gave nothing for, they gave nothing for."""
+        with self._reading:
+            self.chain_ended = True
+            for record in [*self._flying.values(), *self._passed.values()]:
+                if record.members:
+                    self._complete(record)
+                else:
+                    self._forget(record)
+            self._last = None
+            if not self._dry:
+                self.over = True
+                for record in self._handoff:
+                    record.release()
+                    self._queue.remove(record)
+                self._handoff.clear()
+
+    # Waiting ----------------------------------------------------------------------------------------------------
+
+    def _wait_for(self, record: Record) -> None:
+        """Waits until a pending record is cached, or nobody makes it any more and it was taken over.
+
+        Raises:
+            TimeoutError: somebody worked on it for too long.
+        """
+        self.suspend()
+        try:
+            limit, began, pause = self._timeout(), time.monotonic(), 0.001
+            idle_since: float | None = None
+            while True:
+                now = time.monotonic()
+                standings = [_file_locks.standing_of(path) for path in set(record.paths)]
+                if all(standing == "free" for standing, _ in standings):
+                    if self.over and not self._take_found(record):
+                        self._queue.remove(record)
+                        return
+                    self._resolve(record)
+                    if record.kind != "pending":
+                        return
+                elif any(standing == "working" for standing, _ in standings):
+                    idle_since = None
+                else:
+                    idle_since = now if idle_since is None else idle_since
+                    if now - idle_since >= GRACE or all(self._stands_still(owner) for _, owner in standings):
+                        if self._take_over(record):
+                            return
+                        idle_since = None
+                if now - began >= limit:
+                    raise TimeoutError(self._overdue(record, limit))
+                time.sleep(min(pause, max(0.0, limit - (now - began))))
+                pause = min(2 * pause, 0.05)
+        finally:
+            self.resume()
+
+    def _stands_still(self, owner: Any) -> bool:
+        """Whether a suspended owner can do nothing as long as this thread waits."""
+        return owner is not None and owner.thread == threading.get_ident()
+
+    def _take_over(self, record: Record) -> bool:
+        def either(path: str, owner: Any) -> Claim | None:
+            return _file_locks.claim(path, owner) or _file_locks.take_over(path, owner)
+
+        if self.over:  # nothing is made here any more
+            self._queue.remove(record)
+            return True
+        if not self._claim(record, either):
+            return False
+        self._take_or_hand_out(record)
+        return True
+
+    def _overdue(self, record: Record, limit: float) -> str:
+        path = next((p for p in record.paths if _file_locks.standing_of(p)[0] != "free"), record.paths[0])
+        return (
+            f"{self._name}: OnDiskCache Exception: {path!r} expected to be written by different process, but file "
+            f"is not ready in {limit:g} seconds. It is being written by {_file_locks.holder_of(path)}; if that is "
+            "merely slow, raise the limit (end_caching(timeout=...) or the adapter CacheTimeout), and if it hangs, end "
+            "it: another process then goes on at once"
+        )
+
+    def suspend(self) -> None:
+        """Says of all claims that nothing is done for them until `resume`."""
+        self._suspended = True
+        for claim in self._still_held():
+            claim.suspend()
+
+    def resume(self) -> None:
+        """Takes up the claims that were suspended."""
+        self._suspended = False
+        self.thread = threading.get_ident()
+        for claim in self._still_held():
+            claim.resume()
+
+    def _still_held(self) -> Iterator[Claim]:
+        """The attended claims that were not released since."""
+        while len(self._attended) > _ATTENDED:
+            self._attended.popleft().suspend()
+        for _ in range(len(self._attended)):
+            claim = self._attended.popleft()
+            if claim.is_held():
+                self._attended.append(claim)  # while others may append theirs
+                yield claim
+
+    def close(self) -> None:
+        """Gives up all claims. The state can still be saved."""
+        self._closed = True
+        for record in (*self._flying.values(), *self._passed.values(), *self._handoff, *self._queue):
+            record.release()
+
+    # State ------------------------------------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        """All that is known, without the claims."""
+        records = {id(r): r for r in (*self._passed.values(), *self._flying.values(), *self._queue, *self._handoff)}
+        if self._last is not None:
+            records.setdefault(id(self._last), self._last)
+        places = {key: place for place, key in enumerate(records)}
+        return {
+            "records": [record.dump() for record in records.values()],
+            "queue": [places[id(record)] for record in self._queue],
+            "flying": [places[id(record)] for record in self._flying.values()],
+            "passed": [places[id(record)] for record in self._passed.values()],
+            "last": None if self._last is None else places[id(self._last)],
+            "handed": self._handed,
+            "seen": (self._one_to_one, self._one_to_many, self._forgetful, self.foreign_thread),
+            "ended": (self.ended, self.over, self.chain_ended, self._dry),
+        }
+
+    def load(self, dumped: dict[str, Any]) -> None:
+        """Takes over what `dump()` returned. What nobody works on yet is looked at anew."""
+        records = [Record.restored(record) for record in dumped["records"]]
+        self._queue = deque(records[place] for place in dumped["queue"])
+        self._flying = {r.number: r for r in map(records.__getitem__, dumped["flying"]) if r.number is not None}
+        self._passed = {r.number: r for r in map(records.__getitem__, dumped["passed"]) if r.number is not None}
+        for record in sorted((*self._passed.values(), *self._flying.values()), key=lambda r: r.number or 0):
+            self._expect(record)
+        self._last = None if dumped["last"] is None else records[dumped["last"]]
+        self._handed = dumped["handed"]
+        self._one_to_one, self._one_to_many, self._forgetful, self.foreign_thread = dumped["seen"]
+        self.ended, self.over, self.chain_ended, *dry = dumped["ended"]
+        self._dry = any(dry)  # states of version 1 do not tell
+        for record in self._queue:
+            if record.kind == "missing" and record.number is None:
+                record.kind = "pending"
+            elif tuple(record.ready) == record.paths and not all(map(os.path.exists, record.ready)):
+                record.kind, record.ready, record.number = "pending", deque(), None  # to be made once more

@@ -1,0 +1,1 @@
+"""One item in, one item, none or several out."""

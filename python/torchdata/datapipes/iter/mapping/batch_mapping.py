@@ -1,0 +1,183 @@
+"""Pipes that apply a function to batches, or to the items of a batch at once: BatchMapper, BatchAsyncMapper.
+
+Run in whichever process and thread iterates the pipeline. They own what is left of the result of the current batch;
+BatchAsyncMapper also owns the event loop of its iteration (see `_event_loop`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import (
+    check_callable,
+    check_int,
+    check_output_col,
+    check_source,
+    length_of,
+    no_length,
+)
+from torchdata.datapipes._pipe.columns import on_columns, replacing_columns
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.unfolding import Unfolding
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["BatchAsyncMapper", "BatchMapper"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+def _batches(source: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while len(batch := list(islice(source, size))) == size:
+        yield batch
+    if batch:
+        yield batch
+
+
+@functional_datapipe("map_batches")
+class BatchMapper(Unfolding, IterDataPipe[T_co]):
+    """Applies a function to batches of items and yields the members of its results one after another.
+
+    Args:
+        datapipe: the pipe to read.
+        fn: a function from a list of items to an iterable, which may have more or fewer members.
+        batch_size: items per batch; the last batch may have fewer.
+        input_col: which parts of the items `fn` gets: None for the items themselves; an index or key for a list of
+            this column; a list or tuple of them for a list of lists of these columns.
+
+    Raises:
+        TypeError: `fn` is no function, or `batch_size` is no integer; while iterating, `fn` returned something that
+            is not iterable.
+        AssertionError: `batch_size` is not positive.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> def normalised(batch):
+        ...     return [number / sum(batch) for number in batch]
+        >>> list(IterableWrapper([1, 3, 2, 2]).map_batches(normalised, batch_size=2))
+        [0.25, 0.75, 0.5, 0.5]
+    """
+
+    def __init__(
+        self, datapipe: Iterable[Any], fn: Callable[[list[Any]], Any], batch_size: int, input_col: Any = None
+    ) -> None:
+        self.datapipe = check_source("BatchMapper", datapipe)
+        check_callable("BatchMapper", "fn", fn)
+        self.fn = fn
+        self.batch_size = check_int("BatchMapper", "batch_size", batch_size, least=1, error=AssertionError)
+        self.input_col = input_col
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self._unfold(_batches(iter(self.datapipe), self.batch_size), self._result)
+
+    def _result(self, batch: list[Any]) -> Iterable[Any]:
+        columns = self.input_col
+        if isinstance(columns, (list, tuple)):
+            batch = [[item[column] for column in columns] for item in batch]
+        elif columns is not None:
+            batch = [item[columns] for item in batch]
+        result = self.fn(batch)
+        if not hasattr(type(result), "__iter__") and not hasattr(type(result), "__getitem__"):
+            raise TypeError(
+                f"BatchMapper: fn must return an iterable, but returned {result!r} of type {type(result).__name__}"
+            )
+        return result  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        raise no_length(self, "BatchMapper's length relies on the output of its function")
+
+
+def _is_coroutine_function(function: Any) -> bool:
+    method = vars(type(function)).get("__call__")  # of an object that is called like a function
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
+
+
+@functional_datapipe("async_map_batches")
+class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
+    """Applies a coroutine function to the items of a batch at once, and yields the results in the items' order.
+
+    Each iteration has an event loop of its own, which runs while a batch is worked on and is closed at the end. It
+    runs in the thread that iterates the pipe, or where that is itself in a running event loop, in another thread; that
+    event loop then stands still while it waits for a batch. If the function raises, its exception arrives as it is, and
+    the other calls of the batch are cancelled.
+
+    Args:
+        source_datapipe: the pipe to read.
+        async_fn: the function, written with `async def`.
+        batch_size: items per batch; the last batch may have fewer.
+        input_col: which parts of an item `async_fn` gets, as for `map`.
+        output_col: where the result goes, as for `map`.
+        max_concurrency: how many calls run at once, at most.
+        flatten: whether results are yielded one by one, or lists of the results of each batch.
+
+    Raises:
+        ValueError: `async_fn` is no coroutine function, `max_concurrency` is not positive, or the columns are wrong as
+            for `map`.
+        AssertionError: `batch_size` is not positive.
+        TypeError: a number is no integer.
+
+    Example:
+        >>> import asyncio
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> async def fetch(page):
+        ...     await asyncio.sleep(0.001)
+        ...     return f"page {page}"
+        >>> list(IterableWrapper(range(3)).async_map_batches(fetch, batch_size=2))
+        ['page 0', 'page 1', 'page 2']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[Any],
+        async_fn: Callable[..., Awaitable[Any]],
+        batch_size: int,
+        input_col: Any = None,
+        output_col: Any = None,
+        max_concurrency: int = 32,
+        flatten: bool = True,
+    ) -> None:
+        name = "BatchAsyncMapper"
+        self.source_datapipe = check_source(name, source_datapipe, "source_datapipe")
+        if not _is_coroutine_function(async_fn):
+            raise ValueError(
+                f"{name}: async_fn must be a coroutine function (written with `async def`), but got {async_fn!r} of "
+                f"type {type(async_fn).__name__}; use `map` or `threadpool_map` for other functions"
+            )
+        self.async_fn = async_fn
+        self.batch_size = check_int(name, "batch_size", batch_size, least=1, error=AssertionError)
+        self.input_col = input_col
+        self.output_col = check_output_col(name, async_fn, input_col, output_col)
+        self.max_concurrency = check_int(name, "max_concurrency", max_concurrency, least=1)
+        self._flatten = flatten
+
+    def __iter__(self) -> Iterator[Any]:
+        results = self._results(_batches(iter(self.source_datapipe), self.batch_size))
+        return self._unfold(results, _itself) if self._flatten else results
+
+    def _results(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
+        from torchdata.datapipes.iter.mapping.event_loop import EventLoop
+
+        call = on_columns(self.async_fn, self.input_col)
+        loop = EventLoop(self.max_concurrency)
+        try:
+            for batch in batches:
+                results = loop.run(call, batch)
+                yield results if self.input_col is None else self._replaced(batch, results)
+        finally:
+            loop.close()
+
+    def _replaced(self, batch: list[Any], results: list[Any]) -> list[Any]:
+        """The items with the results in their columns."""
+        each = iter(results)
+        replaced = replacing_columns(lambda *columns: next(each), self.input_col, self.output_col)
+        return list(map(replaced, batch))
+
+    def __len__(self) -> int:
+        items = length_of(self, self.source_datapipe)
+        return items if self._flatten else -(-items // self.batch_size)
+
+
+def _itself(item: Any) -> Any:
+    return item

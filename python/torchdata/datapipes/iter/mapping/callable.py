@@ -1,0 +1,215 @@
+"""Pipes that call the user's function on every item: Mapper, FlatMapper, Collator.
+
+Run in whichever process iterates the pipeline. They own nothing but the function; FlatMapper also holds the
+item that it is unfolding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar, overload
+
+from torchdata.datapipes._pipe.checks import (
+    check_callable,
+    check_input_col,
+    check_output_col,
+    check_source,
+    length_of,
+    no_length,
+)
+from torchdata.datapipes._pipe.columns import chosen, on_columns, replacing_columns
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.unfolding import Unfolding
+from torchdata.datapipes._pipe.unloaded import Load, Step, begin_unloaded, can_wait
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.utils.collate import collate_columns, default_collate
+
+__all__ = ["Collator", "FlatMapper", "Mapper"]
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@functional_datapipe("map")
+class Mapper(IterDataPipe[T_co]):
+    """Applies a function to every item, or to columns of it.
+
+    Args:
+        datapipe: the pipe to read.
+        fn: the function. Lambdas and local functions are fine, also with worker processes.
+        input_col: which parts of an item `fn` gets: None for the item itself, an index or key, or a list or
+            tuple of them, each of which becomes one argument.
+        output_col: where the result goes, allowed only with `input_col`: an index or key, -1 to append it.
+            None puts it into the first input column and removes the other input columns.
+
+    Raises:
+        TypeError: `fn` is no function.
+        ValueError: `fn` does not take as many arguments as there are input columns, `output_col` is given
+            without `input_col`, or it names several columns.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([(1, 2), (3, 4)]).map(lambda a, b: a + b, input_col=[0, 1], output_col=-1))
+        [(1, 2, 3), (3, 4, 7)]
+    """
+
+    one_to_one = True
+
+    @overload
+    def __init__(
+        self: Mapper[R],
+        datapipe: Iterable[T],
+        fn: Callable[[T], R],
+        input_col: None = None,
+        output_col: None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Mapper[Any],
+        datapipe: Iterable[Any],
+        fn: Callable[..., Any],
+        input_col: Any,
+        output_col: Any = None,
+    ) -> None: ...
+
+    def __init__(
+        self, datapipe: Iterable[Any], fn: Callable[..., Any], input_col: Any = None, output_col: Any = None
+    ) -> None:
+        name = type(self).__name__
+        datapipe = check_source(name, datapipe)
+        check_callable(name, "fn", fn)
+        self.datapipe = datapipe
+        self.fn = fn
+        self.input_col = input_col
+        self.output_col = check_output_col(name, fn, input_col, output_col)
+
+    def __iter__(self) -> Iterator[T_co]:
+        return map(self._function(), self.datapipe)  # the guard tells a StopIteration of `fn` from the end
+
+    def _function(self) -> Callable[[Any], Any]:
+        return self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
+
+    def _can_wait(self) -> bool:
+        return can_wait(self.datapipe)
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        indices, load = begin_unloaded(self.datapipe)
+        return indices, Step(self, self._function(), load)
+
+    def _loads(self) -> Load:
+        return Step(self, self._function(), self.datapipe._loads())  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
+
+
+@functional_datapipe("collate")
+class Collator(Mapper[T_co]):
+    """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than its items.
+
+    Args:
+        datapipe: a pipe of batches.
+        conversion: how to collate: a function of the batch; a dict from column name to function, for batches
+            of dicts (each function gets the list of one column's values) or batches of one data frame (it
+            gets the column; the result is a named tuple); or a list of functions by column, for batches of
+            tuples or lists. Columns that are not named are collated by `default_collate`.
+        collate_fn: a function of the batch; takes precedence over `conversion`.
+
+    Raises:
+        TypeError: a conversion is not a function, a dict or a list.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(4)).batch(2).collate())
+        [array([0, 1]), array([2, 3])]
+    """
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        conversion: Any = default_collate,
+        collate_fn: Callable[..., Any] | None = None,
+    ) -> None:
+        if collate_fn is None:
+            if callable(conversion):
+                collate_fn = conversion
+            else:
+                _check_conversion(conversion)
+                collate_fn = partial(collate_columns, conversion)
+        else:
+            check_callable("Collator", "collate_fn", collate_fn)
+        super().__init__(datapipe, fn=collate_fn)
+
+
+def _check_conversion(conversion: Any) -> None:
+    if not isinstance(conversion, (dict, list, tuple)):
+        raise TypeError(
+            "Collator: conversion must be a function, a dict from column to function or a list of functions, but got "
+            f"{conversion!r} of type {type(conversion).__name__}"
+        )
+    for column, function in conversion.items() if isinstance(conversion, dict) else enumerate(conversion):
+        check_callable("Collator", f"the conversion of column {column!r}", function)
+
+
+@functional_datapipe("flatmap")
+class FlatMapper(Unfolding, IterDataPipe[T_co]):
+    """Applies a function to every item and yields the members of its results one after another.
+
+    Args:
+        datapipe: the pipe to read.
+        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves, or yields
+            their columns `input_col` one after another (of one column, the members). Where it returns something that
+            can only be read once (a generator), restoring calls it again for that item.
+        input_col: which parts of an item `fn` gets, as for `map`.
+
+    Raises:
+        TypeError: `fn` is no function.
+        ValueError: `fn` does not take as many arguments as there are input columns.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([1, 2]).flatmap(lambda n: [n, 10 * n]))
+        [1, 10, 2, 20]
+    """
+
+    @overload
+    def __init__(
+        self: FlatMapper[R],
+        datapipe: Iterable[T],
+        fn: Callable[[T], Iterable[R]],
+        input_col: None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: FlatMapper[Any],
+        datapipe: Iterable[Any],
+        fn: None = None,
+        input_col: Any = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: FlatMapper[Any],
+        datapipe: Iterable[Any],
+        fn: Callable[..., Any],
+        input_col: Any,
+    ) -> None: ...
+
+    def __init__(self, datapipe: Iterable[Any], fn: Callable[..., Any] | None = None, input_col: Any = None) -> None:
+        datapipe = check_source("FlatMapper", datapipe)
+        function = chosen if fn is None else fn
+        check_callable("FlatMapper", "fn", function)
+        check_input_col("FlatMapper", function, input_col)
+        self.datapipe = datapipe
+        self.fn: Callable[..., Any] = function
+        self.input_col = input_col
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self._unfold(iter(self.datapipe), on_columns(self.fn, self.input_col))
+
+    def __len__(self) -> int:
+        raise no_length(self, "FlatMapper's length relies on the output of its function")

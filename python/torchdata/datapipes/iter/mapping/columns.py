@@ -1,0 +1,296 @@
+"""Pipes that choose or unfold columns of each item: Flattener, Slicer, Dropper.
+
+Run in whichever process iterates the pipeline and own nothing but their settings. An item is a tuple or a list, whose
+columns are numbered, or a dict, whose columns are its keys. Where an item lacks a column that was asked for, a warning
+says so and the item is passed on without it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import compress
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import check_hashable, check_int, check_source, length_of
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["Dropper", "Flattener", "Slicer"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+#: Lengths of items for which the columns to keep are remembered.
+_LENGTHS = 256
+
+
+def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
+    """Whether one of `columns` is not there. Positions are counted from the start, so a negative one never is.
+
+    Raises:
+        TypeError: an item of this type cannot have such a column.
+    """
+    for column in columns:
+        try:
+            item[column]
+        except (IndexError, KeyError):
+            return True
+        except TypeError as error:
+            advice = "; pass several columns as a list" if isinstance(column, tuple) else ""
+            raise TypeError(
+                f"{pipe}: an item of type {type(item).__name__} has no column {column!r}: {error}{advice}"
+            ) from error
+        if isinstance(column, int) and column < 0 and not isinstance(item, dict):
+            return True
+    return False
+
+
+def _warn_of_missing(pipe: str, columns: Any) -> None:
+    warnings.warn(
+        f"{pipe}: at least one of the columns {columns!r} is not present in an item; what is passed on may lack "
+        "columns or keys.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _warn_of_type(pipe: str, item: Any) -> None:
+    warnings.warn(
+        f"{pipe}: an item of type {type(item).__name__} is no tuple, list or dict; it is passed on as it is.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """A function that keeps the `chosen` columns of an item, and warns where one of `columns` is not there."""
+
+    @lru_cache(maxsize=_LENGTHS)
+    def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
+        # The columns of a sequence depend on its length alone: one look per length, and none per item.
+        return list(map(chosen, range(length))), _lacks(pipe, kind((None,) * length), columns)
+
+    def selected(item: Any) -> Any:
+        if isinstance(item, (tuple, list)):
+            kind = tuple if isinstance(item, tuple) else list
+            keep, missing = selectors(kind, len(item))
+            kept: Any = kind(compress(item, keep))
+        elif isinstance(item, dict):
+            kept = {key: value for key, value in item.items() if chosen(key)}
+            missing = _lacks(pipe, item, columns)
+        else:
+            _warn_of_type(pipe, item)
+            kept, missing = item, _lacks(pipe, item, columns)
+        if missing:
+            _warn_of_missing(pipe, columns)
+        return kept
+
+    return selected
+
+
+class _ItemByItem(IterDataPipe[T_co]):
+    """A pipe that makes one item of each item of its source."""
+
+    one_to_one = True
+
+    datapipe: Any
+
+    def _function(self) -> Callable[[Any], Any]:
+        """What makes an item of an item; built once per iteration."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[T_co]:
+        return map(self._function(), self.datapipe)
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
+
+
+@functional_datapipe("drop")
+class Dropper(_ItemByItem[T_co]):
+    """Takes columns out of every item.
+
+    Args:
+        datapipe: the pipe to read, of tuples, lists or dicts.
+        indices: the column to take out, or a list of columns: indices (from 0; negative ones are not counted from the
+            end), or keys of dicts. A column that an item lacks is warned of.
+
+    Raises:
+        TypeError: a column cannot be a key; while iterating, an item cannot have such a column.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([(0, 10, 100), (1, 11, 101)]).drop([0, 2]))
+        [(10,), (11,)]
+        >>> list(IterableWrapper([{"image": 1, "label": 2}]).drop("image"))
+        [{'label': 2}]
+    """
+
+    def __init__(self, datapipe: Iterable[Any], indices: Hashable | list[Hashable]) -> None:
+        self.datapipe = check_source("Dropper", datapipe)
+        columns = indices if isinstance(indices, list) else [indices]
+        check_hashable("Dropper", "indices", columns)
+        self.indices: set[Hashable] = set(columns)
+
+    def _function(self) -> Callable[[Any], Any]:
+        dropped = self.indices
+        return _selecting("Dropper", list(dropped), lambda column: column not in dropped)
+
+
+@functional_datapipe("slice")
+class Slicer(_ItemByItem[T_co]):
+    """Keeps some columns of every item.
+
+    Args:
+        datapipe: the pipe to read, of tuples, lists or dicts.
+        index: where a slice of each item starts; or the one key to keep of dicts; or a list of the columns to keep,
+            which come in the item's order. A column of a list that an item lacks is warned of, as is a dict without
+            the one key, which is passed on whole.
+        stop: where the slice stops. Not used for dicts and lists of columns.
+        step: the step of the slice. Not used for dicts and lists of columns.
+
+    Raises:
+        ValueError: `step` is 0.
+        TypeError: `stop` or `step` is no integer, or a column cannot be a key; while iterating, an item cannot have
+            such a column.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([(0, 10, 100), (1, 11, 101)]).slice(0, 2))
+        [(0, 10), (1, 11)]
+        >>> list(IterableWrapper([{"image": 1, "label": 2, "name": 3}]).slice(["image", "name"]))
+        [{'image': 1, 'name': 3}]
+    """
+
+    def __init__(self, datapipe: Iterable[Any], index: Any, stop: int | None = None, step: int | None = None) -> None:
+        self.datapipe = check_source("Slicer", datapipe)
+        check_hashable("Slicer", "index", index if isinstance(index, list) else [index])
+        for argument, value in (("stop", stop), ("step", step)):
+            if value is not None:
+                check_int("Slicer", argument, value)
+        if step == 0:
+            raise ValueError("Slicer: step must not be 0")
+        if isinstance(index, list) and (stop or step):
+            warnings.warn(
+                "Slicer: stop and step are not used with a list of columns; only the list is.",
+                UserWarning,
+                stacklevel=_caller_of_constructor(),
+            )
+        self.index = index
+        self.stop = stop
+        self.step = step
+
+    def _function(self) -> Callable[[Any], Any]:
+        if isinstance(self.index, list):
+            return _selecting("Slicer", self.index, frozenset(self.index).__contains__)
+        return self._sliced
+
+    def _sliced(self, item: Any) -> Any:
+        index = self.index
+        if isinstance(item, (tuple, list)):
+            try:
+                return item[index : self.stop : self.step]
+            except TypeError as error:
+                raise TypeError(
+                    f"Slicer: an item of type {type(item).__name__} cannot be sliced from {index!r}: {error}; "
+                    "pass several columns as a list"
+                ) from error
+        if isinstance(item, dict):
+            if index in item:
+                return {index: item[index]}
+            warnings.warn(
+                f"Slicer: a dict has no key {index!r}, and dicts are not sliced by position; it is passed on as it is. "
+                "Pass the keys to keep as a list.",
+                UserWarning,
+                stacklevel=2,
+            )
+            return item
+        _warn_of_type("Slicer", item)
+        return item
+
+
+def _caller_of_constructor() -> int:
+    """The stack level, for a warning raised in `__init__`, of whoever called the class or its functional form."""
+    return 3 if sys._getframe(2).f_globals.get("__name__") == functional_datapipe.__module__ else 2
+
+
+@functional_datapipe("flatten")
+class Flattener(_ItemByItem[T_co]):
+    """Puts the members of columns that hold several into the item itself, one level deep.
+
+    Of tuples and lists, the columns that are tuples or lists are flattened; of dicts, those that are dicts. Other
+    columns stay. A key that the item has already is warned of: the pair that would be put there is left out.
+
+    Args:
+        datapipe: the pipe to read.
+        indices: the column to flatten, or a list of columns; None for all. A column that an item lacks is warned of.
+
+    Raises:
+        TypeError: a column cannot be a key; while iterating, an item cannot have such a column, or cannot be iterated
+            over.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([(0, (1, 2)), (3, (4, 5))]).flatten())
+        [(0, 1, 2), (3, 4, 5)]
+        >>> list(IterableWrapper([{"id": 7, "size": {"width": 3, "height": 4}}]).flatten("size"))
+        [{'id': 7, 'width': 3, 'height': 4}]
+    """
+
+    def __init__(self, datapipe: Iterable[Any], indices: Hashable | list[Hashable] | None = None) -> None:
+        self.datapipe = check_source("Flattener", datapipe)
+        columns = [] if indices is None else indices if isinstance(indices, list) else [indices]
+        check_hashable("Flattener", "indices", columns)
+        self.indices: set[Hashable] = set(columns)
+
+    def _function(self) -> Callable[[Any], Any]:
+        return self._flattened if self.indices else self._flattened_whole
+
+    def _flattened_whole(self, item: Any) -> Any:
+        if isinstance(item, dict):
+            return self._flattened_dict(item)
+        flat: list[Any] = []
+        for member in item:
+            if isinstance(member, (list, tuple)):
+                flat.extend(member)
+            else:
+                flat.append(member)
+        return tuple(flat) if isinstance(item, tuple) else flat
+
+    def _flattened(self, item: Any) -> Any:
+        flat: Any
+        if isinstance(item, dict):
+            flat = self._flattened_dict(item)
+        else:
+            flat = []
+            for column, member in enumerate(item):
+                if column in self.indices and isinstance(member, (list, tuple)):
+                    flat.extend(member)
+                else:
+                    flat.append(member)
+            if isinstance(item, tuple):
+                flat = tuple(flat)
+        if _lacks("Flattener", item, self.indices):
+            _warn_of_missing("Flattener", list(self.indices))
+        return flat
+
+    def _flattened_dict(self, item: dict[Any, Any]) -> dict[Any, Any]:
+        flat: dict[Any, Any] = {}
+        columns = self.indices
+        for key, value in item.items():
+            if not isinstance(value, dict) or (columns and key not in columns):
+                flat[key] = value
+                continue
+            for inner, member in value.items():
+                if inner in item:
+                    warnings.warn(
+                        f"Flattener: the item has a key {inner!r} already; the pair that column {key!r} has of the "
+                        "same key is left out.",
+                        UserWarning,
+                        stacklevel=3,
+                    )
+                else:
+                    flat[inner] = member
+        return flat

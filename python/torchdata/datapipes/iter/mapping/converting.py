@@ -1,0 +1,94 @@
+"""What makes of one kind of source another: MapToIterConverter, and the form `to_node`.
+
+Runs in whichever process iterates the pipeline and owns a position in the indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torchdata.datapipes._pipe.seeking import iterate_from
+from torchdata.datapipes._pipe.unloaded import Load, Step
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
+
+if TYPE_CHECKING:
+    from torchdata.nodes import BaseNode
+
+__all__ = ["MapToIterConverter", "to_node"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class MapToIterConverter(IterDataPipe[T_co]):
+    """Yields the items of a MapDataPipe, in the order of its indices or of given ones.
+
+    Functional form of MapDataPipe: `to_iter_datapipe`.
+
+    Args:
+        datapipe: the MapDataPipe.
+        indices: the indices to read, in order; all from 0 to its length by default.
+
+    Raises:
+        TypeError: `datapipe` is no MapDataPipe, or has no length and no indices are given.
+
+    Example:
+        >>> from torchdata.datapipes.map import SequenceWrapper
+        >>> list(SequenceWrapper({"a": 1, "b": 2}).to_iter_datapipe(indices=["b", "a"]))
+        [2, 1]
+    """
+
+    iteration_state = ()
+    seeks_by_count = True
+
+    def __init__(self, datapipe: MapDataPipe[T_co], indices: Sequence[Any] | None = None) -> None:
+        if not _is_map_pipe(datapipe):
+            raise TypeError(
+                f"MapToIterConverter can only apply on MapDataPipe, but found {datapipe!r} of type "
+                f"{type(datapipe).__name__}"
+            )
+        self.datapipe = datapipe
+        if indices is not None and not isinstance(indices, Sequence):
+            indices = list(indices)  # whatever it is, it must be there again for the next epoch
+        self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self._items(token_of(self).yielded)
+
+    def _items(self, start: int) -> Iterator[T_co]:
+        # A generator rather than map(): a StopIteration from the pipe must not look like the end.
+        item_at, indices = self.datapipe.__getitem__, self.indices
+        for place in range(start, len(indices)):
+            yield item_at(indices[place])
+
+    def _can_wait(self) -> bool:
+        return True
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        return iterate_from(self.indices, token_of(self).yielded), self._loads()
+
+    def _loads(self) -> Load:
+        return Step(self, self.datapipe.__getitem__)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+def _is_map_pipe(value: Any) -> bool:
+    return isinstance(value, MapDataPipe) or any(cls.__name__ == "MapDataPipe" for cls in type(value).__mro__)
+
+
+def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> BaseNode[T_co]:
+    """Makes a node of `torchdata.nodes` of the pipe, as `torchdata.nodes.from_pipe` does. Needs PyTorch.
+
+    Args:
+        datapipe: the last pipe of a graph.
+        seed: seeds the random pipes of the graph in each epoch; None leaves them to themselves.
+    """
+    from torchdata.nodes import from_pipe
+
+    return from_pipe(datapipe, seed)
+
+
+MapDataPipe.register_datapipe_as_function("to_iter_datapipe", MapToIterConverter)
+IterDataPipe.register_function("to_node", to_node)

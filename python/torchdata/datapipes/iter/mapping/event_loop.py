@@ -1,0 +1,133 @@
+"""The event loop of an iteration of `async_map_batches`: runs one coroutine function over the items of a batch.
+
+The loop is made with the first batch and closed at the end, with the iterator, or at interpreter exit. It runs in the
+thread that asks for a batch; where an event loop is running there already, in a thread that lives for that batch. This
+module imports asyncio, so it is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from torchdata._threads import start
+
+__all__ = ["EventLoop"]
+
+T = TypeVar("T")
+
+
+def _in_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any]) -> T:
+    """Calls `function` where no event loop is running: here, or in a thread.
+
+    Where the wait for the thread is interrupted (by Ctrl-C), calls `interrupt` and waits for the function's end.
+    """
+    if not _in_running_loop():
+        return function()
+    results: list[T] = []
+    errors: list[BaseException] = []
+    done = threading.Event()  # an interrupted join would take the thread for ended
+
+    def call() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    start(threading.Thread(target=call, name="torchdata-event-loop", daemon=True))
+    try:
+        done.wait()
+    except BaseException:
+        interrupt()
+        done.wait()
+        raise
+    try:
+        if errors:
+            raise errors[0]
+        return results[0]
+    finally:
+        errors.clear()  # or they would refer to themselves, through this frame
+
+
+def _close(runner: asyncio.Runner, process: int) -> None:
+    if process == os.getpid():  # a forked child shares the selector of its parent, and must leave it alone
+        _outside_running_loop(runner.close, lambda: None)
+
+
+class EventLoop:
+    """An event loop that belongs to one iteration.
+
+    Args:
+        max_concurrency: how many calls run at once, at most.
+    """
+
+    def __init__(self, max_concurrency: int) -> None:
+        self._max_concurrency = max_concurrency
+        # With a factory, the runner leaves the thread's current event loop alone.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._process = os.getpid()
+        # Also at interpreter exit, while asyncio is still there.
+        self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
+
+    def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
+        """The results of `function` for each item, in order.
+
+        Raises:
+            Exception: the first one that a call raised; the other calls are cancelled.
+            RuntimeError: in a forked child.
+        """
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "this iterator of BatchAsyncMapper belongs to the parent process, where its event loop is; a forked "
+                "child makes an iterator of its own"
+            )
+        self._runner.get_loop()  # takes the context variables of this thread, whichever runs the loop
+        return _outside_running_loop(lambda: self._runner.run(self._gathered(function, items)), self._cancel)
+
+    async def _gathered(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
+        self._task = asyncio.current_task()
+        if self._cancelled:  # before there was a task
+            raise asyncio.CancelledError
+        places = asyncio.Semaphore(self._max_concurrency)
+
+        async def call(item: Any) -> Any:
+            async with places:
+                return await function(item)
+
+        tasks = [asyncio.ensure_future(call(item)) for item in items]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            self._task = None
+            left = [task for task in tasks if not task.done()]
+            for task in left:
+                task.cancel()
+            # They end before the batch does, so none of them works on when the next batch runs the loop.
+            await asyncio.gather(*left, return_exceptions=True)
+
+    def _cancel(self) -> None:
+        """Cancels the batch that another thread runs."""
+        self._cancelled = True
+        task = self._task
+        if task is not None:
+            self._runner.get_loop().call_soon_threadsafe(task.cancel)
+
+    def close(self) -> None:
+        """Ends asynchronous generators and closes the loop. May be called twice."""
+        self._finalizer()

@@ -1,0 +1,132 @@
+"""Pipes that pass on some of their source's items: Filter, Header.
+
+Run in whichever process iterates the pipeline and own nothing but their settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from torchdata._native import FilterIterator
+from torchdata.datapipes._pipe.checks import (
+    check_callable,
+    check_input_col,
+    check_int,
+    check_source,
+    no_length,
+    warn_of_length,
+)
+from torchdata.datapipes._pipe.columns import on_columns
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.streams import PLAIN_TYPES, close_dropped
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+
+if TYPE_CHECKING:
+    from numpy import bool_
+
+__all__ = ["Filter", "Header"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("filter")
+class Filter(IterDataPipe[T_co]):
+    """Passes on the items for which a function returns True. Streams in the other items are closed.
+
+    Args:
+        datapipe: the pipe to read.
+        filter_fn: a function from an item (or its columns) to a bool.
+        input_col: which parts of an item `filter_fn` gets: None for the item itself, an index or key, or a
+            list or tuple of them, each of which becomes one argument.
+
+    Raises:
+        TypeError: `filter_fn` is no function.
+        ValueError: `filter_fn` does not take as many arguments as there are input columns; while iterating,
+            it returned something other than a bool.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(5)).filter(lambda n: n % 2 == 0))
+        [0, 2, 4]
+    """
+
+    iteration_state = ()
+
+    @overload
+    def __init__(
+        self, datapipe: Iterable[T_co], filter_fn: Callable[[T_co], bool | bool_], input_col: None = None
+    ) -> None: ...
+
+    @overload
+    def __init__(self, datapipe: Iterable[T_co], filter_fn: Callable[..., bool | bool_], input_col: Any) -> None: ...
+
+    def __init__(self, datapipe: Iterable[T_co], filter_fn: Callable[..., Any], input_col: Any = None) -> None:
+        datapipe = check_source("Filter", datapipe)
+        check_callable("Filter", "filter_fn", filter_fn)
+        check_input_col("Filter", filter_fn, input_col)
+        self.datapipe = datapipe
+        self.filter_fn = filter_fn
+        self.input_col = input_col
+
+    def __iter__(self) -> Iterator[T_co]:
+        predicate = on_columns(self.filter_fn, self.input_col)
+        return FilterIterator(self.datapipe, predicate, _PLAIN, close_dropped, _to_bool)
+
+
+_PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)
+
+
+def _to_bool(keep: Any) -> bool:
+    """The decision of a predicate that returned neither True nor False."""
+    if type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
+        return bool(keep)
+    raise ValueError(
+        f"Filter: filter_fn must return a bool, but returned {keep!r} of type {type(keep).__name__}; "
+        "wrap the result in bool()"
+    )
+
+
+@functional_datapipe("header")
+class Header(IterDataPipe[T_co]):
+    """Passes on the first items only.
+
+    Args:
+        source_datapipe: the pipe to read. No more items than needed are taken from it.
+        limit: how many items; None for all.
+
+    Raises:
+        ValueError: `limit` is negative.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(10)).header(3))
+        [0, 1, 2]
+    """
+
+    iteration_state = ()
+
+    def __init__(self, source_datapipe: Iterable[T_co], limit: int | None = 10) -> None:
+        source_datapipe = check_source("Header", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.limit = None if limit is None else check_int("Header", "limit", limit, least=0)
+
+    def __iter__(self) -> Iterator[T_co]:
+        source = iter(self.source_datapipe)
+        if self.limit is None:
+            return source
+        return islice(source, max(0, self.limit - token_of(self).yielded))
+
+    def __len__(self) -> int:
+        try:
+            length = len(self.source_datapipe)  # type: ignore[arg-type]
+        except TypeError as error:
+            if self.limit is None:
+                raise no_length(self, "There is no limit, and the source has no length") from error
+            warn_of_length(
+                "The length of this HeaderIterDataPipe is inferred to be equal to its limit, because its source does "
+                "not know its own; it is smaller where the source ends earlier."
+            )
+            return self.limit
+        return length if self.limit is None else min(length, self.limit)

@@ -1,0 +1,181 @@
+"""Pipes that begin a pipeline over something iterable, or only describe one: IterableWrapper, LengthSetter.
+
+Run in whichever process iterates the pipeline. IterableWrapper owns a reference to the user's iterable, and
+for the time of one iteration a copy of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import islice
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import (
+    check_generator_function,
+    check_int,
+    check_iterable,
+    check_source,
+    wraps_data,
+)
+from torchdata.datapipes._pipe.datasets import is_generator_function
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.seeking import can_seek, is_read_by_index, iterate_from
+from torchdata.datapipes._pipe.unloaded import Load, Step
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+
+__all__ = ["IterableWrapper", "LengthSetter"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+#: Types whose instances cannot be changed in place, so that copying them is pointless.
+_IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
+
+
+def _private_copy(iterable: Any) -> Any:
+    """A deep copy of `iterable`, made cheaply where its members cannot be changed anyway."""
+    kind = type(iterable)
+    if kind in (range, str, bytes):
+        return iterable
+    if kind in (list, tuple) and _IMMUTABLE.issuperset(map(type, iterable)):
+        return iterable.copy() if kind is list else iterable
+    return copy.deepcopy(iterable)
+
+
+@functional_datapipe("set_length")
+class LengthSetter(IterDataPipe[T_co]):
+    """Gives a pipeline a length without changing its items.
+
+    Args:
+        source_datapipe: the pipe whose items are passed on.
+        length: what `len()` returns.
+
+    Raises:
+        ValueError: `length` is negative.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> len(IterableWrapper(range(10)).filter(lambda n: n < 5).set_length(5))
+        5
+    """
+
+    one_to_one = True
+
+    def __init__(self, source_datapipe: Iterable[T_co], length: int) -> None:
+        source_datapipe = check_source("LengthSetter", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.length = check_int("LengthSetter", "length", length, least=0)
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self.source_datapipe)
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@wraps_data
+class IterableWrapper(IterDataPipe[T_co]):
+    """Begins a pipeline over any iterable.
+
+    Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time;
+    other iterables are read again up to it. So do data sets with `__len__` and `__getitem__` and without `__iter__`,
+    such as PyTorch's, which are read by the indices up to their length; behind them, a `sharding_filter` shares out
+    indices (see there).
+
+    Args:
+        iterable: what to iterate over. A generator function is called anew in each epoch. A one-shot iterator that
+            cannot be copied gives its items once.
+        deepcopy: whether each iteration reads a deep copy, so that changing items in place does not change
+            the next epoch. Where the iterable cannot be copied, a warning says so and the original is read.
+            With False the items are the iterable's own objects.
+
+    Raises:
+        TypeError: `iterable` is not iterable, or a generator function that needs arguments.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(3)))
+        [0, 1, 2]
+        >>> def countdown():
+        ...     yield from (3, 2, 1)
+        >>> pipe = IterableWrapper(countdown)
+        >>> list(pipe), list(pipe)
+        ([3, 2, 1], [3, 2, 1])
+    """
+
+    iteration_state = ()
+    seeks_by_count = True
+
+    def __init__(self, iterable: Iterable[T_co] | Callable[[], Iterator[T_co]], deepcopy: bool = True) -> None:
+        if inspect.isroutine(iterable) or is_generator_function(iterable):
+            check_generator_function("IterableWrapper", "iterable", iterable)
+        else:
+            check_iterable("IterableWrapper", "iterable", iterable)
+        self.iterable: Any = iterable
+        self.deepcopy = deepcopy
+
+    def __iter__(self) -> Iterator[T_co]:
+        if not self.deepcopy and isinstance(self.iterable, IterDataPipe):
+            return iter(self.iterable)  # its own state says where it stands
+        return iterate_from(self._source(), token_of(self).yielded)
+
+    def _source(self) -> Any:
+        """What this iteration reads."""
+        source = self.iterable
+        if is_generator_function(source):
+            return source()
+        if self.deepcopy:
+            try:
+                return _private_copy(source)
+            except TypeError:
+                warnings.warn(
+                    f"The iterable of type {type(source).__name__} given to IterableWrapper cannot be deep-copied, so "
+                    "changing its items in place changes them for later epochs too; pass deepcopy=False to accept "
+                    "that.",
+                    UserWarning,
+                    stacklevel=_caller_of_iter(),
+                )
+        return source
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the place is the number of items yielded. Warns where another process has another order."""
+        if isinstance(self.iterable, (set, frozenset)) and any(
+            isinstance(member, (str, bytes)) for member in islice(self.iterable, 100)
+        ):
+            warnings.warn(
+                f"IterableWrapper reads a {type(self.iterable).__name__} of strings, which has another order in "
+                "another process, so that what goes on from this state there yields other items; give it sorted(...)",
+                UserWarning,
+                stacklevel=2,
+            )
+        return {}
+
+    def _can_seek(self) -> bool:
+        return can_seek(self.iterable)
+
+    def _can_wait(self) -> bool:
+        return is_read_by_index(self.iterable)
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        source = self._source()
+        return iter(range(token_of(self).yielded, len(source))), Step(self, source.__getitem__)
+
+    def _loads(self) -> Load:
+        return Step(self, self._source().__getitem__)
+
+    def __len__(self) -> int:
+        if isinstance(self.iterable, Sized):
+            return len(self.iterable)
+        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+
+
+def _caller_of_iter() -> int:
+    """The stack level, for a warning raised in `__iter__`, of the first frame outside this library."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("torchdata."):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,253 @@
+"""Pipes that batch items of similar size, so that little padding is needed: BucketBatcher, MaxTokenBucketizer.
+
+Run in whichever process iterates the pipeline. BucketBatcher is put together from other pipes, which own what it
+holds; MaxTokenBucketizer owns a heap of items and the batch that it is filling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from numbers import Real
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
+from torchdata.datapipes.datapipe import DataChunk, IterDataPipe
+
+__all__ = ["BucketBatcher", "MaxTokenBucketizer"]
+
+T = TypeVar("T")
+
+
+@functional_datapipe("bucketbatch")
+class BucketBatcher(IterDataPipe[DataChunk[Any]]):
+    """Makes batches of items that are similar, by sorting them a bucket at a time, and puts the batches in random
+    order.
+
+    Items are first shuffled (in pools of `batch_size * batch_num * bucket_num` items), unless there is a `sort_key` and
+    one bucket only. With a `sort_key`, each bucket of `batch_size * batch_num` items is then sorted by it. The
+    items are batched in that order, and with a `sort_key` the batches are shuffled. What is returned is the last of
+    these pipes; its length is known only where nothing but a buffer shuffles the items.
+
+    Args:
+        datapipe: the pipe to read.
+        batch_size: items per batch; the last batch may have fewer.
+        drop_last: whether to leave out a last batch that is not full.
+        batch_num: number of batches in a bucket.
+        bucket_num: number of buckets in a pool.
+        sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
+            `functools.partial(sorted, key=len)`. None: items are not sorted.
+        use_in_batch_shuffle: whether to shuffle a pool of items, then `bucket_num` batches, at a time; a buffer of the
+            size of a pool, then of `batch_size * batch_num` batches, shuffles otherwise.
+
+    Raises:
+        AssertionError: a number is not positive.
+        TypeError: a number is no integer or `sort_key` is no function; while iterating, `sort_key` returned no list.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> words = IterableWrapper(["ccc", "a", "bb", "dddd"])
+        >>> list(words.bucketbatch(batch_size=2, sort_key=lambda bucket: sorted(bucket, key=len)))
+        [['a', 'bb'], ['ccc', 'dddd']]
+    """
+
+    def __new__(  # type: ignore[misc]  # what is returned is put together from other pipes, as upstream's is
+        cls,
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool = False,
+        batch_num: int = 100,
+        bucket_num: int = 1,
+        sort_key: Callable[[list[T]], Sequence[T]] | None = None,
+        use_in_batch_shuffle: bool = True,
+    ) -> IterDataPipe[DataChunk[T]]:
+        pipe: Any = check_source("BucketBatcher", datapipe)
+        for argument, value in (
+            ("batch_size", batch_size),
+            ("batch_num", batch_num),
+            ("bucket_num", bucket_num),
+        ):
+            check_int("BucketBatcher", argument, value, least=1, error=AssertionError)
+        if sort_key is not None:
+            check_callable("BucketBatcher", "sort_key", sort_key)
+        bucket_size = batch_size * batch_num
+        if bucket_num > 1 or sort_key is None:
+            pipe = _shuffled(pipe, bucket_size * bucket_num, bucket_size * bucket_num, use_in_batch_shuffle)
+        if sort_key is not None:
+            pipe = pipe.batch(bucket_size).map(partial(_sorted_bucket, sort_key)).unbatch()
+        pipe = pipe.batch(batch_size, drop_last=drop_last)
+        if sort_key is not None:
+            pipe = _shuffled(pipe, bucket_num, bucket_size, use_in_batch_shuffle)
+        batches: IterDataPipe[DataChunk[T]] = pipe
+        return batches
+
+
+def _shuffled(pipe: Any, group_size: int, buffer_size: int, in_batch: bool) -> Any:
+    """The items of `pipe`, shuffled within groups, or else by a buffer."""
+    if in_batch:
+        return pipe.batch(group_size).in_batch_shuffle().unbatch()
+    return pipe.shuffle(buffer_size=buffer_size)
+
+
+def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> list[Any]:
+    """What `sort_key` made of a bucket, checked to be a list or made into one."""
+    result = sort_key(bucket)
+    if isinstance(result, list):
+        return result
+    if not isinstance(result, Sequence):
+        raise TypeError(
+            f"BucketBatcher: sort_key must return the sorted bucket as a list, but returned {result!r} of type "
+            f"{type(result).__name__}; `sorted(bucket)` returns one, `bucket.sort()` does not"
+        )
+    return list(result)
+
+
+class _Measured(tuple[Any]):
+    """The length of an item as a tuple of one, with the item beside it.
+
+    So the heap compares lengths alone, and without calling into Python.
+    """
+
+    item: Any
+
+    @classmethod
+    def of(cls, length: Any, item: Any) -> _Measured:
+        """The item with its length."""
+        measured = cls((length,))
+        measured.item = item
+        return measured
+
+
+def _default_len_fn(token: Any) -> int:
+    """The length of an item where no function gives it."""
+    return len(token)
+
+
+@functional_datapipe("max_token_bucketize")
+class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
+    """Makes batches of items of similar length, each with a limited total length.
+
+    Items wait in a buffer that gives back the shortest one first; a batch is yielded when the next item would take
+    it over `max_token_count`. The items come out of the buffer in the order in which torchdata 0.9 has them.
+
+    Args:
+        datapipe: the pipe to read.
+        max_token_count: the largest total length of a batch, in the unit of `len_fn`.
+        len_fn: a function from an item to its length; `len` by default.
+        min_len: shorter items are dropped, and the streams in them closed.
+        max_len: longer items likewise; `max_token_count` by default.
+        buffer_size: how many items wait at most.
+        include_padding: whether the items of a batch count as if each was as long as the longest one, as after padding.
+
+    Raises:
+        TypeError: `len_fn` is no function, a length is no number, or `buffer_size` no integer.
+        ValueError: the arguments do not satisfy `0 <= min_len <= max_len <= max_token_count` and `0 < buffer_size`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(["aaa", "b", "cc", "d"]).max_token_bucketize(max_token_count=4))
+        [['b', 'd', 'cc'], ['aaa']]
+    """
+
+    #: An item as the heap holds it.
+    measured = staticmethod(_Measured.of)
+
+    _heap: list[_Measured] = state(list, items=True)
+    _batch: list[Any] = state(list, items=True)
+    _tokens: Any = state(0)  # what the batch counts as
+    _longest: Any = state(0)  # length of the longest item of the batch
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        max_token_count: float,
+        len_fn: Callable[[Any], Any] = _default_len_fn,
+        min_len: float = 0,
+        max_len: float | None = None,
+        buffer_size: int = 1000,
+        include_padding: bool = False,
+    ) -> None:
+        name = "MaxTokenBucketizer"
+        datapipe = check_source(name, datapipe)
+        check_callable(name, "len_fn", len_fn)
+        longest = max_token_count if max_len is None else max_len
+        for argument, value in (
+            ("max_token_count", max_token_count),
+            ("min_len", min_len),
+            ("max_len", longest),
+        ):
+            if not isinstance(value, Real):
+                raise TypeError(
+                    f"{name}: {argument} must be a number, but got {value!r} of type {type(value).__name__}"
+                )
+        if min_len < 0:
+            raise ValueError(f"{name}: ``min_len`` should be larger than 0, or 0 itself, but got {min_len}")
+        if not min_len <= longest:
+            raise ValueError(
+                f"{name}: min_len must be at most max_len (max_token_count where that is None), but got "
+                f"min_len={min_len} with max_len={longest}"
+            )
+        if longest > max_token_count:
+            raise ValueError(
+                f"{name}: max_token_count must be at least max_len, but got max_token_count={max_token_count} with "
+                f"max_len={longest}; a longer item would fit into no batch"
+            )
+        self.datapipe = datapipe
+        self.max_token_count = max_token_count
+        self.len_fn = len_fn
+        self.min_len, self.max_len = min_len, longest
+        self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1)
+        self.include_padding = include_padding
+
+    def __iter__(self) -> Iterator[DataChunk[Any]]:
+        return self._batches(iter(self.datapipe))
+
+    def _batches(self, source: Iterator[Any]) -> Iterator[DataChunk[Any]]:
+        heap, size, length_of_item = self._heap, self.buffer_size, self.len_fn
+        shortest, longest = self.min_len, self.max_len
+        try:
+            for item in source:
+                length = length_of_item(item)
+                if not shortest <= length <= longest:
+                    close_dropped(item)
+                    continue
+                heappush(heap, _Measured.of(length, item))
+                if len(heap) >= size and (full := self._move_shortest()) is not None:
+                    yield full
+            while heap:
+                if (full := self._move_shortest()) is not None:
+                    yield full
+            if self._batch:
+                rest, self._batch = self._batch, []
+                yield DataChunk(rest)
+        except BaseException:
+            # Left half-way or broken: what is held is part of the state still, but no file stays open for it.
+            if self._heap is heap:
+                self._park()
+            raise
+
+    def _park(self) -> None:
+        for measured in self._heap:
+            measured.item = with_detached_streams(measured.item)
+        self._batch = list(map(with_detached_streams, self._batch))
+
+    def _move_shortest(self) -> DataChunk[Any] | None:
+        """Moves the shortest item of the buffer into the batch; returns the batch before where it was full."""
+        measured = heappop(self._heap)
+        (length,) = measured
+        if self.include_padding:
+            self._longest = max(length, self._longest)
+            tokens = (len(self._batch) + 1) * self._longest
+        else:
+            tokens = self._tokens + length
+        if tokens <= self.max_token_count:
+            self._batch.append(measured.item)
+            self._tokens = tokens
+            return None
+        full, self._batch = self._batch, [measured.item]
+        self._tokens = self._longest = length
+        return DataChunk(full)

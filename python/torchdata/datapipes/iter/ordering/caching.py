@@ -1,0 +1,154 @@
+"""The pipe that remembers what it yielded: InMemoryCacheHolder.
+
+Runs in whichever process iterates the pipeline, and owns the items that it remembers, in each process its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import check_source
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
+
+__all__ = ["InMemoryCacheHolder"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+_MEGABYTE = 1024 * 1024
+
+
+@functional_datapipe("in_memory_cache")
+class InMemoryCacheHolder(IterDataPipe[T_co]):
+    """Remembers its items, so that from the second epoch on what comes before does not run again.
+
+    The first epoch that is read to its end fills the cache; later ones yield the same objects. Where the items need
+    more memory than `size`, the first ones are given up: later epochs read that many from the source, and take the
+    rest from the cache. So a source before a cache with a `size` should yield the same items in every epoch.
+
+    Every process has a cache of its own. It goes along when the pipe is copied or pickled, and it is filled anew where
+    the pipe's share of the data (`sharding_filter`) is another one then. It is part of the pipe's state, too: a state
+    is as large as the cache.
+
+    Args:
+        source_dp: the pipe to read.
+        size: megabytes (of 2**20 bytes) that the items may need; None for no limit. Arrays, tensors, text, bytes and
+            containers are measured with what is in them; other objects as Python counts them.
+
+    Raises:
+        TypeError: `size` is no number.
+        ValueError: `size` is negative.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> cached = IterableWrapper(range(3)).map(lambda n: [n]).in_memory_cache()
+        >>> first, second = list(cached), list(cached)
+        >>> all(a is b for a, b in zip(first, second))
+        True
+    """
+
+    cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
+    #: Items of an epoch that come before those of the cache.
+    _given_up: int = state(0, copied=True, lasts=True)
+    #: The shares of the data that the source yielded when the cache was filled.
+    _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
+    #: What the running epoch has put together, its size, and how many items it has given up.
+    _filling: deque[T_co] = state(deque, items=True)
+    _bytes: int = state(0)
+    _filling_given_up: int = state(0)
+    _serving: bool = state(False)
+
+    def __init__(self, source_dp: Iterable[T_co], size: float | None = None) -> None:
+        name = type(self).__name__
+        self.source_dp = check_source(name, source_dp, "source_dp")
+        if size is not None:
+            if isinstance(size, bool) or not isinstance(size, (int, float)):
+                raise TypeError(
+                    f"{name}: size must be a number of megabytes, but got {size!r} of type {type(size).__name__}"
+                )
+            if not size >= 0:
+                raise ValueError(f"{name}: size must be a number of megabytes, but got {size!r}")
+        self.size = None if size is None else size * _MEGABYTE
+        self.invalidate_cache()
+
+    def invalidate_cache(self) -> None:
+        """Forgets the items: the next epoch reads all from the source."""
+        self.cache: list[T_co] | None = None
+        self._given_up, self._shares = 0, ()
+
+    def reset(self) -> None:
+        """Forgets what an unfinished epoch has put together."""
+        super().reset()
+        self._serving = bool(self.cache) and self._shares == self._current_shares()
+
+    def _current_shares(self) -> tuple[Any, ...]:
+        return tuple(
+            (pipe.num_of_instances, pipe.instance_id, pipe._block, pipe._sharding_enabled)
+            for pipe in walk(self.source_dp)
+            if isinstance(pipe, ShardingFilter)
+        )
+
+    def __iter__(self) -> Iterator[T_co]:
+        done = token_of(self).yielded  # 0, unless it goes on from a loaded state
+        cached: list[T_co] = self.cache or []
+        if self._serving and done >= self._given_up:
+            return islice(cached, done - self._given_up, None)
+        source = iter(self.source_dp)
+        return chain(islice(source, self._given_up - done), cached) if self._serving else self._fill(source)
+
+    def _fill(self, source: Iterator[T_co]) -> Iterator[T_co]:
+        shares, limit = self._current_shares(), self.size
+        filling = self._filling
+        for item in source:
+            filling.append(item)
+            if limit is not None:
+                self._bytes += size_of(item)
+                while self._bytes > limit:
+                    self._bytes -= size_of(filling.popleft())
+                    self._filling_given_up += 1
+            yield item
+        self.cache, self._given_up, self._shares = list(filling), self._filling_given_up, shares
+        self._filling = deque()
+
+    def __len__(self) -> int:
+        try:
+            return len(self.source_dp)
+        except TypeError:
+            if self.cache:
+                return self._given_up + len(self.cache)
+            raise TypeError(
+                f"{type(self).__name__} instance doesn't have valid length until the cache is loaded."
+            ) from None
+
+    def _sources_in_use(self) -> list[Any]:
+        from_cache = self._serving and token_of(self).yielded >= self._given_up
+        return [] if from_cache else [self.source_dp]
+
+
+def size_of(item: Any) -> int:
+    """How many bytes an item needs, with what is in it. What appears twice in it counts twice."""
+    total, waiting = 0, [item]
+    while waiting:
+        obj = waiting.pop()
+        total += sys.getsizeof(obj)
+        if isinstance(obj, dict):
+            waiting += obj.keys()
+            waiting += obj.values()
+        elif isinstance(obj, (list, tuple, set, frozenset, deque)):
+            waiting += obj
+        elif not isinstance(obj, (int, float, str, bytes, bytearray)):
+            total += _buffer_size(obj)
+    return total
+
+
+def _buffer_size(obj: Any) -> int:
+    """Bytes of an array or a tensor that its own size may leave out."""
+    size = getattr(obj, "nbytes", None)
+    return size if isinstance(size, int) and sys.getsizeof(obj) < size else 0

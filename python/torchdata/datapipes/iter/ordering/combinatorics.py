@@ -1,0 +1,224 @@
+"""Pipes that change the order of items: Shuffler, InBatchShuffler, Sampler.
+
+Run in whichever process iterates the pipeline. The shufflers own a generator each, and Shuffler a buffer of items;
+Sampler owns the order that its sampler gave.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from itertools import islice
+from typing import Any, Literal, TypeVar, overload
+
+from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.seeking import iterate_from
+from torchdata.datapipes._pipe.shuffling import Shuffling
+from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait
+from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, token_of
+
+__all__ = ["InBatchShuffler", "Sampler", "SequentialSampler", "Shuffler"]
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+@functional_datapipe("shuffle")
+class Shuffler(Shuffling, IterDataPipe[T_co]):
+    """Shuffles with a buffer: each item read takes the place of a random item of the full buffer, which is yielded.
+
+    The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
+
+    Args:
+        datapipe: the pipe to read.
+        buffer_size: how many items the buffer holds. 1 does not shuffle; as many as there are items shuffles fully.
+        unbatch_level: levels of lists to take away from the items before shuffling, as `unbatch` does.
+
+    Raises:
+        AssertionError: `buffer_size` is not positive.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> sorted(IterableWrapper(range(5)).shuffle().set_seed(0))
+        [0, 1, 2, 3, 4]
+    """
+
+    _buffer: list[Any] = state(list, items=True)
+    #: Whether the buffer holds indices in the place of items.
+    _unloaded: bool = state(False)
+
+    @overload
+    def __init__(
+        self: Shuffler[T], datapipe: Iterable[T], *, buffer_size: int = 10000, unbatch_level: Literal[0] = 0
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Shuffler[Any], datapipe: Iterable[Any], *, buffer_size: int = 10000, unbatch_level: int
+    ) -> None: ...
+
+    def __init__(self, datapipe: Iterable[Any], *, buffer_size: int = 10000, unbatch_level: int = 0) -> None:
+        datapipe = check_source("Shuffler", datapipe)
+        self.buffer_size = check_int("Shuffler", "buffer_size", buffer_size, least=1, error=AssertionError)
+        if unbatch_level != 0:
+            from torchdata.datapipes.iter.ordering.grouping import UnBatcher
+
+            datapipe = UnBatcher(datapipe, unbatch_level=unbatch_level)
+        self.datapipe = datapipe
+        self._rng = random.Random()
+
+    def __iter__(self) -> Iterator[T_co]:
+        if self._unloaded:  # restored from an iteration over indices, as this one is not
+            source, load = begin_unloaded(self.datapipe)
+            return map(load, self._in_order(source))
+        return self._in_order(iter(self.datapipe))
+
+    def _in_order(self, source: Iterator[Any]) -> Iterator[Any]:
+        return self._shuffled(source) if self._shuffling else source
+
+    def _can_wait(self) -> bool:
+        # What lies in a restored buffer decides.
+        restored = token_of(self).armed and bool(self._buffer)
+        return can_wait(self.datapipe) and (self._unloaded or not restored)
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        self._unloaded = True
+        indices, load = begin_unloaded(self.datapipe)
+        return self._in_order(indices), load
+
+    def _loads(self) -> Load:
+        return self.datapipe._loads()  # type: ignore[attr-defined, no-any-return]
+
+    def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
+        # Draws as random.Random.randint does, without its four Python frames a number: bits of the
+        # wanted width until they are small enough.
+        buffer, size, getrandbits = self._buffer, self.buffer_size, self._rng.getrandbits
+        buffer.extend(islice(source, size - len(buffer)))
+        if len(buffer) == size:
+            width = size.bit_length()
+            for item in source:
+                index = getrandbits(width)
+                while index >= size:
+                    index = getrandbits(width)
+                chosen, buffer[index] = buffer[index], item
+                yield chosen
+        left = len(buffer)
+        while left:
+            width = left.bit_length()
+            index = getrandbits(width)
+            while index >= left:
+                index = getrandbits(width)
+            left -= 1
+            yield buffer.pop(index)
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
+
+
+@functional_datapipe("in_batch_shuffle")
+class InBatchShuffler(Shuffling, IterDataPipe[DataChunk[Any]]):
+    """Shuffles the members of each batch; the order of the batches stays.
+
+    The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
+
+    Args:
+        datapipe: a pipe of batches: lists or other sequences.
+
+    Raises:
+        TypeError: while iterating, an item is no sequence.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(5)).batch(3).in_batch_shuffle().set_seed(1))
+        [[0, 2, 1], [3, 4]]
+    """
+
+    def __init__(self, datapipe: Iterable[Sequence[Any]]) -> None:
+        self.datapipe = check_source("InBatchShuffler", datapipe)
+        self._rng = random.Random()
+
+    def __iter__(self) -> Iterator[DataChunk[Any]]:
+        return map(self._shuffled, self.datapipe) if self._shuffling else iter(self.datapipe)
+
+    def _shuffled(self, batch: Any) -> DataChunk[Any]:
+        if not isinstance(batch, Sequence):
+            raise TypeError(
+                f"InBatchShuffler expects batches, that is, lists or other sequences, but got {batch!r} of type "
+                f"{type(batch).__name__}; put `.batch(...)` before it"
+            )
+        return DataChunk(self._rng.sample(batch, len(batch)))
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
+
+
+class SequentialSampler:
+    """Samples the indices of a sized source in order.
+
+    Args:
+        data_source: anything that has a length.
+    """
+
+    def __init__(self, data_source: Sized) -> None:
+        self.data_source = data_source
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.data_source)))
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+
+class Sampler(IterDataPipe[Any]):
+    """Yields what a sampler yields for a source, with the samplers of this module: indices.
+
+    Args:
+        datapipe: the source, which must have a length.
+        sampler: a class (one of torch's samplers will do) that is made with `data_source=datapipe` and the
+            arguments below, and is iterated.
+        sampler_args: positional arguments for the sampler.
+        sampler_kwargs: named arguments for the sampler.
+
+    Raises:
+        AssertionError: the source has no length.
+        TypeError: `sampler` cannot be called.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper, Sampler
+        >>> list(Sampler(IterableWrapper("abc")))
+        [0, 1, 2]
+    """
+
+    _order: Any = state(items=True)
+
+    def __init__(
+        self,
+        datapipe: Any,
+        sampler: Callable[..., Any] = SequentialSampler,
+        sampler_args: tuple[Any, ...] | None = None,
+        sampler_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(datapipe, Sized):
+            raise AssertionError(f"Sampler: the source must have a length (`__len__`), but {datapipe!r} has none")
+        check_callable("Sampler", "sampler", sampler)
+        self.datapipe = datapipe
+        self.sampler_args = () if sampler_args is None else tuple(sampler_args)
+        self.sampler_kwargs = {**(sampler_kwargs or {}), "data_source": datapipe}
+        self.sampler = sampler(*self.sampler_args, **self.sampler_kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._order is None:
+            # A finite sampler is read at once: only so can a random one be restored in the middle.
+            sequential = isinstance(self.sampler, SequentialSampler)
+            finite = isinstance(self.sampler, Sized)
+            self._order = range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler
+        return iterate_from(self._order, token_of(self).yielded)
+
+    def __len__(self) -> int:
+        return length_of(self, self.sampler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The order of the current iteration, of a sampler with a length."""
+        return {"order": self._order if isinstance(self._order, (range, list)) else None}

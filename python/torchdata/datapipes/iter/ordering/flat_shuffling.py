@@ -1,0 +1,174 @@
+"""Pipes that turn items into several and mix these: ShuffledFlatMapper.
+
+Runs in whichever process iterates the pipeline. It owns a generator of random numbers, and what is left of the results
+that it mixes: `buffer_size` of them at most.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import (
+    check_callable,
+    check_input_col,
+    check_int,
+    check_source,
+    no_length,
+)
+from torchdata.datapipes._pipe.columns import chosen, on_columns
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.parts import Parts
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.shuffling import Shuffling
+from torchdata.datapipes._pipe.streams import with_detached_streams
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["ShuffledFlatMapper"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("shuffled_flatmap")
+class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
+    """Applies a function to every item and mixes the members of its results: each one yielded is the next of a result
+    chosen at random from a buffer.
+
+    Members of one result keep their order; results themselves enter the buffer in the source's order, as others run
+    out. The order is a function of the seed alone, the one that torchdata 0.9 gives for the same seed.
+
+    Args:
+        datapipe: the pipe to read.
+        fn: a function from an item (or its columns) to an iterable. None unfolds the items themselves, or mixes their
+            columns `input_col` (of one column, its members). Where it returns something that makes its members as they
+            are asked for (a generator), restoring calls it again.
+        input_col: which parts of an item `fn` gets, as for `map`.
+        buffer_size: from how many results members are drawn.
+
+    Raises:
+        AssertionError: `buffer_size` is not positive.
+        TypeError: `fn` is no function.
+        ValueError: `fn` does not take as many arguments as there are input columns.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(["abc", "123"]).shuffled_flatmap(buffer_size=2).set_seed(1))
+        ['a', '1', 'b', '2', '3', 'c']
+    """
+
+    #: What is left of the results that are mixed; without shuffling, of the one that is unfolded.
+    _buffer: list[Any] = state(list, items=True, saved=False)
+    #: The place in the buffer from which the next member is taken while the buffer is full.
+    _next: int | None = state()
+    #: The item that was read and waits for a place in the buffer.
+    _waiting: list[Any] = state(list, items=True)
+    #: State of results that were loaded, of which the next iteration makes the buffer.
+    _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        fn: Callable[..., Any] | None = None,
+        input_col: Any = None,
+        buffer_size: int = 100,
+    ) -> None:
+        name = "ShuffledFlatMapper"
+        self.datapipe = check_source(name, datapipe)
+        function = chosen if fn is None else fn
+        check_callable(name, "fn", function)
+        check_input_col(name, function, input_col)
+        self.fn: Callable[..., Any] = function
+        self.input_col = input_col
+        self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, error=AssertionError)
+        self._rng = random.Random()
+
+    def __iter__(self) -> Iterator[T_co]:
+        function = on_columns(self.fn, self.input_col)
+        if self._restored is not None:
+            self._buffer = [Parts.restored(function, state) for state in self._restored]
+            self._restored = None
+        source = iter(self.datapipe)
+        if self._shuffling:
+            return self._mixed(source, function)
+        return chain.from_iterable(self._in_turn(source, function))
+
+    def _in_turn(self, source: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
+        buffer = self._buffer
+        with self._parking(buffer):
+            for parts in buffer:
+                yield parts.left
+            for item in source:
+                buffer.clear()
+                buffer.append(Parts(function, item))
+                yield buffer[0].left
+
+    def _mixed(self, source: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
+        buffer, waiting, size, below = self._buffer, self._waiting, self.buffer_size, self._below
+        if self._next is None:
+            self._next = below(size)
+        with self._parking(buffer):
+            for item in chain(waiting.copy(), source):
+                waiting[:] = (item,)
+                while len(buffer) == size:
+                    index = self._next
+                    for member in buffer[index].left:
+                        self._next = below(size)
+                        yield member
+                        break
+                    else:
+                        del buffer[index]
+                waiting.clear()
+                buffer.append(Parts(function, item))
+            while buffer:
+                index = below(len(buffer))
+                for member in buffer[index].left:
+                    yield member
+                    break
+                else:
+                    del buffer[index]
+
+    @contextmanager
+    def _parking(self, buffer: list[Parts]) -> Iterator[None]:
+        """Where an iteration is left or breaks, keeps only what the state needs: no open file, no running generator."""
+        try:
+            yield
+        except BaseException:
+            if self._buffer is buffer:  # and not that of a newer iteration
+                for parts in buffer:
+                    parts.detach()
+                self._waiting[:] = map(with_detached_streams, self._waiting)
+            raise
+
+    def _below(self, limit: int) -> int:
+        """A random place below `limit`. Draws as random.Random.randint does, in fewer Python frames."""
+        getrandbits, width = self._rng.getrandbits, limit.bit_length()
+        index = getrandbits(width)
+        while index >= limit:
+            index = getrandbits(width)
+        return index
+
+    #: Loaders, which are asked for their length by `list` and by trainers, do not ask this pipe.
+    _length_reads_items = True
+
+    def __len__(self) -> int:
+        if self.fn is not chosen:
+            raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
+        # Over a copy of the source, so that asking for the length neither ends an iteration nor uses up a seed.
+        return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is left of the results in the buffer, the item that waits, the generator, and seeds as of `shuffle`."""
+        left = self._restored
+        if left is None:
+            # Results without members left keep their places, of which random numbers are drawn.
+            left = [parts.state_dict() for parts in self._buffer]
+        return {"parts": left, **self._declared_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the state over."""
+        self._load_declared(state_dict)
+        self._restored = state_dict["parts"]

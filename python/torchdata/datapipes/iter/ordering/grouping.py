@@ -1,0 +1,279 @@
+"""Pipes that put items into batches or take them out: Batcher, UnBatcher, Grouper.
+
+Run in whichever process iterates the pipeline. Grouper owns a buffer of items whose groups are not complete;
+UnBatcher holds the batch that it is unfolding; a batch under way is never left half-built between two items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain, islice, repeat, zip_longest
+from typing import Any, TypeVar, overload
+
+from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.unfolding import Unfolding
+from torchdata.datapipes.datapipe import DataChunk, IterDataPipe
+
+__all__ = ["Batcher", "Grouper", "UnBatcher"]
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Largest batch that is collected in a tuple, which takes as much memory as a full one from the start.
+_ZIPPED = 1024
+
+#: Fills up the last batch.
+_NOTHING = object()
+
+
+@functional_datapipe("batch")
+class Batcher(IterDataPipe[T_co]):
+    """Puts consecutive items into batches.
+
+    Args:
+        datapipe: the pipe to read.
+        batch_size: items per batch; the last batch may have fewer.
+        drop_last: whether to leave out a last batch that is not full.
+        wrapper_class: what each batch is made into; called with a list.
+
+    Raises:
+        AssertionError: `batch_size` is not positive.
+        TypeError: `batch_size` is no integer or `wrapper_class` cannot be called.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(5)).batch(2))
+        [[0, 1], [2, 3], [4]]
+    """
+
+    iteration_state = ()
+
+    @overload
+    def __init__(
+        self: Batcher[DataChunk[T]],
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool = False,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Batcher[R],
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool = False,
+        *,
+        wrapper_class: Callable[[list[T]], R],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Batcher[R],
+        datapipe: Iterable[T],
+        batch_size: int,
+        drop_last: bool,
+        wrapper_class: Callable[[list[T]], R],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        datapipe: Iterable[Any],
+        batch_size: int,
+        drop_last: bool = False,
+        wrapper_class: Callable[[list[Any]], Any] = DataChunk,
+    ) -> None:
+        datapipe = check_source("Batcher", datapipe)
+        check_callable("Batcher", "wrapper_class", wrapper_class)
+        self.datapipe = datapipe
+        self.batch_size = check_int("Batcher", "batch_size", batch_size, least=1, error=AssertionError)
+        self.drop_last = drop_last
+        self.wrapper_class = wrapper_class
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.wrapper_class is DataChunk and self.batch_size <= _ZIPPED:
+            return self._chunks(iter(self.datapipe))
+        return self._batches(iter(self.datapipe))
+
+    def _batches(self, source: Iterator[Any]) -> Iterator[Any]:
+        wrap, size = self.wrapper_class, self.batch_size
+        while len(batch := list(islice(source, size))) == size:
+            yield wrap(batch)
+        if batch and not self.drop_last:
+            yield wrap(batch)
+
+    def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
+        # zip_longest collects a batch in C, in a tuple that it uses again. Chunks are filled in place: neither a list
+        # in between nor a call of __init__.
+        new, nothing = DataChunk.__new__, _NOTHING
+        for members in zip_longest(*repeat(source, self.batch_size), fillvalue=nothing):
+            if members[-1] is nothing:
+                if not self.drop_last:
+                    yield DataChunk([member for member in members if member is not nothing])
+                return
+            chunk = new(DataChunk)
+            chunk += members
+            yield chunk
+
+    def __len__(self) -> int:
+        items = length_of(self, self.datapipe)
+        return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
+
+
+@functional_datapipe("unbatch")
+class UnBatcher(Unfolding, IterDataPipe[Any]):
+    """Takes the members out of batches, that is, out of lists.
+
+    Args:
+        datapipe: the pipe to read.
+        unbatch_level: how many levels of lists to take away; -1 for all that there are, 0 for none.
+
+    Raises:
+        ValueError: `unbatch_level` is less than -1.
+        IndexError: while iterating, an item has fewer levels than `unbatch_level`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([[[0, 1], [2]], [[3]]]).unbatch(unbatch_level=2))
+        [0, 1, 2, 3]
+    """
+
+    def __init__(self, datapipe: Iterable[Any], unbatch_level: int = 1) -> None:
+        datapipe = check_source("UnBatcher", datapipe)
+        self.datapipe = datapipe
+        self.unbatch_level = check_int("UnBatcher", "unbatch_level", unbatch_level)
+        if self.unbatch_level < -1:
+            raise ValueError(f"UnBatcher: unbatch_level must be -1 or >= 0, but got {unbatch_level}")
+
+    def __iter__(self) -> Iterator[Any]:
+        members = self._members if self.unbatch_level == 1 else partial(self._members, level=self.unbatch_level)
+        return self._unfold(iter(self.datapipe), members)
+
+    def _members(self, element: Any, level: int = 1) -> Iterable[Any]:
+        if level == 1 and isinstance(element, list):
+            return element
+        if level == 0:
+            return (element,)
+        if not isinstance(element, list):
+            if level < 0:
+                return (element,)
+            raise IndexError(
+                f"UnBatcher: unbatch_level {self.unbatch_level} exceeds the depth of the data: expected a list, but "
+                f"found {element!r} of type {type(element).__name__}"
+            )
+        return chain.from_iterable(map(partial(self._members, level=max(level - 1, -1)), element))
+
+
+@functional_datapipe("groupby")
+class Grouper(IterDataPipe[Any]):
+    """Collects items with equal keys into groups and yields each group when it is full.
+
+    When the buffer of ungrouped items is full, the largest group is yielded if it has at least
+    `guaranteed_group_size` items; if it has fewer, it is dropped or an error is raised. At the end the
+    groups left in the buffer are yielded, however small.
+
+    Args:
+        datapipe: the pipe to read.
+        group_key_fn: a function from an item to its (hashable) key.
+        keep_key: whether to yield `(key, group)` instead of the group.
+        buffer_size: how many ungrouped items are held at most; None for no limit.
+        group_size: number of items at which a group is yielded; None for no limit.
+        guaranteed_group_size: the least size of a group yielded because of a full buffer; `group_size` by default.
+        drop_remaining: whether a group that is too small is dropped when the buffer is full.
+
+    Raises:
+        TypeError: `group_key_fn` is no function or a size is no integer.
+        AssertionError: the sizes do not satisfy `0 < guaranteed_group_size <= group_size <= buffer_size`.
+        RuntimeError: while iterating, the buffer is full of groups that are too small and `drop_remaining` is False.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(["a1", "b1", "a2"]).groupby(lambda name: name[0]))
+        [['a1', 'a2'], ['b1']]
+    """
+
+    _groups: dict[Any, list[Any]] = state(dict, items=True)  # what is buffered, by key
+    _buffered: int = state(0)
+
+    def __init__(
+        self,
+        datapipe: Iterable[T_co],
+        group_key_fn: Callable[[T_co], Any],
+        *,
+        keep_key: bool = False,
+        buffer_size: int | None = 10000,
+        group_size: int | None = None,
+        guaranteed_group_size: int | None = None,
+        drop_remaining: bool = False,
+    ) -> None:
+        datapipe = check_source("Grouper", datapipe)
+        check_callable("Grouper", "group_key_fn", group_key_fn)
+        for argument, value in (
+            ("buffer_size", buffer_size),
+            ("group_size", group_size),
+            ("guaranteed_group_size", guaranteed_group_size),
+        ):
+            if value is not None:
+                check_int("Grouper", argument, value, least=1, error=AssertionError)
+        if group_size is not None and buffer_size is not None and group_size > buffer_size:
+            raise AssertionError(
+                f"Grouper: group_size must be > 0 and <= buffer_size, but got group_size={group_size} with "
+                f"buffer_size={buffer_size}"
+            )
+        if guaranteed_group_size is not None and (group_size is None or guaranteed_group_size > group_size):
+            raise AssertionError(
+                "Grouper: guaranteed_group_size must be > 0 and <= group_size, and group_size must be set, but got "
+                f"guaranteed_group_size={guaranteed_group_size} with group_size={group_size}"
+            )
+        self.datapipe = datapipe
+        self.group_key_fn = group_key_fn
+        self.keep_key = keep_key
+        self.max_buffer_size = buffer_size
+        self.group_size = group_size
+        self.guaranteed_group_size = group_size if guaranteed_group_size is None else guaranteed_group_size
+        self.drop_remaining = drop_remaining
+        self.wrapper_class = DataChunk
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._grouped(iter(self.datapipe))
+
+    def _grouped(self, source: Iterator[Any]) -> Iterator[Any]:
+        key_of, groups = self.group_key_fn, self._groups
+        for item in source:
+            key = key_of(item)
+            group = groups.get(key)
+            if group is None:
+                groups[key] = group = []
+            group.append(item)
+            self._buffered += 1
+            if len(group) == self.group_size:
+                yield self._take(key)
+            elif self._buffered == self.max_buffer_size:
+                biggest = max(groups, key=lambda candidate: len(groups[candidate]))
+                if self._may_yield(len(groups[biggest])):
+                    yield self._take(biggest)
+                else:
+                    self._take(biggest)
+        while groups:
+            yield self._take(next(iter(groups)))
+
+    def _may_yield(self, size: int) -> bool:
+        """Whether a group of `size` items is large enough to be yielded because the buffer is full."""
+        if self.guaranteed_group_size is None or size >= self.guaranteed_group_size:
+            return True
+        if self.drop_remaining:
+            return False
+        raise RuntimeError(
+            f"Grouper: Failed to group items: the buffer of {self.max_buffer_size} items is full, and its largest "
+            f"group has {size} items of the guaranteed {self.guaranteed_group_size}; enlarge buffer_size, lower "
+            "guaranteed_group_size or set drop_remaining=True"
+        )
+
+    def _take(self, key: Any) -> Any:
+        group = self._groups.pop(key)
+        self._buffered -= len(group)
+        chunk = self.wrapper_class(group)
+        return (key, chunk) if self.keep_key else chunk

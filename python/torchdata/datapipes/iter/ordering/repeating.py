@@ -1,0 +1,156 @@
+"""Pipes that yield items more than once, or numbered: Cycler, Repeater, Enumerator.
+
+Run in whichever process iterates the pipeline. Cycler begins its source anew for each pass; Repeater holds
+the item that it is repeating.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+
+__all__ = ["Cycler", "Enumerator", "Repeater"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("cycle")
+class Cycler(IterDataPipe[T_co]):
+    """Reads its source again and again.
+
+    Args:
+        source_datapipe: the pipe to read; each pass is a new iteration of it.
+        count: number of passes; None for ever. Reading for ever ends where a pass gives no item at all.
+
+    Raises:
+        ValueError: `count` is negative.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(2)).cycle(2))
+        [0, 1, 0, 1]
+    """
+
+    #: The number of the pass, and the items that had been yielded when it began.
+    _pass: int = state(0)
+    _pass_begin: int = state(0)
+
+    def __init__(self, source_datapipe: Iterable[T_co], count: int | None = None) -> None:
+        source_datapipe = check_source("Cycler", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.count = None if count is None else check_int("Cycler", "count", count)
+        if self.count is not None and self.count < 0:
+            raise ValueError(f"Cycler: Expected non-negative count, got {count}")
+
+    def __iter__(self) -> Iterator[T_co]:
+        if self.count is not None and self._pass >= self.count:
+            return iter(())
+        return chain.from_iterable(self._passes(iter(self.source_datapipe)))
+
+    def _passes(self, current: Iterator[T_co]) -> Iterator[Iterator[T_co]]:
+        token = token_of(self)
+        while True:
+            yield current
+            empty = token.yielded == self._pass_begin
+            self._pass += 1
+            self._pass_begin = token.yielded
+            if (empty and self.count is None) or self._pass == self.count:
+                return
+            current = iter(self.source_datapipe)
+
+    def __len__(self) -> int:
+        if self.count is None:
+            raise TypeError("This Cycler instance cycles forever, and therefore doesn't have valid length")
+        return self.count * length_of(self, self.source_datapipe)
+
+    def _sources_in_use(self) -> list[Any]:
+        return [] if self._pass == self.count else [self.source_datapipe]
+
+
+@functional_datapipe("repeat")
+class Repeater(IterDataPipe[T_co]):
+    """Yields every item several times before the next one. The item is not copied.
+
+    Args:
+        source_datapipe: the pipe to read.
+        times: how many times each item is yielded.
+
+    Raises:
+        ValueError: `times` is less than 2.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(2)).repeat(2))
+        [0, 0, 1, 1]
+    """
+
+    #: The item that is being repeated, and how often one of a restored pipe is still to be yielded.
+    _item: Any = state(items=True)
+    _left: int = state(0)
+
+    def __init__(self, source_datapipe: Iterable[T_co], times: int) -> None:
+        source_datapipe = check_source("Repeater", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.times = check_int("Repeater", "times", times)
+        if self.times <= 1:
+            raise ValueError(
+                "Repeater: The number of repetition must be > 1"
+                f"{' (Expected non-negative count)' if self.times < 0 else ''}, got {times}"
+            )
+
+    def __iter__(self) -> Iterator[T_co]:
+        return self._repeated(iter(self.source_datapipe))
+
+    def _repeated(self, source: Iterator[T_co]) -> Iterator[T_co]:
+        left, self._left = self._left, 0
+        yield from repeat(self._item, left)
+        times = range(self.times)
+        for item in source:
+            self._item = item
+            for _ in times:
+                yield item
+
+    def __len__(self) -> int:
+        return self.times * length_of(self, self.source_datapipe)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The item that is being repeated, and how often it is still to be yielded."""
+        left = self._left if self._left else -token_of(self).yielded % self.times
+        return {"item": self._item if left else None, "left": left}
+
+
+@functional_datapipe("enumerate")
+class Enumerator(IterDataPipe[tuple[int, T_co]]):
+    """Numbers the items: yields `(number, item)`.
+
+    Args:
+        source_datapipe: the pipe to read.
+        starting_index: number of the first item.
+
+    Raises:
+        TypeError: `starting_index` is no integer.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper("ab").enumerate())
+        [(0, 'a'), (1, 'b')]
+    """
+
+    iteration_state = ()
+
+    def __init__(self, source_datapipe: Iterable[T_co], starting_index: int = 0) -> None:
+        source_datapipe = check_source("Enumerator", source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.starting_index = check_int("Enumerator", "starting_index", starting_index)
+
+    def __iter__(self) -> Iterator[tuple[int, T_co]]:
+        return enumerate(self.source_datapipe, self.starting_index + token_of(self).yielded)
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)

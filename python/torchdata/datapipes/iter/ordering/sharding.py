@@ -1,0 +1,252 @@
+"""Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
+
+Run in whichever process iterates the pipeline; the loader calls `apply_sharding` in each worker before the
+first iteration. They own nothing but their place among the shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.division import Division, given_from
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
+from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+
+__all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatcher"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class SHARDING_PRIORITIES(IntEnum):
+    """The levels at which a pipeline is divided: first among nodes, then among the workers of each.
+
+    The values are torch's, so that members of either enum are taken for each other.
+    """
+
+    DEFAULT = 1
+    DISTRIBUTED = 2
+    MULTIPROCESSING = 3
+
+
+@functional_datapipe("sharding_filter")
+class ShardingFilter(IterDataPipe[T_co]):
+    """Passes on this process's share of the items: every n-th one after `apply_sharding(n, i)`, from the i-th on.
+
+    The source is read whole in every process, but items that are read by index are loaded only by the one whose share
+    they are in. So it is where a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`), or a data set without
+    `__iter__` in an `IterableWrapper`, is followed by nothing but `shuffle`, `map` and `sharding_filter`. The functions
+    of `map` are then called for the own share alone.
+
+    A source that yields a part of its items where `torch.utils.data.get_worker_info()` tells a worker, such as
+    Hugging Face's `IterableDataset`, is not told while the filter divides among workers: it yields all items, of which
+    the filter takes its share. Without the filter it reads only its own part, which is cheaper.
+
+    Args:
+        source_datapipe: the pipe to read.
+        sharding_group_filter: the only level at which this pipe divides; None for all.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> shard = IterableWrapper(range(5)).sharding_filter()
+        >>> shard.apply_sharding(2, 1)
+        >>> list(shard)
+        [1, 3]
+    """
+
+    _taken: int = state(0)  # items of the source that were taken when the current iterator was made
+    _yielded_before: int = state(0, saved=False)  # items that were passed on by then
+    # What was given before the items were shared anew, in blocks: all before the first one, and those beyond it.
+    _first: int = state(0)
+    _beyond: Sequence[int] = state(())
+
+    def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
+        source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
+        if sharding_group_filter is not None:
+            sharding_group_filter = _priority(sharding_group_filter, "sharding_group_filter")
+        self.source_datapipe = source_datapipe
+        self.sharding_group_filter = sharding_group_filter
+        self.groups: dict[int, tuple[int, int]] = {}
+        self.num_of_instances = 1
+        self.instance_id = 0
+        self._block = 1
+        self._sharding_enabled = True
+        self._running = self._shard()
+
+    def apply_sharding(
+        self, num_of_instances: int, instance_id: int, sharding_group: Any = SHARDING_PRIORITIES.DEFAULT
+    ) -> None:
+        """Makes the next iterations yield share `instance_id` of `num_of_instances`.
+
+        Shares of several groups are combined: nodes (DISTRIBUTED) first, then workers (MULTIPROCESSING).
+
+        Raises:
+            ValueError: `instance_id` is not in `range(num_of_instances)`, or the group is unknown.
+            RuntimeError: the group DEFAULT meets one of the others.
+        """
+        check_int("ShardingFilter", "num_of_instances", num_of_instances, least=1)
+        check_int("ShardingFilter", "instance_id", instance_id, least=0)
+        if instance_id >= num_of_instances:
+            raise ValueError(
+                f"ShardingFilter: instance_id({instance_id}) should be smaller than "
+                f"num_of_instances({num_of_instances})"
+            )
+        group = _priority(sharding_group, "sharding_group")
+        default = SHARDING_PRIORITIES.DEFAULT
+        if any((known == default) != (group == default) for known in self.groups):
+            raise RuntimeError(
+                "ShardingFilter cannot mix DEFAULT and non DEFAULT groups: it was sharded for "
+                f"{', '.join(SHARDING_PRIORITIES(known).name for known in self.groups)} and is now asked to "
+                f"for {group.name}"
+            )
+        self.groups[group] = (num_of_instances, instance_id)
+        self.num_of_instances, self.instance_id = 1, 0
+        for key in sorted(self.groups, reverse=True):
+            if self.sharding_group_filter is None or key == self.sharding_group_filter:
+                instances, instance = self.groups[key]
+                self.instance_id += self.num_of_instances * instance
+                self.num_of_instances *= instances
+
+    def set_sharding_block(self, block: int | None) -> ShardingFilter[T_co]:
+        """Deals the items out in blocks of `block` consecutive items, from the next iteration on; None: one by one.
+
+        With blocks of k items, `sharding_filter().batch(k)` makes the same batches for any number of workers.
+        Returns the pipe itself.
+
+        Raises:
+            ValueError: `block` is not positive.
+        """
+        self._block = 1 if block is None else check_int("ShardingFilter", "block", block, least=1)
+        return self
+
+    def set_sharding_enabled(self, enabled: bool = True) -> ShardingFilter[T_co]:
+        """Turns sharding on or off (every process gets all items), from the next iteration on.
+
+        Returns the pipe itself.
+        """
+        self._sharding_enabled = enabled
+        return self
+
+    def reset(self) -> None:
+        """Starts with the first item of the source."""
+        super().reset()
+        self._running = self._shard()
+
+    def _shard(self) -> Division:
+        """The share that an iteration begun now yields."""
+        if not self._sharding_enabled:
+            return Division(1, 0)
+        given = given_from(self._first, self._beyond)
+        return Division(self.num_of_instances, self.instance_id, self._block, given)
+
+    def __iter__(self) -> Iterator[T_co]:
+        if not self._shard().is_whole and type(self) is ShardingFilter and can_wait(self.source_datapipe):
+            indices, load = begin_unloaded(self.source_datapipe)
+            return map(load, self._share_of(indices))
+        if self._divides_among_workers() and read_whole(walk(self.source_datapipe)):
+            return self._share_of(begin_whole(lambda: iter(self.source_datapipe)))
+        return self._share_of(iter(self.source_datapipe))
+
+    def _can_wait(self) -> bool:
+        return can_wait(self.source_datapipe)
+
+    def _iter_unloaded(self) -> tuple[Iterator[Any], Load]:
+        indices, load = begin_unloaded(self.source_datapipe)
+        return self._share_of(indices), load
+
+    def _loads(self) -> Load:
+        return self.source_datapipe._loads()  # type: ignore[attr-defined, no-any-return]
+
+    def _divides_among_workers(self) -> bool:
+        return self._sharding_enabled and any(
+            instances > 1
+            for group, (instances, _) in self.groups.items()
+            if group != SHARDING_PRIORITIES.DISTRIBUTED
+            and (self.sharding_group_filter is None or group == self.sharding_group_filter)
+        )
+
+    def _share_of(self, source: Iterator[Any]) -> Iterator[Any]:
+        """The own share of what an iterator yields."""
+        self._running = self._shard()
+        self._yielded_before = token_of(self).yielded
+        return self._running.share_of(source, self._taken)
+
+    def __len__(self) -> int:
+        items = length_of(self, self.source_datapipe)
+        share = self._shard()
+        shards, shard, block = share.shards, share.shard, share.block
+        rounds, rest = divmod(items, shards * block)
+        return rounds * block + min(max(rest - shard * block, 0), block)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of the source's items up to the last one that was passed on.
+
+        Where the items are shared anew since the middle of the epoch, also what was given before that, in blocks: the
+        first one that was not, and those beyond it that were.
+        """
+        taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before
+        if passed_on:
+            taken = self._running.after(taken, passed_on)
+        if not self._first and not self._beyond:
+            return {"taken": taken}
+        return {"taken": taken, "first": self._first, "beyond": list(self._beyond)}
+
+
+def _priority(value: Any, argument: str) -> SHARDING_PRIORITIES:
+    try:
+        return SHARDING_PRIORITIES(value)
+    except ValueError:
+        raise ValueError(
+            f"{argument} must be one of SHARDING_PRIORITIES.DEFAULT, DISTRIBUTED and MULTIPROCESSING, but got {value!r}"
+        ) from None
+
+
+@functional_datapipe("sharding_round_robin_dispatch")
+class ShardingRoundRobinDispatcher(IterDataPipe[T_co]):
+    """Marks all that comes before it as one that must not be replicated.
+
+    With worker processes that part runs once, in a process of its own, and its items are dealt out to the
+    workers in turn. Without them it passes its items on.
+
+    Args:
+        source_datapipe: the end of the part that runs once.
+        sharding_group_filter: `SHARDING_PRIORITIES.MULTIPROCESSING`, which None means, too.
+
+    Raises:
+        NotImplementedError: `sharding_group_filter` is anything else.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(4)).shuffle()
+        >>> pipe = pipe.sharding_round_robin_dispatch().map(str)
+        >>> sorted(pipe)
+        ['0', '1', '2', '3']
+    """
+
+    iteration_state = ()
+
+    def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
+        source_datapipe = check_source("ShardingRoundRobinDispatcher", source_datapipe, "source_datapipe")
+        if sharding_group_filter not in (None, SHARDING_PRIORITIES.MULTIPROCESSING):
+            raise NotImplementedError(
+                "`sharding_round_robin_dispatch` only supports `SHARDING_PRIORITIES.MULTIPROCESSING`, but got "
+                f"{sharding_group_filter!r}; put a `sharding_filter` before it to divide items among nodes"
+            )
+        self.source_datapipe = source_datapipe
+        self.sharding_group_filter = SHARDING_PRIORITIES.MULTIPROCESSING
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self.source_datapipe)
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+    def is_replicable(self) -> bool:
+        """False: the pipe and all that it reads from run once."""
+        return False

@@ -1,0 +1,326 @@
+"""Pipes that read from AIStore clusters: AISFileLister, AISFileLoader.
+
+Role: they run in the process that iterates them, on the `aistore` library. Clients belong to the process: each makes
+its own, so that no connection is shared with a parent. The streams fetch what is read while it is read.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchdata._optional import optional_import, require
+from torchdata.datapipes._pipe.checks import check_int, check_name, explaining
+from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.iter.stores.listing import ListsRoots
+from torchdata.datapipes.iter.stores.remote_file import LoadsObjects, RemoteFile, buffered
+from torchdata.datapipes.iter.streams.pairs import source_pipe
+from torchdata.datapipes.utils._streams import Recipe
+
+__all__ = ["AISFileLister", "AISFileLoader"]
+
+#: The oldest version of `aistore` that lists empty buckets and reads objects of any name.
+OLDEST_VERSION = (1, 18)
+#: Seconds without an answer after which a cluster is given up, where nobody said how many.
+DEFAULT_TIMEOUT_S = 20.0
+
+_VERSION = "Ais-Version"
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """How a client is made: the pipe's arguments.
+
+    Args:
+        pipe: the pipe's name, for messages.
+        endpoint: the URL of the cluster's proxy.
+        timeout: seconds that one answer, and that all attempts to get one, may take.
+    """
+
+    pipe: str
+    endpoint: str
+    timeout: float
+
+    def client(self) -> Any:
+        """The client of this process."""
+        key = (os.getpid(), self.endpoint, self.timeout)
+        client = _clients.get(key)
+        if client is None:
+            client = _clients[key] = self._make_client()
+        return client
+
+    def _make_client(self) -> Any:
+        sdk = optional_import("aistore.sdk", extra="aistore", needed_by=self.pipe)
+        import tenacity
+        from aistore.sdk.errors import ErrObjNotFound
+        from aistore.sdk.retry_config import NETWORK_RETRY_EXCEPTIONS, RetryConfig
+
+        def may_pass(error: BaseException) -> bool:
+            return isinstance(error, NETWORK_RETRY_EXCEPTIONS) and not isinstance(error, ErrObjNotFound)
+
+        retries = RetryConfig.default()
+        retries.http_retry = retries.http_retry.new(total=2, backoff_factor=0.5)
+        retries.network_retry = tenacity.Retrying(
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=5),
+            stop=tenacity.stop_after_delay(self.timeout),
+            retry=tenacity.retry_if_exception(may_pass),
+            reraise=True,
+        )
+        return sdk.Client(self.endpoint, timeout=(self.timeout, self.timeout), retry_config=retries)
+
+    def bucket(self, url: str) -> tuple[Any, str]:
+        """The bucket of a URL, and the name (or prefix) in it."""
+        provider, name, inner = split_url(self.pipe, url)
+        return self.client().bucket(name, provider), inner
+
+
+#: Clients by process, endpoint and time-out. Those of a parent stay here unused, where nothing closes them.
+_clients: dict[tuple[int, str, float], Any] = {}
+
+
+def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, str, str]:
+    """Provider, bucket and name (or prefix, which may be empty) of `ais://bucket/name`.
+
+    Raises:
+        TypeError: `url` is no str.
+        ValueError: a part is missing.
+    """
+    provider, separator, rest = check_name(pipe, "every item of the source", url).partition("://")
+    bucket, _, name = rest.partition("/")
+    if not provider or not separator or not bucket or (needs_name and not name):
+        expected = "ais://bucket/name" if needs_name else "ais://bucket or ais://bucket/prefix"
+        raise ValueError(f"{pipe} expects URLs of the form {expected} (or of another provider), but got {url!r}")
+    return provider, bucket, name
+
+
+def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
+    """Checks the library and the arguments that both pipes take.
+
+    Raises:
+        ModuleNotFoundError, ImportError: `aistore` is not installed, or too old.
+    """
+    name = type(pipe).__name__
+    require("aistore", extra="aistore", needed_by=name)
+    from importlib.metadata import version
+
+    installed = version("aistore")
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    if numbers is not None and tuple(map(int, numbers.groups())) < OLDEST_VERSION:
+        oldest = ".".join(map(str, OLDEST_VERSION))
+        raise ImportError(
+            f"{name} needs aistore {oldest} or newer, but {installed} is installed; update it with "
+            "`pip install --upgrade aistore`"
+        )
+    endpoint = check_name(name, "url", url)
+    if not endpoint:
+        raise ValueError(f"{name}: url must be the address of the cluster, such as 'http://localhost:8080', but got ''")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"{name}: timeout must be a number of seconds, but got {timeout!r}")
+    if timeout <= 0:
+        raise ValueError(f"{name}: timeout must be positive, but got {timeout!r}")
+    return _Cluster(name, endpoint if "://" in endpoint else f"http://{endpoint}", float(timeout))
+
+
+class _OfCluster:
+    """What both pipes take: a source, the cluster, and perhaps a length."""
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[str],
+        url: str,
+        length: int = -1,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self.source_datapipe = source_pipe(source_datapipe, self)
+        self.length = check_int(type(self).__name__, "length", length, least=-1)
+        self._cluster = _cluster(self, url, timeout)
+
+
+@functional_datapipe("list_files_by_ais")
+class AISFileLister(_OfCluster, GivenLength, ListsRoots):
+    """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes.
+
+    The objects of a prefix come in the order of their names. Objects of other providers behind the cluster are listed
+    by their URLs (`aws://bucket/`, `gcp://bucket/`).
+
+    Args:
+        source_datapipe: yields prefixes such as `ais://bucket` and `ais://bucket/folder/`.
+        url: the address of the cluster's proxy.
+        length: the number of objects, where `len` is to give it; -1: `len` raises TypeError.
+        timeout: seconds after which a cluster that does not answer is given up.
+
+    Raises:
+        ModuleNotFoundError: aistore is not installed (`pip install 'torchdata-rs[aistore]'`).
+        ImportError: it is too old.
+        aistore.sdk.errors.AISError: while iterating, the cluster answers with an error.
+        requests.exceptions.ConnectionError: while iterating, it does not answer.
+        ValueError: while iterating, an item is no such URL.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> names = IterableWrapper(["ais://bucket/train/"]).list_files_by_ais(url="http://localhost:8080")
+    """
+
+    def _source(self) -> Any:
+        return self.source_datapipe
+
+    def _entries(self, root: str, after: Any) -> Iterator[tuple[str, str]]:
+        provider, bucket_name, prefix = split_url(type(self).__name__, root)
+        entries: Any = None
+        while True:
+            with explaining(self, f"list, from the cluster at {self._cluster.endpoint},", root):
+                if entries is None:
+                    entries = self._cluster.bucket(root)[0].list_objects_iter(prefix=prefix)
+                entry = next(entries, None)
+            if entry is None:
+                return
+            if after is None or entry.name > after:
+                yield entry.name, f"{provider}://{bucket_name}/{entry.name}"
+
+
+@dataclass(frozen=True)
+class _AISRecipe:
+    """How an object is opened (again).
+
+    Args:
+        url: the object's URL.
+        cluster: how the client is made.
+        version: version and size of the object when it was first opened; None where it was not yet.
+    """
+
+    url: str
+    cluster: _Cluster
+    version: tuple[str, int] | None = None
+
+    def open(self) -> io.BufferedReader:
+        """The object as a file that stands at its start. Sends a request only where the object was never opened."""
+        return buffered(_AISObject(self))
+
+    def get(self, start: int) -> Any:
+        """The answer to the request for the object from byte `start` on, whose content is still to be read."""
+        bucket, name = self.cluster.bucket(self.url)
+        options = {"byte_range": f"bytes={start}-"} if start else {}
+        try:
+            reader = bucket.object(name).get_reader(**options)
+            return reader.raw()
+        except Exception as error:
+            error.add_note(f"{self.cluster.pipe} cannot read {self.url!r} from the cluster at {self.cluster.endpoint}.")
+            raise
+
+    def __repr__(self) -> str:
+        return f"_AISRecipe({self.url!r})"
+
+
+class _AISObject(RemoteFile):
+    """The file: reads one answer as long as it is read on and on, and asks again after a seek.
+
+    Args:
+        recipe: what to read. Afterwards `self.recipe()` also says which version of the object it is.
+    """
+
+    def __init__(self, recipe: _AISRecipe) -> None:
+        super().__init__(recipe.url)
+        self._recipe = recipe
+        #: The answer that is being read, where the next byte of it lies, and the process that asked.
+        self._answer: Any = None
+        self._answer_at = 0
+        self._pid = os.getpid()
+        if recipe.version is None:
+            headers = self._ask(0)
+            self._recipe = replace(recipe, version=(headers.get(_VERSION, ""), int(headers["Content-Length"])))
+
+    def recipe(self) -> Recipe:
+        """How the object is opened again, in the same version."""
+        return self._recipe
+
+    @property
+    def size(self) -> int:
+        """Bytes in the object."""
+        assert self._recipe.version is not None
+        return self._recipe.version[1]
+
+    def drop_answer(self) -> None:
+        """Closes the connection."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.close()
+
+    def _ask(self, start: int) -> Any:
+        """Begins an answer; returns its headers."""
+        self.drop_answer()
+        answer = self._recipe.get(start)
+        known, found = self._recipe.version, answer.headers.get(_VERSION, "")
+        if known is not None and known[0] != found:
+            answer.close()
+            raise OSError(
+                f"{self._recipe.cluster.pipe} cannot read {self.name!r}: the object was changed after it was opened "
+                f"(from version {known[0]!r} to {found!r})"
+            )
+        self._answer, self._answer_at, self._pid = answer, start, os.getpid()
+        return answer.headers
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads into `buffer`, and returns how many bytes it read."""
+        self._check_open()
+        target = memoryview(buffer).cast("B")
+        if self._position >= self.size or not len(target):
+            return 0
+        if self._answer is None or self._answer_at != self._position or self._pid != os.getpid():
+            self._ask(self._position)
+        try:
+            found = self._answer.read(len(target))
+        except Exception as error:
+            self.drop_answer()
+            raise self._broken(str(error)) from error
+        if not found:
+            self.drop_answer()
+            raise self._broken("the cluster sent no more")
+        target[: len(found)] = found
+        self._position += len(found)
+        self._answer_at = self._position
+        if self._position == self.size:
+            self.drop_answer()
+        return len(found)
+
+    def _broken(self, reason: str) -> OSError:
+        pipe, place = self._recipe.cluster.pipe, f"byte {self._position} of {self.size}"
+        return OSError(f"{pipe} cannot read {self.name!r} beyond {place}: {reason}")
+
+
+@functional_datapipe("load_files_by_ais")
+class AISFileLoader(_OfCluster, LoadsObjects):
+    """Opens objects of an AIStore cluster: yields pairs of URL and stream.
+
+    An object is fetched while it is read, so memory does not grow with its size. The streams can seek. They can be
+    pickled, and so be part of a saved state: the copy opens the same version of the object, and fails to read if there
+    is another one now.
+
+    Args:
+        source_datapipe: yields URLs such as `ais://bucket/name`.
+        url: the address of the cluster's proxy.
+        length: accepted for compatibility, without effect: `len` is that of the source, as in torchdata 0.9.
+        timeout: seconds after which a cluster that does not answer is given up.
+
+    Raises:
+        ModuleNotFoundError: aistore is not installed (`pip install 'torchdata-rs[aistore]'`).
+        ImportError: it is too old.
+        aistore.sdk.errors.AISError: while iterating, the cluster answers with an error, such as `ErrObjNotFound`.
+        requests.exceptions.ConnectionError: while iterating, it does not answer.
+        OSError: while reading, the cluster ends the answer early, or the object was changed.
+        ValueError: while iterating, an item is no such URL.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> names = IterableWrapper(["ais://bucket/shard-0.tar"])
+        >>> pairs = names.load_files_by_ais(url="http://localhost:8080").load_from_tar()
+    """
+
+    def _recipe(self, url: Any) -> _AISRecipe:
+        split_url(type(self).__name__, url, needs_name=True)
+        return _AISRecipe(url, self._cluster)

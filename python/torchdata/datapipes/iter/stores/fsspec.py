@@ -1,0 +1,269 @@
+"""Pipes over the file systems of fsspec: FSSpecFileLister, FSSpecFileOpener, FSSpecSaver.
+
+Role: they run in the process that iterates them, and ask fsspec for the file system there, item by item: fsspec keeps
+one instance per process and thread, and its own threads are made anew in a forked child. No pipe holds a file system.
+The streams own the files; their recipe is the URL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torchdata._optional import optional_import, require
+from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining, length_of
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.stores.listing import (
+    ListsRoots,
+    after_last,
+    check_masks,
+    check_options,
+    matches,
+)
+from torchdata.datapipes.iter.streams.atomic_files import appearing
+from torchdata.datapipes.iter.streams.pairs import source_pipe
+from torchdata.datapipes.iter.streams.saves import SavesItems
+from torchdata.datapipes.utils._streams import StreamWrapper
+
+__all__ = ["FSSpecFileLister", "FSSpecFileOpener", "FSSpecSaver"]
+
+
+def _file_system(pipe: str, url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    """The file system of a URL, in this process, and the path in it."""
+    fs, path = optional_import("fsspec.core", extra="fsspec", needed_by=pipe).url_to_fs(url, **options)
+    return fs, path
+
+
+def _is_local(fs: Any) -> bool:
+    from fsspec.implementations.local import LocalFileSystem
+
+    return isinstance(fs, LocalFileSystem)
+
+
+@functional_datapipe("list_files_by_fsspec")
+class FSSpecFileLister(ListsRoots):
+    """Yields the URLs of what lies in one or several directories of a file system that fsspec knows.
+
+    Files and subdirectories come in the order in which the file system lists them, local ones by name. A root that is a
+    file is yielded itself. What is yielded begins as the root does, by the same protocol and with the same chain:
+    `zip://images::archive.zip` gives `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
+
+    Args:
+        root: a directory or file, a sequence of them, or a pipe that yields them: URLs or local paths.
+        masks: shell patterns (`*.jpg`), one or a list, that the path in the file system is to match; empty: all.
+        kwargs: options of the file system, such as host and user.
+
+    Raises:
+        ModuleNotFoundError: fsspec is not installed (`pip install 'torchdata-rs[fsspec]'`), or while iterating, the
+            library of a protocol is not.
+        FileNotFoundError: while iterating, a root does not exist.
+        ValueError: while iterating, the protocol of a root is unknown.
+
+    Example:
+        >>> from torchdata.datapipes.iter import FSSpecFileLister
+        >>> names = FSSpecFileLister("memory://images", masks=["*.png", "*.jpg"])
+    """
+
+    def __init__(
+        self, root: str | Sequence[str] | IterDataPipe[str], masks: str | list[str] = "", **kwargs: Any
+    ) -> None:
+        require("fsspec", extra="fsspec", needed_by=type(self).__name__)
+        self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)
+        self.masks = check_masks(type(self).__name__, masks)
+        self.kwargs_for_connection = kwargs
+
+    def _source(self) -> Any:
+        return self.datapipe
+
+    def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
+        with explaining(self, "list", root):
+            fs, path = _file_system(type(self).__name__, root, self.kwargs_for_connection)
+            if fs.isfile(path):
+                names = None
+            else:
+                names = list(fs.ls(path, detail=False))
+        if names is None:
+            if after is None:
+                yield (0, root), root
+            return
+        if _is_local(fs):
+            names.sort()
+        url_of = _naming(root, path)
+        for place, name in after_last(names, after, self, root):
+            if matches(name, self.masks):
+                yield place, url_of(name)
+
+
+def _naming(root: str, path: str) -> Callable[[str], str]:
+    """How the names that a listing of `root`, which is `path` in its file system, gives become URLs like the root."""
+    links = root.split("::")
+    # The first link with a path of its own is the one that was listed; caches before it have none.
+    index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
+    protocol, separator, _ = links[index].rpartition("://")
+    start = "".join(f"{link}::" for link in links[:index])
+    end = "".join(f"::{link}" for link in links[index + 1 :])
+
+    def url_of(name: str) -> str:
+        if separator and name.startswith(protocol + separator):
+            return f"{start}{name}{end}"
+        if not name.startswith(path):
+            name = f"{path.rstrip('/')}/{name}"
+        return f"{start}{protocol}{separator}{name}{end}"
+
+    return url_of
+
+
+class _FSSpecRecipe:
+    """The recipe of a file that fsspec opens."""
+
+    __slots__ = ("for_connection", "for_open", "mode", "pipe", "url")
+
+    def __init__(
+        self, pipe: str, url: str, mode: str, for_open: dict[str, Any], for_connection: dict[str, Any]
+    ) -> None:
+        self.pipe, self.url, self.mode = pipe, url, mode
+        self.for_open, self.for_connection = for_open, for_connection
+
+    def open(self) -> Any:
+        """Opens the file."""
+        fs, path = _file_system(self.pipe, self.url, self.for_connection)
+        file = fs.open(path, self.mode, **self.for_open)
+        # Some file systems, such as those of archives, are closed when they are dropped.
+        with suppress(AttributeError):
+            file.opened_by = fs
+        return file
+
+    def __repr__(self) -> str:
+        return f"_FSSpecRecipe({self.url!r}, {self.mode!r})"
+
+
+@functional_datapipe("open_files_by_fsspec")
+class FSSpecFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
+    """Opens files by fsspec: yields pairs of URL and stream.
+
+    The stream closes its file when it is dropped. It can be pickled, options included, and is opened by its URL again.
+
+    Args:
+        source_datapipe: yields URLs or local paths.
+        mode: as of `open`.
+        kwargs_for_open: options of the file system's `open`, such as `{"encoding": "utf-8", "compression": "infer"}`.
+        kwargs: options of the file system, such as host and user.
+
+    Raises:
+        ModuleNotFoundError: fsspec is not installed (`pip install 'torchdata-rs[fsspec]'`), or while iterating, the
+            library of a protocol is not.
+        OSError: while iterating, a file cannot be opened.
+        ValueError: the mode is none, or while iterating, a protocol is unknown.
+
+    Example:
+        >>> from torchdata.datapipes.iter import FSSpecFileLister
+        >>> pairs = FSSpecFileLister("memory://shards", "*.tar").open_files_by_fsspec(mode="rb")
+    """
+
+    one_to_one = True
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[str],
+        mode: str = "r",
+        *,
+        kwargs_for_open: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        name = type(self).__name__
+        require("fsspec", extra="fsspec", needed_by=name)
+        self.source_datapipe = source_pipe(source_datapipe, self)
+        self.mode = check_mode(name, mode)
+        self.kwargs_for_open = check_options(name, "kwargs_for_open", kwargs_for_open)
+        self.kwargs_for_connection = kwargs
+
+    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
+        return map(self._open, self.source_datapipe)
+
+    def _open(self, url: Any) -> tuple[str, StreamWrapper]:
+        name = type(self).__name__
+        check_name(name, "every item of the source", url)
+        recipe = _FSSpecRecipe(name, url, self.mode, self.kwargs_for_open, self.kwargs_for_connection)
+        with explaining(self, "open", url):
+            file_obj = recipe.open()
+        return url, StreamWrapper(file_obj, name=url, recipe=recipe if self.mode[0] == "r" else None)
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+
+@functional_datapipe("save_by_fsspec")
+class FSSpecSaver(SavesItems):
+    """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is written.
+
+    A local file appears when all of it is written. Other file systems upload what is written; where that fails,
+    the upload is given up as far as the file system can.
+
+    Args:
+        source_datapipe: yields pairs of metadata and data, which are bytes for a binary mode and a str for others.
+        mode: as of `open`; `"w"` and `"wb"` replace files that are there.
+        filepath_fn: makes the URL or local path of the metadata; None: the metadata are the URL.
+        kwargs_for_open: options of the file system's `open`, such as `{"compression": "gzip"}`.
+        kwargs: options of the file system, such as `auto_mkdir=True` for local directories to be made.
+
+    Raises:
+        ModuleNotFoundError: fsspec is not installed (`pip install 'torchdata-rs[fsspec]'`), or while iterating, the
+            library of a protocol is not.
+        OSError: while iterating, a file cannot be written.
+        TypeError: while iterating, the data do not fit the mode.
+        ValueError: the mode does not write, or while iterating, a protocol is unknown.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pairs = IterableWrapper([("1.txt", b"one"), ("2.txt", b"two")])
+        >>> list(pairs.save_by_fsspec(mode="wb", filepath_fn="memory://saved/{}".format))
+        ['memory://saved/1.txt', 'memory://saved/2.txt']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[Any, Any]],
+        mode: str = "w",
+        filepath_fn: Callable[[Any], str] | None = None,
+        *,
+        kwargs_for_open: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        require("fsspec", extra="fsspec", needed_by=type(self).__name__)
+        super().__init__(source_datapipe, mode, filepath_fn)
+        self.kwargs_for_open = check_options(type(self).__name__, "kwargs_for_open", kwargs_for_open)
+        self.kwargs_for_connection = kwargs
+
+    def _save(self, path: str, data: Any) -> None:
+        fs, inner = _file_system(type(self).__name__, path, self.kwargs_for_connection)
+        if _is_local(fs) and "w" in self.mode:
+            # By the extension fsspec may tell a compression.
+            with appearing(inner, replace=True, ending=os.path.splitext(inner)[1]) as temporary:
+                self._write(fs, temporary, data)
+        else:
+            self._write(fs, inner, data)
+
+    def _write(self, fs: Any, path: str, data: Any) -> None:
+        file = fs.open(path, self.mode, **self.kwargs_for_open)
+        try:
+            file.write(data)
+        except BaseException:
+            _give_up(file)
+            raise
+        file.close()
+
+
+def _give_up(file: Any) -> None:
+    """Closes a file that is written to, without uploading what is left of it where the file system can do that."""
+    from fsspec.spec import AbstractBufferedFile
+
+    inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file
+    with suppress(Exception):
+        if isinstance(inner, AbstractBufferedFile):
+            inner.discard()
+            inner.closed = True
+        else:
+            file.close()

@@ -1,0 +1,120 @@
+"""The pipe over data sets of the Hugging Face Hub: HuggingFaceHubReader.
+
+Role: yields the rows that the library `datasets` reads. Runs in the process that iterates it. Every iteration has a
+data set object of its own, which owns the connections and files that it reads from. `datasets` is imported where a
+pipe is built.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torchdata._optional import optional_import
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes.datapipe import IterDataPipe, token_of
+
+__all__ = ["HuggingFaceHubReader"]
+
+
+class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
+    """Yields the rows of a data set of the Hugging Face Hub, each a dict from column to value.
+
+    Rows are streamed: nothing is downloaded ahead, and nothing is kept on disk. A saved state holds the place
+    in the data set, and an iteration goes on from there without reading what lies before. Every worker process yields
+    all rows: divide them by `sharding_filter`.
+
+    Args:
+        dataset: the name of a data set (`"owner/name"`), a folder of files, or the name of a file format, as
+            `datasets.load_dataset` takes it.
+        **config_kwargs: further arguments of `datasets.load_dataset`, such as `split`, `revision`, `data_files` or
+            `token`. `streaming` is True unless it is given; with False, the data set is downloaded as a whole and
+            kept in the cache of `datasets`. Without `split` the data set must have only one.
+
+    Raises:
+        ModuleNotFoundError: `datasets` is not installed.
+        TypeError: `dataset` is no string.
+        ValueError: while iterating, the data set has several splits and none was asked for.
+        Exception: while iterating, whatever `datasets` raises where a data set cannot be found, reached or read.
+
+    Example:
+        >>> from torchdata.datapipes.iter import HuggingFaceHubReader
+        >>> rows = HuggingFaceHubReader("lhoestq/demo1", split="train", revision="main")
+        >>> stars = rows.map(lambda row: row["star"])
+    """
+
+    #: What is read now, or else the state that was loaded or is left of the last iteration.
+    _data: Any = state(saved=False)
+    _loaded: dict[str, Any] | None = state()
+
+    def __init__(self, dataset: str, **config_kwargs: Any) -> None:
+        self._import()
+        if not isinstance(dataset, (str, os.PathLike)):
+            raise TypeError(
+                f"HuggingFaceHubReader: dataset must be the name of a data set, but got {dataset!r} of type "
+                f"{type(dataset).__name__}"
+            )
+        self.dataset = os.fspath(dataset)
+        self.config_kwargs = config_kwargs
+
+    @staticmethod
+    def _import() -> Any:
+        return optional_import("datasets", extra="huggingface", needed_by="HuggingFaceHubReader")
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        data, loaded = self._load(), self._loaded
+        if _is_streamed(data):
+            if loaded is not None and loaded["place"] is not None:
+                data.load_state_dict(loaded["place"])
+            # By batches of one: its own iterator yields a part of the rows alone where torch says that this is a
+            # worker, and sharding_filter would take a part of that part.
+            rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
+        else:
+            left = range(loaded["rows"] if loaded is not None else 0, len(data))
+            rows = data.select(left) if left else ()
+        self._data = data
+        try:
+            yield from rows
+        finally:
+            if self._data is data:  # the place alone is kept: the data set may hold files open
+                self._loaded, self._data = self.state_dict(), None
+
+    def _load(self) -> Any:
+        try:
+            data = self._import().load_dataset(path=self.dataset, **{"streaming": True, **self.config_kwargs})
+        except Exception as error:
+            error.add_note(f"HuggingFaceHubReader was loading the data set {self.dataset!r}.")
+            raise
+        if not isinstance(data, dict):
+            return data
+        if len(data) != 1:
+            raise ValueError(
+                f"HuggingFaceHubReader: the data set {self.dataset!r} has the splits {[*data]}; say which one is "
+                f"wanted, as in split={next(iter(data), 'train')!r}"
+            )
+        return next(iter(data.values()))
+
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of rows yielded, and for streamed data sets the place in their files."""
+        if self._data is None:
+            return self._loaded or {"rows": 0, "place": None}
+        place = self._data.state_dict() if _is_streamed(self._data) else None
+        return {"rows": token_of(self).yielded, "place": place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on behind the rows that were yielded."""
+        self._load_declared({"loaded": state_dict})
+
+
+def _is_streamed(data: Any) -> bool:
+    """Whether the rows are read as they are asked for, and not by index from the cache."""
+    return hasattr(data, "load_state_dict")
+
+
+def _only_row(batch: dict[str, list[Any]]) -> dict[str, Any]:
+    """The row of a batch of one."""
+    return {column: values[0] for column, values in batch.items()}

@@ -1,0 +1,248 @@
+"""Pipes over the path handlers of iopath: IoPathFileLister, IoPathFileOpener, IoPathSaver.
+
+Role: they run in the process that iterates them, and reach files by the `PathManager` that they hold, which is pickled
+with them. The streams own the files; their recipe is the path manager and the path.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torchdata._optional import optional_import
+from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining, length_of
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.stores.listing import ListsRoots, after_last, check_masks, matches
+from torchdata.datapipes.iter.streams.atomic_files import appearing
+from torchdata.datapipes.iter.streams.pairs import source_pipe
+from torchdata.datapipes.iter.streams.saves import SavesItems
+from torchdata.datapipes.utils._streams import StreamWrapper
+
+__all__ = ["IoPathFileLister", "IoPathFileOpener", "IoPathSaver"]
+
+
+def _path_manager(pipe: str, given: Any) -> Any:
+    """The path manager that was given, or a new one for local paths, HTTP, OneDrive and, with boto3, S3.
+
+    Raises:
+        TypeError: what was given is none.
+    """
+    file_io = optional_import("iopath.common.file_io", extra="iopath", needed_by=pipe)
+    if given is not None:
+        if not isinstance(given, file_io.PathManager):
+            raise TypeError(f"{pipe}: pathmgr must be an iopath.PathManager, but got {given!r}")
+        return given
+    manager = file_io.PathManager()
+    manager.register_handler(file_io.HTTPURLHandler(), allow_override=True)
+    manager.register_handler(file_io.OneDrivePathHandler(), allow_override=True)
+    with suppress(ImportError):  # its handler needs boto3, which iopath does not install
+        from iopath.common.s3 import S3PathHandler
+
+        manager.register_handler(S3PathHandler(), allow_override=True)
+    return manager
+
+
+def _is_local(manager: Any, path: str) -> bool:
+    """Whether a path is that of a local file, because no handler takes it."""
+    prefixes = getattr(manager, "_path_handlers", ())
+    return "://" not in path and not any(path.startswith(prefix) for prefix in prefixes)
+
+
+class _HasPathManager:
+    """What the three pipes share: the path manager and its handlers."""
+
+    pathmgr: Any
+
+    def _set_path_manager(self, pathmgr: Any, handler: Any) -> None:
+        self.pathmgr = _path_manager(type(self).__name__, pathmgr)
+        if handler is not None:
+            self.register_handler(handler, allow_override=True)
+
+    def register_handler(self, handler: Any, allow_override: bool = False) -> None:
+        """Makes the pipe's path manager use a handler for the prefixes that it supports.
+
+        Args:
+            handler: an `iopath.common.file_io.PathHandler`.
+            allow_override: whether it may take the place of others that support them, too.
+
+        Raises:
+            KeyError: another handler supports one of the prefixes, and may not be replaced.
+            TypeError: it is no handler.
+        """
+        from iopath.common.file_io import PathHandler
+
+        if not isinstance(handler, PathHandler):
+            raise TypeError(f"{type(self).__name__}: handler must be an iopath PathHandler, but got {handler!r}")
+        self.pathmgr.register_handler(handler, allow_override=allow_override)
+
+
+@functional_datapipe("list_files_by_iopath")
+class IoPathFileLister(_HasPathManager, ListsRoots):
+    """Yields the paths of what lies in one or several directories that iopath knows.
+
+    Files and subdirectories come in the order in which their handler lists them, local ones by name. A root that is a
+    file is yielded itself. Which of local paths, HTTP, OneDrive and S3 can be listed is up to iopath's handlers.
+
+    Args:
+        root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.
+        masks: shell patterns (`*.jpg`), one or a list, of the names wanted; empty: all.
+        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, where boto3
+            is installed, S3.
+        handler: a path handler for it to use as well.
+
+    Raises:
+        ModuleNotFoundError: iopath is not installed (`pip install 'torchdata-rs[iopath]'`).
+        OSError: while iterating, a directory cannot be listed.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IoPathFileLister
+        >>> paths = IoPathFileLister("images", masks=["*.png", "*.jpg"])
+    """
+
+    def __init__(
+        self,
+        root: str | Sequence[str] | IterDataPipe[str],
+        masks: str | list[str] = "",
+        *,
+        pathmgr: Any = None,
+        handler: Any = None,
+    ) -> None:
+        self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)
+        self.masks = check_masks(type(self).__name__, masks)
+        self._set_path_manager(pathmgr, handler)
+
+    def _source(self) -> Any:
+        return self.datapipe
+
+    def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
+        with explaining(self, "list", root):
+            names = None if self.pathmgr.isfile(root) else list(self.pathmgr.ls(root))
+        if names is None:
+            if after is None:
+                yield (0, root), root
+            return
+        if _is_local(self.pathmgr, root):
+            names.sort()
+        for place, name in after_last(names, after, self, root):
+            if matches(name, self.masks):
+                yield place, os.path.join(root, name)
+
+
+class _IoPathRecipe:
+    """The recipe of a file that iopath opens."""
+
+    __slots__ = ("manager", "mode", "path")
+
+    def __init__(self, manager: Any, path: str, mode: str) -> None:
+        self.manager, self.path, self.mode = manager, path, mode
+
+    def open(self) -> Any:
+        """Opens the file."""
+        return self.manager.open(self.path, self.mode)
+
+    def __repr__(self) -> str:
+        return f"_IoPathRecipe({self.path!r}, {self.mode!r})"
+
+
+@functional_datapipe("open_files_by_iopath")
+class IoPathFileOpener(_HasPathManager, IterDataPipe[tuple[str, StreamWrapper]]):
+    """Opens files by iopath: yields pairs of path and stream.
+
+    The stream closes its file when it is dropped. It can be pickled, together with the path manager, and is opened
+    again by it.
+
+    Args:
+        source_datapipe: yields local paths or URLs.
+        mode: as of `open`.
+        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, where boto3
+            is installed, S3.
+        handler: a path handler for it to use as well.
+
+    Raises:
+        ModuleNotFoundError: iopath is not installed (`pip install 'torchdata-rs[iopath]'`).
+        OSError: while iterating, a file cannot be opened.
+        ValueError: the mode is none.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IoPathFileLister
+        >>> pairs = IoPathFileLister("shards", "*.tar").open_files_by_iopath(mode="rb")
+    """
+
+    one_to_one = True
+
+    def __init__(
+        self, source_datapipe: Iterable[str], mode: str = "r", pathmgr: Any = None, handler: Any = None
+    ) -> None:
+        self.source_datapipe = source_pipe(source_datapipe, self)
+        self.mode = check_mode(type(self).__name__, mode)
+        self._set_path_manager(pathmgr, handler)
+
+    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
+        return map(self._open, self.source_datapipe)
+
+    def _open(self, path: Any) -> tuple[str, StreamWrapper]:
+        check_name(type(self).__name__, "every item of the source", path)
+        recipe = _IoPathRecipe(self.pathmgr, path, self.mode)
+        with explaining(self, "open", path):
+            file_obj = recipe.open()
+        return path, StreamWrapper(file_obj, name=path, recipe=recipe if self.mode[0] == "r" else None)
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+
+@functional_datapipe("save_by_iopath")
+class IoPathSaver(_HasPathManager, SavesItems):
+    """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
+
+    A local file that is there already stays as it is; a new one appears when all of it is written, so several processes
+    may save the same files, and no lock files are left. Directories are made. What handlers save elsewhere is replaced.
+
+    Args:
+        source_datapipe: yields pairs of metadata and data, which are bytes for a binary mode and a str for others.
+        mode: as of `open`.
+        filepath_fn: makes the path of the metadata; None: the metadata are the path.
+        pathmgr: an `iopath.PathManager`; None: one of the pipe's own for local paths, HTTP, OneDrive and, where boto3
+            is installed, S3.
+        handler: a path handler for it to use as well.
+
+    Raises:
+        ModuleNotFoundError: iopath is not installed (`pip install 'torchdata-rs[iopath]'`).
+        OSError: while iterating, a file cannot be written.
+        TypeError: while iterating, the data do not fit the mode.
+        ValueError: the mode does not write.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pairs = IterableWrapper([("1.txt", b"one"), ("2.txt", b"two")])
+        >>> list(pairs.save_by_iopath(mode="wb", filepath_fn="saved/{}".format))
+        ['saved/1.txt', 'saved/2.txt']
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[Any, Any]],
+        mode: str = "w",
+        filepath_fn: Callable[[Any], str] | None = None,
+        *,
+        pathmgr: Any = None,
+        handler: Any = None,
+    ) -> None:
+        super().__init__(source_datapipe, mode, filepath_fn)
+        self._set_path_manager(pathmgr, handler)
+
+    def _save(self, path: str, data: Any) -> None:
+        if not _is_local(self.pathmgr, path):
+            self._write(path, data)
+            return
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        if not os.path.exists(path):
+            with appearing(path, replace=False) as temporary:
+                self._write(temporary, data)
+
+    def _write(self, path: str, data: Any) -> None:
+        with self.pathmgr.open(path, self.mode) as file:
+            file.write(data)

@@ -1,0 +1,117 @@
+"""What the pipes over file systems and object stores share: masks, options, and listings with a place.
+
+Role: small helpers, and the base of the pipes that list. They run in the process that iterates the pipe. No pipe keeps
+a client, a connection or a file system: these are made in the process that iterates, so that pipes can be pickled, and
+forked with the process that built them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_name
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = [
+    "ListsRoots",
+    "after_last",
+    "check_masks",
+    "check_options",
+    "matches",
+]
+
+
+def check_masks(pipe: str, masks: Any) -> str | list[str]:
+    """The shell patterns given as `masks`.
+
+    Raises:
+        TypeError: they are neither a str nor a list of str.
+    """
+    if isinstance(masks, str):
+        return masks
+    if isinstance(masks, (list, tuple)) and all(isinstance(mask, str) for mask in masks):
+        return list(masks)
+    raise TypeError(f"{pipe}: masks must be a str or a list of str such as ['*.jpg', '*.png'], but got {masks!r}")
+
+
+def matches(name: str, masks: str | list[str]) -> bool:
+    """Whether one of the shell patterns matches the name. No patterns match every name."""
+    if not masks:
+        return True
+    return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
+
+
+def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
+    """A copy of the options given as `value`, by name; None stands for none.
+
+    Raises:
+        TypeError: it is no mapping with names as keys.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"{pipe}: {argument} must be a dict of options by name, but got {value!r}")
+    return dict(value)
+
+
+class ListsRoots(IterDataPipe[str]):
+    """A pipe that yields the names found under each root that its source yields.
+
+    Its place is the root that is being listed and the last entry yielded from it; going on lists that root again
+    from there. Subclasses define `_source` and `_entries`.
+    """
+
+    #: The root that is being listed, and its last entry that was yielded (None: none was).
+    _root: str | None = state()
+    _last: Any = state()
+
+    def _source(self) -> Any:
+        """The pipe that yields the roots."""
+        raise NotImplementedError
+
+    def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
+        """The entries behind `after` (None: all) under a root: where each stands, and the name to yield."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        return self._names_of_all(iter(self._source()))
+
+    def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
+        if self._root is not None:
+            yield from self._names(self._root)
+        for root in roots:
+            self._root, self._last = check_name(type(self).__name__, "every item of the source", root), None
+            yield from self._names(root)
+
+    def _names(self, root: str) -> Iterator[str]:
+        for place, name in self._entries(root, self._last):
+            self._last = place
+            yield name
+        self._root = self._last = None
+
+
+def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
+    """The names behind the one of which `last` tells number and name, numbered; all where `last` is None.
+
+    A listing in which the names before have moved is gone on with behind the last name.
+
+    Raises:
+        RuntimeError: the last name is no longer there.
+    """
+    start = 0
+    if last is not None:
+        position, name = last
+        if not (position < len(names) and names[position] == name):
+            if name not in names:
+                raise RuntimeError(
+                    f"{type(pipe).__name__} cannot go on listing {root!r}: {name!r}, the last name that was "
+                    "yielded when the state was saved, is no longer there; begin the epoch anew"
+                )
+            position = names.index(name)
+        start = position + 1
+    for position in range(start, len(names)):
+        yield (position, names[position]), names[position]

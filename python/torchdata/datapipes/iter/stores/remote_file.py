@@ -1,0 +1,129 @@
+"""Objects of a store as files: what those of S3 and AIStore share, and the base of the pipes that open them.
+
+Role: the file object under the streams of such a pipe. It lives in the process that reads. An object is opened by one
+request, of which the answer is kept for the first read; a file that is not read when the next one is opened gives its
+connection back, and asks again when it is read. So a buffer full of unread streams owns no connections.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from torchdata.datapipes._pipe.checks import length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.pairs import source_pipe
+from torchdata.datapipes.utils._streams import Recipe, StreamWrapper
+
+__all__ = ["LoadsObjects", "RemoteFile", "buffered"]
+
+#: Bytes between the reader and the file, so that small reads and lines cost little.
+_SMALL_READS = 64 << 10
+
+
+class RemoteFile(io.RawIOBase):
+    """A file whose content is asked for when it is read. A seek sends nothing.
+
+    Subclasses define `size`, `recipe`, `drop_answer` and `readinto`.
+
+    Args:
+        url: the object's URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.name = url
+        self._position = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes in the object."""
+        raise NotImplementedError
+
+    def recipe(self) -> Recipe:
+        """How the object is opened again, in the same version."""
+        raise NotImplementedError
+
+    def drop_answer(self) -> None:
+        """Gives the connection back. What was not read is asked for again."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Gives the connection back; there is no reading from then on."""
+        if not self.closed:
+            self.drop_answer()
+        super().close()
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """The position in bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves to a position, counted from the start, from here, or from the end."""
+        self._check_open()
+        if whence not in (os.SEEK_SET, os.SEEK_CUR, os.SEEK_END):
+            raise ValueError(f"whence must be 0, 1 or 2, but got {whence}")
+        position = offset + (0, self._position, self.size)[whence]
+        if position < 0:
+            raise ValueError(f"cannot seek to {position}, before the start of {self.name!r}")
+        self._position = position
+        return position
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"I/O operation on the closed file {self.name!r}")
+
+
+def buffered(file: RemoteFile) -> io.BufferedReader:
+    """The file with a small buffer before it."""
+    return io.BufferedReader(file, _SMALL_READS)
+
+
+class _Opens(Protocol):
+    def open(self) -> io.BufferedReader: ...
+
+
+class LoadsObjects(IterDataPipe[tuple[str, StreamWrapper]]):
+    """A pipe that opens the objects whose URLs its source yields, and yields pairs of URL and stream.
+
+    Subclasses define `_recipe`.
+    """
+
+    one_to_one = True
+    #: The file that was opened last.
+    _latest: weakref.ref[RemoteFile] | None = state(saved=False, lasts=True)
+
+    def __init__(self, source_datapipe: Iterable[str]) -> None:
+        self.source_datapipe = source_pipe(source_datapipe, self)
+
+    def _recipe(self, url: Any) -> _Opens:
+        """How an object is opened; checks the URL."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
+        return map(self._open, self.source_datapipe)
+
+    def _open(self, url: Any) -> tuple[str, StreamWrapper]:
+        recipe = self._recipe(url)
+        latest = self._latest() if self._latest is not None else None
+        if latest is not None:
+            latest.drop_answer()
+        file_obj = recipe.open()
+        raw: Any = file_obj.raw
+        self._latest = weakref.ref(raw)
+        return url, StreamWrapper(file_obj, name=url, recipe=raw.recipe())
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)

@@ -1,0 +1,277 @@
+"""obstore, as the S3 pipes use it: one set of stores per process, settings that pickle, errors that explain.
+
+Role: makes stores in the process that iterates. obstore does its work in threads of its own, and threads do not
+survive a fork: in a child that was forked after obstore was loaded, every call of it would wait for ever. Such a child
+therefore loads a second copy of obstore's extension, whose threads are its own (16 ms, 15 MB). What it inherited is
+neither used nor dropped there. Owned here: the stores of this process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchdata._optional import optional_import
+from torchdata.datapipes.iter.stores.s3_profile import profile_settings
+
+__all__ = [
+    "S3Error",
+    "S3NotFoundError",
+    "S3PermissionError",
+    "S3Settings",
+    "S3TimeoutError",
+    "explaining_s3",
+    "split_url",
+]
+
+#: What a request may take where nobody said so, in milliseconds.
+DEFAULT_TIMEOUT_MS = 3000
+#: How often a request is sent again after an error that may pass.
+RETRIES = 3
+#: The most that one request may take however steadily it goes, in seconds.
+LONGEST_REQUEST_S = 600
+#: Stores kept per process.
+MOST_STORES = 64
+
+_ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
+class S3Error(OSError, ValueError):
+    """An S3 request failed. (torchdata 0.9 raises ValueError.)"""
+
+
+class S3NotFoundError(FileNotFoundError, S3Error):
+    """The bucket or the object does not exist."""
+
+
+class S3PermissionError(PermissionError, S3Error):
+    """The credentials are missing, wrong, or do not suffice."""
+
+
+class S3TimeoutError(TimeoutError, S3Error):
+    """The server did not answer in time."""
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    """How stores are made: the pipe's arguments, which pickle as the store would not.
+
+    Args:
+        pipe: the pipe's name, for messages.
+        request_timeout_ms: milliseconds without an answer after which a request has failed; -1: `DEFAULT_TIMEOUT_MS`.
+        region: the region; empty: from the environment.
+        endpoint_url: the server; empty: from the environment, else Amazon's.
+        config: further settings of obstore's `S3Store`.
+    """
+
+    pipe: str
+    request_timeout_ms: int = -1
+    region: str = ""
+    endpoint_url: str = ""
+    config: dict[str, Any] = field(default_factory=dict, repr=False)  # there may be secrets in it
+
+    @property
+    def timeout_ms(self) -> int:
+        """Milliseconds without an answer after which a request has failed."""
+        return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
+
+    @property
+    def endpoint(self) -> str:
+        """The server's URL, or an empty str for Amazon's."""
+        given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
+        return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, _ENDPOINT_VARIABLES)]), "")
+
+    def connect(self, bucket: str, url: str) -> tuple[Any, Any]:
+        """obstore's functions and the store of a bucket, both of this process, for reading `url`."""
+        return _process.connect(self, bucket, url)
+
+    def make_store(self, obstore: Any, bucket: str) -> Any:
+        """A new store."""
+        from datetime import timedelta
+
+        given = {key: value for key, value in self.config.items() if key.lower() not in _ENDPOINT_KEYS}
+        config = {**profile_settings(given), **given}
+        if self.region:
+            config["region"] = self.region
+        if self.endpoint:
+            config["endpoint"] = self.endpoint
+        timeout = timedelta(milliseconds=self.timeout_ms)
+        client = {
+            "connect_timeout": timeout,
+            "read_timeout": timeout,
+            "timeout": timedelta(seconds=LONGEST_REQUEST_S),
+        }
+        if self.endpoint.startswith("http://"):
+            client["allow_http"] = True  # type: ignore[assignment]
+        retries = {
+            "max_retries": RETRIES,
+            "retry_timeout": (RETRIES + 1) * timeout,
+            "backoff": {
+                "init_backoff": timedelta(milliseconds=100),
+                "max_backoff": timedelta(seconds=1),
+                "base": 2,
+            },
+        }
+        return obstore._store.S3Store(bucket, config=config, client_options=client, retry_config=retries)
+
+
+class _Process:
+    """obstore and the stores of one process."""
+
+    def __init__(self, *, inherited: bool) -> None:
+        self._inherited = inherited  # whether obstore was loaded before this process was forked
+        self._obstore: Any = None
+        self._stores: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+
+    def connect(self, settings: S3Settings, bucket: str, url: str) -> tuple[Any, Any]:
+        """obstore's functions and the store of a bucket."""
+        environment = tuple(item for item in os.environ.items() if item[0].startswith("AWS_"))
+        key = (
+            bucket,
+            settings.timeout_ms,
+            settings.region,
+            settings.endpoint,
+            repr(settings.config),
+            environment,
+        )
+        with self._lock:
+            if self._obstore is None:
+                optional_import("obstore", extra="s3", needed_by=settings.pipe)
+                self._obstore = _own_copy() if self._inherited else sys.modules["obstore._obstore"]
+            store = self._stores.get(key)
+            if store is None:
+                while len(self._stores) >= MOST_STORES:
+                    del self._stores[next(iter(self._stores))]
+                with explaining_s3(settings, "connect to", url):
+                    store = settings.make_store(self._obstore, bucket)
+                self._stores[key] = store
+            return self._obstore, store
+
+
+_process = _Process(inherited=False)
+#: What was inherited from parents and must not be dropped here, because other threads owned part of it.
+_kept: list[Any] = []
+
+
+def keep_inherited(thing: Any) -> None:
+    """Keeps something of obstore's that a parent process made for as long as this process lives."""
+    _kept.append(thing)
+
+
+def _begin_in_child() -> None:
+    global _process
+    keep_inherited(_process)
+    _process = _Process(inherited="obstore._obstore" in sys.modules)
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
+
+
+def _own_copy() -> Any:
+    """A second copy of obstore's extension, with its own globals.
+
+    The copy lies in an anonymous file: the dynamic loader takes files for the same by inode, and by name, so the
+    process's number is part of the name by which it is loaded.
+
+    Raises:
+        RuntimeError: the copy cannot be loaded.
+    """
+    from importlib.machinery import ExtensionFileLoader
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    name, before = "obstore._obstore", dict(sys.modules)
+    try:
+        memory = os.memfd_create("obstore")
+        try:
+            with open(sys.modules[name].__file__ or "", "rb") as source:
+                left = os.fstat(source.fileno()).st_size
+                while left > 0:
+                    left -= os.sendfile(memory, source.fileno(), None, left)
+            path = f"/proc/{os.getpid()}/fd/{memory}"
+            loader = ExtensionFileLoader(name, path)
+            spec = spec_from_file_location(name, path, loader=loader)
+            copy = module_from_spec(spec)  # type: ignore[arg-type]
+            loader.exec_module(copy)
+        finally:
+            os.close(memory)
+            for changed in [key for key, module in sys.modules.items() if before.get(key) is not module]:
+                if changed in before:
+                    sys.modules[changed] = before[changed]
+    except Exception as error:
+        raise RuntimeError(
+            f"obstore was loaded before this process was forked, so it cannot be used here, and no copy of it could be "
+            f"loaded ({error}); start the workers by multiprocessing_context='spawn' or 'forkserver'"
+        ) from error
+    return copy
+
+
+def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
+    """Bucket and key (or prefix, which may be empty) of `s3://bucket/key`.
+
+    Raises:
+        TypeError: `url` is no str.
+        ValueError: it is another kind of URL, or lacks a part.
+        S3Error: the key begins or ends with a slash, which obstore would leave out.
+    """
+    if not isinstance(url, str):
+        raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {url!r}")
+    scheme, separator, rest = url.partition("://")
+    bucket, _, key = rest.partition("/")
+    if bucket and (key.startswith("/") or (needs_key and key.endswith("/"))):
+        raise S3Error(f"{pipe} cannot read {url!r}: objects whose keys begin or end with a slash cannot be read")
+    if scheme != "s3" or not separator or not bucket or (needs_key and not key):
+        expected = "s3://bucket/key" if needs_key else "s3://bucket or s3://bucket/prefix"
+        raise ValueError(f"{pipe} expects URLs of the form {expected}, but got {url!r}")
+    return bucket, key
+
+
+_CODE = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
+
+
+@contextmanager
+def explaining_s3(settings: S3Settings, action: str, url: str) -> Iterator[None]:
+    """Turns obstore's errors into an S3Error that names pipe and URL, in one line."""
+    try:
+        yield
+    except S3Error:
+        raise
+    except Exception as error:
+        raise _explained(error, settings, action, url) from None
+
+
+def _explained(error: Exception, settings: S3Settings, action: str, url: str) -> Exception:
+    whole, kind = str(error), type(error).__name__
+    found = _CODE.search(whole)
+    code = found[1] if found else ""
+    reason = ": ".join(filter(None, found.groups())) if found else whole.partition("\n")[0]
+    begin = f"{settings.pipe} cannot {action} {url!r}"
+    server = settings.endpoint or "Amazon S3"
+    if code == "NoSuchBucket":
+        return S3NotFoundError(f"{begin}: {server} has no such bucket; check the URL and the endpoint")
+    if kind == "FileNotFoundError":
+        return S3NotFoundError(f"{begin}: {server} has no such object")
+    if kind == "PreconditionError":
+        return S3Error(f"{begin}: the object was changed after it was opened")
+    if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        return S3PermissionError(f"{begin}: {reason}; check the credentials (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)")
+    if "169.254.169.254" in whole or "Missing AccessKeyId" in whole or "Missing SecretAccessKey" in whole:
+        return S3PermissionError(
+            f"{begin}: credentials are missing; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or write "
+            "them into ~/.aws/credentials, or for a public bucket set AWS_SKIP_SIGNATURE=true"
+        )
+    if kind == "InvalidPathError" or (isinstance(error, ValueError) and "path" in whole.lower()):
+        return S3Error(f"{begin}: {reason}; keys with empty, '.' or '..' parts cannot be read")
+    if "timed out" in whole or "TimedOut" in whole:
+        return S3TimeoutError(
+            f"{begin}: {server} did not answer within {settings.timeout_ms} ms, in {RETRIES + 1} attempts at most; "
+            "check the endpoint, or raise request_timeout_ms"
+        )
+    return S3Error(f"{begin}: {reason}")

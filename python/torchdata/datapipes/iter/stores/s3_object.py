@@ -1,0 +1,202 @@
+"""An S3 object as a file: read in pieces, by requests that each ask for a range of it.
+
+Role: the file object in the streams that `S3FileLoader` yields, and the recipe by which it is opened again. They live
+in the process that reads. Between two requests a file owns no connection, apart from the unread answer to the one that
+opened it (see `_remote_file.py`).
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torchdata.datapipes.iter.stores.remote_file import RemoteFile, buffered
+from torchdata.datapipes.iter.stores.s3_client import (
+    S3Error,
+    S3Settings,
+    explaining_s3,
+    keep_inherited,
+    split_url,
+)
+
+__all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
+
+#: Bytes that are asked for at once where nobody said how many.
+DEFAULT_BUFFER_SIZE = 16 << 20
+#: Bytes per request where a piece is fetched by several at once; also the most that the opening request asks for.
+PART_SIZE = 4 << 20
+#: Bytes that the first request after a seek asks for. Each further one asks for twice as many as the one before.
+AFTER_SEEK = 256 << 10
+#: Requests at once for one piece.
+MOST_PARALLEL = 8
+
+_NOTHING = memoryview(b"")
+
+
+@dataclass(frozen=True)
+class S3Recipe:
+    """How an object is opened (again).
+
+    Args:
+        url: the object's URL.
+        settings: how its store is made.
+        buffer_size: the most bytes to ask for at once.
+        parallel: whether large pieces are fetched by several requests at once.
+        version: ETag and size of the object when it was first opened; None where it was not yet.
+    """
+
+    url: str
+    settings: S3Settings
+    buffer_size: int
+    parallel: bool
+    version: tuple[str | None, int] | None = None
+
+    def open(self) -> io.BufferedReader:
+        """The object as a file that stands at its start. Sends a request only where the object was never opened."""
+        return buffered(S3Object(self))
+
+    def get(self, start: int, size: int) -> Any:
+        """obstore's answer to the request for `size` bytes from `start` on; None where the object is empty."""
+        bucket, key = split_url(self.settings.pipe, self.url, needs_key=True)
+        obstore, store = self.settings.connect(bucket, self.url)
+        with explaining_s3(self.settings, "read", self.url):
+            options: dict[str, Any] = {"range": (start, start + size)}
+            if self.version is not None and self.version[0] is not None:
+                options["if_match"] = self.version[0]
+            try:
+                return obstore.get(store, key, options=options)
+            except Exception as error:
+                # An empty object has no range to send, so servers refuse to send one.
+                if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
+                    raise
+                return None
+
+    def fetch(self, start: int, size: int) -> Any:
+        """`size` bytes from `start` on, as an object with the buffer protocol."""
+        answer = self.get(start, size)
+        with explaining_s3(self.settings, "read", self.url):
+            return answer.bytes() if answer is not None else b""
+
+    def __repr__(self) -> str:
+        return f"S3Recipe({self.url!r})"
+
+
+class S3Object(RemoteFile):
+    """The file. Asks for a piece where what it was asked for lies outside the last one.
+
+    Args:
+        recipe: what to read. Afterwards `self.recipe()` also says which version of the object it is.
+    """
+
+    def __init__(self, recipe: S3Recipe) -> None:
+        super().__init__(recipe.url)
+        #: The piece at hand, and where it begins and ends.
+        self._piece, self._start, self._end = _NOTHING, 0, 0
+        #: How much the next request asks for.
+        self._ahead = min(recipe.buffer_size, PART_SIZE)
+        #: The unread answer to the request that opened the object, and the process that sent it.
+        self._answer: Any = None
+        self._pid = os.getpid()
+        self._recipe = recipe if recipe.version is not None else self._opened(recipe)
+
+    def _opened(self, recipe: S3Recipe) -> S3Recipe:
+        self._answer = recipe.get(0, self._ahead)
+        version: tuple[str | None, int] = (None, 0)
+        if self._answer is not None:
+            version = (self._answer.meta["e_tag"], self._answer.meta["size"])
+        return replace(recipe, version=version)
+
+    def recipe(self) -> S3Recipe:
+        """How the object is opened again, in the same version."""
+        return self._recipe
+
+    @property
+    def size(self) -> int:
+        """Bytes in the object."""
+        assert self._recipe.version is not None
+        return self._recipe.version[1]
+
+    def drop_answer(self) -> None:
+        """Gives back the connection of the request that opened the object."""
+        answer, self._answer = self._answer, None
+        if answer is not None and self._pid != os.getpid():
+            keep_inherited(answer)
+
+    def close(self) -> None:
+        """Forgets the piece at hand, too."""
+        super().close()
+        self._piece = _NOTHING
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads into `buffer`, and returns how many bytes it read."""
+        target = memoryview(buffer).cast("B")
+        found = self._here(len(target))
+        count = min(len(found), len(target))
+        target[:count] = found[:count]
+        self._position += count
+        return count
+
+    def readall(self) -> bytes:
+        """All from the position to the end."""
+        pieces = []
+        while len(piece := self._here(self._recipe.buffer_size)):
+            self._position += len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _here(self, wanted: int) -> memoryview:
+        """What is at hand from the position on, fetched where nothing is; empty at the end."""
+        self._check_open()
+        if self._position >= self.size:
+            return _NOTHING
+        if not self._start <= self._position < self._end:
+            goes_on = self._position == self._end
+            # Dropped before the next one comes, so that one at a time is in memory, and none if that fails.
+            self._piece, self._start = _NOTHING, self._end
+            self._piece = self._next_piece(wanted, goes_on)
+            self._start, self._end = self._position, self._position + len(self._piece)
+        return self._piece[self._position - self._start :]
+
+    def _next_piece(self, wanted: int, goes_on: bool) -> memoryview:
+        recipe, piece = self._recipe, _NOTHING
+        if self._position == 0:
+            piece = self._opening_piece()
+        self.drop_answer()
+        if not len(piece):
+            if not goes_on:
+                self._ahead = AFTER_SEEK
+            size = min(max(self._ahead, wanted), recipe.buffer_size, self.size - self._position)
+            piece = memoryview(self._fetched(self._position, size)).cast("B")
+        if not len(piece):
+            raise S3Error(
+                f"{recipe.settings.pipe} cannot read {recipe.url!r}: the server sent nothing for the bytes from "
+                f"{self._position} to {self.size}"
+            )
+        self._ahead = min(2 * max(self._ahead, len(piece)), recipe.buffer_size)
+        return piece
+
+    def _opening_piece(self) -> memoryview:
+        """What the request that opened the object brings: nothing where its connection broke meanwhile."""
+        answer, self._answer = self._answer, None
+        if answer is None or self._pid != os.getpid():
+            self._answer = answer
+            return _NOTHING
+        try:
+            return memoryview(answer.bytes()).cast("B")
+        except Exception:
+            return _NOTHING
+
+    def _fetched(self, start: int, size: int) -> Any:
+        if not self._recipe.parallel or size <= PART_SIZE:
+            return self._recipe.fetch(start, size)
+        from concurrent.futures import ThreadPoolExecutor
+
+        starts = range(start, start + size, PART_SIZE)
+        sizes = [min(PART_SIZE, start + size - part) for part in starts]
+        with ThreadPoolExecutor(min(len(starts), MOST_PARALLEL)) as pool:
+            parts = list(pool.map(self._recipe.fetch, starts, sizes))
+        if [len(part) for part in parts] != sizes:
+            return parts[0]
+        return b"".join(parts)

@@ -1,0 +1,1 @@
+"""Files on their way to items, and items on their way to files."""

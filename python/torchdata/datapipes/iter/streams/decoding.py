@@ -1,0 +1,89 @@
+"""The pipe that decodes files by their extension: RoutedDecoder.
+
+Role: reads each stream that it gets to its end, closes it, and hands the content to the handlers of
+`torchdata.datapipes.utils.decoder`. Runs in the process that iterates the pipe; owns nothing between two items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_callable, length_of
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.pairs import path_and_stream, source_pipe
+from torchdata.datapipes.utils.decoder import (
+    Decoder,
+    basichandlers,
+    extension_extract_fn,
+    imagehandler,
+)
+
+__all__ = ["RoutedDecoder"]
+
+
+@functional_datapipe("routed_decode")
+class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
+    """Decodes files: yields pairs of path and what the first handler that knows the file made of its content.
+
+    Streams are read whole and closed. Content that no handler knows stays bytes.
+
+    **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** Name handlers
+    of your own for files from strangers.
+
+    Args:
+        datapipe: yields pairs of path and binary stream, or bytes.
+        *handlers: functions of a key and content that return None for what they do not decode; the first one has
+            priority. By default `basichandlers` and `imagehandler("torch")` of `torchdata.datapipes.utils.decoder`
+            (which, without PyTorch loaded, makes NumPy arrays of images). Those of torch's own module work, too.
+        key_fn: makes of the path the key that handlers get; by default the extension without its dot.
+
+    Raises:
+        TypeError: a handler or `key_fn` is no function; while iterating, an item is no pair or a stream is one of text.
+
+    Example:
+        >>> import io
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> files = [("a/1.json", io.BytesIO(b'{"width": 3}')), ("a/1.cls", b"7"), ("a/1.xyz", b"?")]
+        >>> list(IterableWrapper(files).routed_decode())
+        [('a/1.json', {'width': 3}), ('a/1.cls', 7), ('a/1.xyz', b'?')]
+    """
+
+    one_to_one = True
+
+    def __init__(
+        self,
+        datapipe: Iterable[tuple[str, Any]],
+        *handlers: Callable[[str, Any], Any],
+        key_fn: Callable[[str], str] = extension_extract_fn,
+    ) -> None:
+        self.datapipe = source_pipe(datapipe, self)
+        check_callable("RoutedDecoder", "key_fn", key_fn)
+        for position, handler in enumerate(handlers):
+            check_callable("RoutedDecoder", f"handler {position}", handler)
+        self.decoder = Decoder(*(handlers or (basichandlers, imagehandler("torch"))), key_fn=key_fn)
+
+    def add_handler(self, *handler: Callable[[str, Any], Any]) -> None:
+        """Puts handlers before those that there are.
+
+        Raises:
+            TypeError: a handler is no function.
+        """
+        for position, one in enumerate(handler):
+            check_callable("RoutedDecoder", f"handler {position}", one)
+        self.decoder.add_handler(*handler)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return map(self._decoded, self.datapipe)
+
+    def _decoded(self, item: Any) -> tuple[str, Any]:
+        path, _ = pair = path_and_stream(item, self)
+        try:
+            return path, self.decoder(pair)[path]
+        except Exception as error:
+            error.add_note(f"RoutedDecoder was decoding {path!r}.")
+            raise
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)

@@ -1,0 +1,226 @@
+"""Pipes that find files, open them and read them whole or in chunks.
+
+Role: the sources of most pipelines. They run in the process that iterates them. `FileOpener` owns no stream: the
+stream closes itself when its last reader drops it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
+from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper
+
+__all__ = ["FileLister", "FileOpener", "StreamReader"]
+
+#: The modes of FileOpener and what they mean to `open`.
+_MODES = {"b": "rb", "t": "rt", "r": "r", "rb": "rb", "rt": "rt"}
+
+
+@functional_datapipe("list_files")
+class FileLister(GivenLength, IterDataPipe[str]):
+    """Yields the paths of the files in one or several directories.
+
+    A directory's own files come first, by name, and then those of its subdirectories, by name; links to
+    directories are not followed. A root that is a file is yielded itself.
+
+    Args:
+        root: a directory or file, a sequence of them, or a pipe that yields them.
+        masks: shell patterns (`*.jpg`), one or a list, of the file names wanted; empty: all.
+        recursive: whether subdirectories are listed, too.
+        abspath: whether absolute paths are yielded.
+        non_deterministic: whether files come in the order in which the file system has them. A state saved in
+            the middle of a directory then relies on the file system keeping to its order.
+        length: the number of files, where `len` is to give it; -1: `len` raises TypeError.
+
+    Raises:
+        FileNotFoundError: while iterating, a root does not exist.
+        NotADirectoryError, PermissionError: while iterating, a directory cannot be read.
+
+    Example:
+        >>> from torchdata.datapipes.iter import FileLister
+        >>> paths = FileLister("images", masks=["*.png", "*.jpg"], recursive=True)
+    """
+
+    _pending: list[str] = state(list)  # directories still to be listed, the next one last
+    #: The directory being listed, and how many of its names have been looked at.
+    _directory: str | None = state()
+    _names_seen: int = state(0)
+
+    def __init__(
+        self,
+        root: str | Sequence[str] | IterDataPipe[str] = ".",
+        masks: str | list[str] = "",
+        *,
+        recursive: bool = False,
+        abspath: bool = False,
+        non_deterministic: bool = False,
+        length: int = -1,
+    ) -> None:
+        if isinstance(root, (str, os.PathLike)):
+            root = [os.fspath(root)]
+        self.datapipe = source_pipe(root, self)
+        if not isinstance(masks, str) and not (
+            isinstance(masks, (list, tuple)) and all(isinstance(mask, str) for mask in masks)
+        ):
+            raise TypeError(f"FileLister takes a str or a list of str as masks, but got {masks!r}")
+        self.masks = masks
+        self.recursive = recursive
+        self.abspath = abspath
+        self.non_deterministic = non_deterministic
+        self._set_length(length)
+
+    def __iter__(self) -> Iterator[str]:
+        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        return self._files(iter(self.datapipe))
+
+    def _files(self, roots: Iterator[Any]) -> Iterator[str]:
+        yield from self._walk()
+        for root in roots:
+            if not isinstance(root, (str, os.PathLike)):
+                raise TypeError(f"FileLister expects paths of directories or files, but got {root!r}")
+            root = os.fspath(root)
+            if os.path.isfile(root):
+                if self._wanted(os.path.basename(root)):
+                    yield os.path.abspath(root) if self.abspath else root
+            else:
+                self._pending = [root]
+                yield from self._walk()
+
+    def _walk(self) -> Iterator[str]:
+        while self._directory is not None or self._pending:
+            resumed = self._directory is not None
+            if self._directory is None:
+                self._directory, self._names_seen = self._pending.pop(), 0
+            directory = self._directory
+            files, subdirectories = self._list(directory)
+            if self.recursive and not resumed:
+                self._pending.extend(reversed(subdirectories))
+            shown = os.path.abspath(directory) if self.abspath else directory
+            for name in files[self._names_seen :]:
+                self._names_seen += 1
+                if self._wanted(name):
+                    yield os.path.join(shown, name)
+            self._directory = None
+
+    def _list(self, directory: str) -> tuple[list[str], list[str]]:
+        """Names of the files and paths of the subdirectories to visit."""
+        files, subdirectories = [], []
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    if not entry.is_dir():
+                        files.append(entry.name)
+                    elif not entry.is_symlink():
+                        subdirectories.append(entry.path)
+        except OSError as error:
+            error.add_note(f"FileLister cannot list {directory!r}: check the root that it was given.")
+            raise
+        if not self.non_deterministic:
+            files.sort()
+            subdirectories.sort()
+        return files, subdirectories
+
+    def _wanted(self, name: str) -> bool:
+        if not self.masks:
+            return True
+        masks = (self.masks,) if isinstance(self.masks, str) else self.masks
+        return any(fnmatch.fnmatch(name, mask) for mask in masks)
+
+
+@functional_datapipe("open_files")
+class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
+    """Opens files: yields pairs of path and stream.
+
+    The stream closes its file when it is dropped; closing it earlier is up to its reader.
+
+    Args:
+        datapipe: yields paths.
+        mode: `"r"`, `"t"` or `"rt"` for text, `"b"` or `"rb"` for bytes.
+        encoding: the encoding of text files; None: that of the locale.
+        length: the number of files, where `len` is to give it; -1: `len` raises TypeError.
+
+    Raises:
+        ValueError: the mode is another one, or an encoding is given for bytes.
+        OSError: while iterating, a file cannot be opened.
+
+    Example:
+        >>> from torchdata.datapipes.iter import FileLister
+        >>> pairs = FileLister("shards", "*.tar").open_files(mode="b")
+    """
+
+    one_to_one = True
+
+    def __init__(self, datapipe: Iterable[str], mode: str = "r", encoding: str | None = None, length: int = -1) -> None:
+        if mode not in _MODES:
+            raise ValueError(f"Invalid mode {mode!r}: FileOpener reads files, by one of the modes {[*_MODES]}")
+        if "b" in mode and encoding is not None:
+            raise ValueError(
+                f"binary mode doesn't take an encoding argument, but FileOpener got {encoding!r}; use mode='t'"
+            )
+        self.datapipe = source_pipe(datapipe, self)
+        self.mode = mode
+        self.encoding = encoding
+        self._set_length(length)
+
+    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
+        return map(self._open, self.datapipe)
+
+    def _open(self, path: Any) -> tuple[str, StreamWrapper]:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"Expected string type for pathname, but FileOpener got {path!r}")
+        path = os.fspath(path)
+        recipe = FileRecipe(path, _MODES[self.mode], self.encoding)
+        try:
+            file_obj = recipe.open()
+        except OSError as error:
+            error.add_note(f"FileOpener cannot open {path!r}.")
+            raise
+        return path, StreamWrapper(file_obj, recipe=recipe)
+
+
+@functional_datapipe("read_from_stream")
+class StreamReader(HoldsStream):
+    """Reads streams: yields pairs of path and content, whole or in chunks. Empty streams yield nothing.
+
+    Args:
+        datapipe: yields pairs of path and stream. The streams are closed when they are read.
+        chunk: bytes (characters, for text) per item; None: the whole stream in one item.
+
+    Raises:
+        ValueError: `chunk` is not positive.
+
+    Example:
+        >>> import io
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([("letters", io.StringIO("abcde"))]).read_from_stream(chunk=2))
+        [('letters', 'ab'), ('letters', 'cd'), ('letters', 'e')]
+    """
+
+    def __init__(self, datapipe: Iterable[tuple[str, Any]], chunk: int | None = None) -> None:
+        self.datapipe = source_pipe(datapipe, self)
+        if chunk is not None:
+            chunk = check_int("StreamReader", "chunk", chunk, least=1)
+        self.chunk = chunk
+
+    def _source(self) -> Any:
+        return self.datapipe
+
+    def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, Any]]:
+        if self.chunk is None:
+            content = stream.read(None)
+            self._release(stream)
+            self.reset()  # nothing is left to come back to
+            if content:
+                yield path, content
+            return
+        while content := stream.read(self.chunk):
+            yield path, content

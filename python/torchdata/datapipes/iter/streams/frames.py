@@ -1,0 +1,295 @@
+"""Pipes that make data frames: DataFrameMaker of rows, ParquetDataFrameLoader of Parquet files.
+
+Role: both yield frames of pandas, polars or pyarrow, whichever the user chose, and the second one dicts of arrays, too.
+They run in the process that iterates them. ParquetDataFrameLoader owns the file that it is reading, and holds one row
+group of it at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, ClassVar
+
+from torchdata._optional import optional_import
+from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names, check_device
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
+from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper, detached
+
+__all__ = ["DataFrameMaker", "ParquetDataFrameLoader"]
+
+
+@functional_datapipe("dataframe")
+class DataFrameMaker(IterDataPipe[Any]):
+    """Makes data frames of consecutive rows.
+
+    Rows are tuples or lists with one value per column, mappings from column to value, or single values, which make
+    frames of one column. Columns have the names in `columns`, else those of the dtype, else those that the rows bring
+    (mappings, named tuples), else the library's: 0, 1, … in pandas, column_0, column_1, … elsewhere.
+
+    Args:
+        source_dp: the pipe of rows.
+        dataframe_size: rows per frame; the last frame may have fewer.
+        dtype: None to let the library find the types; a `pyarrow.Schema`; a mapping from column to a dtype of the
+            library; or one such dtype for all columns.
+        dtype_generator: makes the dtype at the start of each iteration, in the process that iterates; for dtypes that
+            do not pickle. It is used where `dtype` is None.
+        columns: the names of the columns. Mappings must have all of them, and their other keys are left out; without
+            names a frame has the keys of all its rows, and nulls where a row has none.
+        device: `""` or `"cpu"`.
+        library: what makes the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars runs threads, so with worker
+            processes it wants the start method spawn or forkserver.
+
+    Raises:
+        AssertionError: `dataframe_size` is not positive.
+        TypeError: `dtype` is one of torcharrow's, which is no longer maintained, or another argument is of the wrong
+            type; while iterating, the rows of a frame are not of one kind.
+        ValueError: the library is unknown or does not take the dtype, or the device is another one; while iterating,
+            rows have too many or too few values, or a value does not fit its dtype.
+        ModuleNotFoundError: the library is not installed; the message says how to.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> rows = IterableWrapper([(1, "a"), (2, "b"), (3, "c")])
+        >>> for frame in rows.dataframe(2, columns=["number", "letter"]):
+        ...     print(frame.to_dict("list"))
+        {'number': [1, 2], 'letter': ['a', 'b']}
+        {'number': [3], 'letter': ['c']}
+    """
+
+    iteration_state = ()
+
+    def __init__(
+        self,
+        source_dp: Iterable[Any],
+        dataframe_size: int = 1000,
+        dtype: Any = None,
+        dtype_generator: Callable[[], Any] | None = None,
+        columns: list[str] | None = None,
+        device: str = "",
+        library: str = "pandas",
+    ) -> None:
+        name = "DataFrameMaker"
+        self.source_dp = check_source(name, source_dp, "source_dp")
+        self.dataframe_size = check_int(name, "dataframe_size", dataframe_size, least=1, error=AssertionError)
+        self.columns = check_column_names(name, columns)
+        check_device(name, device)
+        self.device = device
+        self._format = FrameFormat(name, library, dtype, dtype_generator)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._frames(iter(self.source_dp), self._format.generated().of_rows)
+
+    def _frames(self, source: Iterator[Any], make: Callable[..., Any]) -> Iterator[Any]:
+        while rows := list(islice(source, self.dataframe_size)):
+            yield make(rows, self.columns)
+
+    def __len__(self) -> int:
+        return -(-length_of(self, self.source_dp) // self.dataframe_size)
+
+
+@functional_datapipe("load_parquet_as_df")
+class ParquetDataFrameLoader(HoldsStream):
+    """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
+
+    One row group is in memory at a time, so memory depends on how the files were written: large ones want row groups
+    of some ten to some hundred megabytes. A saved state knows the row group and the row in it. What goes on from it
+    reads the end of the file, where the directory is, and that row group, but none before it.
+
+    With `library="numpy"` items are dicts from column to array:
+
+    - numbers and booleans are arrays of their dtype. A null is NaN in floats. Integers and booleans have nothing for
+      it, so it is an error; `dtype={"column": "float64"}` makes it NaN.
+    - dates, timestamps (in UTC, where they have a zone) and durations are datetime64 and timedelta64. A null is NaT.
+    - lists are arrays of objects, one array per row, made by the same rules. A null is None.
+    - all else, such as strings, bytes, decimals and structs (dicts), are arrays of Python objects. A null is None.
+
+    Args:
+        source_dp: yields paths of Parquet files, or pairs of path and binary stream that can seek. Streams are closed
+            when they are read.
+        dtype: None for the types in the file; a `pyarrow.Schema` or a mapping from column to a dtype of the library,
+            for those columns that shall have another; or one dtype for all columns.
+        columns: the columns to read, in this order; None for all. Nested ones are named `"parent.child"`.
+        device: `""` or `"cpu"`.
+        use_threads: whether columns are decoded by several threads.
+        library: what the frames are made by: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
+            arrays. Polars runs threads, so with worker processes it wants the start method spawn or forkserver.
+        dataframe_size: rows per item, across row groups; the last item of a file may have fewer. None for one item
+            per row group.
+
+    Raises:
+        TypeError: `dtype` is one of torcharrow's, which is no longer maintained, or another argument is of the wrong
+            type; while iterating, the source yields neither paths nor pairs.
+        ValueError: the library is unknown or does not take the dtype, the device is another one, or `dataframe_size` is
+            not positive; while iterating, a file is no Parquet file or is truncated (pyarrow.ArrowInvalid), lacks a
+            column, or has nulls where arrays have no value for them.
+        OSError: while iterating, a file cannot be opened or is damaged.
+        ModuleNotFoundError: pyarrow or the library is not installed; the message says how to.
+
+    Example:
+        >>> import pyarrow, pyarrow.parquet
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pyarrow.parquet.write_table(pyarrow.table({"a": [1, 2, 3, 4, 5]}), "numbers.parquet", row_group_size=2)
+        >>> files = IterableWrapper(["numbers.parquet"])
+        >>> [frame["a"].tolist() for frame in files.load_parquet_as_df()]
+        [[1, 2], [3, 4], [5]]
+        >>> list(files.load_parquet_as_df(library="numpy", dataframe_size=3))
+        [{'a': array([1, 2, 3])}, {'a': array([4, 5])}]
+    """
+
+    #: A state is a row of the file, so that it is gone on from in frames of another size.
+    tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
+
+    #: The row group, and the row in it, behind the last item that was yielded.
+    _next: tuple[int, int] = state((0, 0), saved=False)
+    #: How many items nobody looks at: their row groups are not read.
+    _unwanted: int = state(0, saved=False)
+
+    def __init__(
+        self,
+        source_dp: Iterable[Any],
+        dtype: Any = None,
+        columns: list[str] | None = None,
+        device: str = "",
+        use_threads: bool = False,
+        library: str = "pandas",
+        *,
+        dataframe_size: int | None = None,
+    ) -> None:
+        name = "ParquetDataFrameLoader"
+        self.source_dp = source_pipe(source_dp, self)
+        self.columns = check_column_names(name, columns)
+        check_device(name, device)
+        self.device = device
+        self.use_threads = use_threads
+        if dataframe_size is not None:
+            check_int(name, "dataframe_size", dataframe_size, least=1)
+        self.dataframe_size = dataframe_size
+        _parquet()
+        self._format = FrameFormat(name, library, dtype, arrays=True)
+
+    def _source(self) -> Any:
+        return map(_opened, self.source_dp)
+
+    def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
+        self._next = (0, 0) if place is None else place
+        file = _parquet().ParquetFile(_seekable(path, stream))
+        _check_columns(path, file, self.columns)
+        tables = self._row_groups if self.dataframe_size is None else self._cuts
+        for table, behind in tables(file, *self._next):
+            frame = self._format.of_table(table)
+            del table
+            self._next = behind
+            yield frame
+            del frame  # so that nothing but the next row group is in memory while it is read
+
+    def _row_group(self, file: Any, index: int) -> Any:
+        return file.read_row_group(index, columns=self.columns, use_threads=self.use_threads)
+
+    def _row_groups(self, file: Any, group: int, row: int) -> Iterator[tuple[Any, tuple[int, int]]]:
+        """The row groups from a row of one on, each with the place behind it."""
+        for index in range(group, file.num_row_groups):
+            if self._unwanted:
+                self._unwanted -= 1
+                yield _arrow().table({}), (index + 1, 0)
+                row = 0
+                continue
+            yield _copied(self._row_group(file, index), row, None), (index + 1, 0)
+            row = 0
+
+    def _cuts(self, file: Any, group: int, row: int) -> Iterator[tuple[Any, tuple[int, int]]]:
+        """Tables of `dataframe_size` rows, from a row of a row group on, each with the place behind it."""
+        parts: list[Any] = []
+        missing = size = self.dataframe_size
+        for index in range(group, file.num_row_groups):
+            table = self._row_group(file, index)
+            while row < table.num_rows:
+                parts.append(_copied(table, row, missing))
+                row += parts[-1].num_rows
+                missing -= parts[-1].num_rows
+                if not missing:
+                    whole, parts, missing = _arrow().concat_tables(parts), [], size
+                    yield whole, (index, row) if row < table.num_rows else (index + 1, 0)
+                    del whole
+            row = 0
+            del table  # before the next row group is read
+        if parts:
+            yield _arrow().concat_tables(parts), (file.num_row_groups, 0)
+
+    def _explained(self, error: Exception, path: str) -> Exception:
+        arrow_errors = _arrow().ArrowException
+        if isinstance(error, arrow_errors) or (type(error) is OSError and error.errno is None):
+            return type(error)(
+                f"cannot read the Parquet file {path!r} in ParquetDataFrameLoader: {error} (it is truncated, damaged "
+                "or of another kind, or its values do not fit the dtype)"
+            )
+        return error
+
+    def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
+        return detached(stream, 0), self._next
+
+    def _pass_over(self, count: int) -> None:
+        """Lets the next items be anything: nobody looks at them."""
+        self._unwanted = 0 if self.dataframe_size else count
+
+
+def _arrow() -> Any:
+    return optional_import("pyarrow", extra="parquet", needed_by="ParquetDataFrameLoader")
+
+
+def _parquet() -> Any:
+    return optional_import("pyarrow.parquet", extra="parquet", needed_by="ParquetDataFrameLoader")
+
+
+def _copied(table: Any, start: int, count: int | None) -> Any:
+    """Rows of a table, in memory of their own: a slice keeps all of the table's, also where it is pickled."""
+    part = table.slice(start, count)
+    return table if part.num_rows == table.num_rows else part.take(_arrow().array(range(part.num_rows)))
+
+
+def _opened(item: Any) -> Any:
+    """Pairs of path and stream as they are; a path with the file that lies there."""
+    if not isinstance(item, (str, os.PathLike)):
+        if isinstance(item, (tuple, list)):
+            return item
+        raise TypeError(
+            f"ParquetDataFrameLoader expects paths, or pairs of path and stream, but got {item!r} of type "
+            f"{type(item).__name__}"
+        )
+    path = os.fspath(item)
+    recipe = FileRecipe(path, "rb")
+    return path, StreamWrapper(recipe.open(), recipe=recipe)
+
+
+def _seekable(path: str, stream: Any) -> Any:
+    """The bare file object, which the reader may seek in."""
+    file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
+    try:
+        seekable = bool(file_obj.seekable())
+    except AttributeError:
+        seekable = hasattr(file_obj, "seek")
+    if not seekable:
+        raise ValueError(
+            f"the Parquet file {path!r} of ParquetDataFrameLoader lies in a stream that cannot seek, but its directory "
+            "stands at its end; read it from a file, or into io.BytesIO first"
+        )
+    return file_obj
+
+
+def _check_columns(path: str, file: Any, columns: list[str] | None) -> None:
+    """Raises ValueError where the file lacks a column: pyarrow would leave it out without a word."""
+    if columns is None:
+        return
+    present = set(file.schema_arrow.names)
+    leaves = [file.schema.column(index).path for index in range(len(file.schema))]
+    for column in columns:
+        if column not in present and not any(f"{leaf}.".startswith(f"{column}.") for leaf in leaves):
+            raise ValueError(
+                f"the Parquet file {path!r} of ParquetDataFrameLoader has no column {column!r}; it has "
+                f"{file.schema_arrow.names}"
+            )

@@ -1,0 +1,78 @@
+"""The pipe that parses JSON files: JsonParser.
+
+Role: turns pairs of path and stream into pairs of path and what the stream's JSON text stands for. Runs in the process
+that iterates it. It closes the streams that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import length_of
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.pairs import pair_of, source_pipe
+
+__all__ = ["JsonParser"]
+
+
+@functional_datapipe("parse_json_files")
+class JsonParser(IterDataPipe[tuple[str, Any]]):
+    """Parses JSON files, each as a whole: yields pairs of path and value.
+
+    Args:
+        source_datapipe: yields pairs of path and stream, of text or bytes. The streams are closed when they are read.
+        **kwargs: options of `json.loads`: `object_hook`, `parse_float`, `cls`, …
+
+    Raises:
+        TypeError: `json.loads` does not know an option.
+        json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position.
+        UnicodeDecodeError: while iterating, bytes are no UTF-8, UTF-16 or UTF-32; its reason names the path.
+
+    Example:
+        >>> import io
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper([("a.json", io.StringIO('{"key": [1, null]}'))]).parse_json_files())
+        [('a.json', {'key': [1, None]})]
+    """
+
+    one_to_one = True
+
+    def __init__(self, source_datapipe: Iterable[tuple[str, Any]], **kwargs: Any) -> None:
+        import json
+
+        self.source_datapipe = source_pipe(source_datapipe, self)
+        self.kwargs = kwargs
+        try:
+            json.loads("null", **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"JsonParser: {error}; the options {kwargs!r} must be ones of Python's json.loads"
+            ) from error
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return map(self._parse, self.source_datapipe)
+
+    def _parse(self, pair: Any) -> tuple[str, Any]:
+        import json
+
+        path, stream = pair_of(pair, self)
+        try:
+            try:
+                text = stream.read()
+            finally:
+                stream.close()
+            return path, json.loads(text, **self.kwargs)
+        except json.JSONDecodeError as error:
+            message = f"JsonParser cannot parse {path!r}: {error.msg}"
+            raise json.JSONDecodeError(message, error.doc, error.pos) from error
+        except UnicodeDecodeError as error:
+            error.reason += f" (in {path!r}, read by JsonParser; open it as text with the right encoding)"
+            raise
+        except Exception as error:
+            error.add_note(f"JsonParser was reading {path!r}.")
+            raise
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)

@@ -1,0 +1,143 @@
+"""The base of pipes that make many items of one (path, stream) pair: readers of files, lines and archives.
+
+Role: such a pipe cannot ask its source for a pair twice, so it *holds* the pair it is reading: the pair and the
+place in it are the pipe's state. Runs in the process that iterates the pipe. The pipe closes a stream when it is
+done with it, and when its iterator is abandoned; what it holds from then on is a stand-in without an open file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_source
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.utils._streams import detached
+
+__all__ = ["HoldsStream", "pair_of", "path_and_stream", "source_pipe"]
+
+
+def source_pipe(datapipe: Any, pipe: object) -> Any:
+    """The source given to the constructor of `pipe`: a pipe, or plain data, which is wrapped to have a state.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    name = type(pipe).__name__
+    if isinstance(datapipe, (str, bytes)):
+        raise TypeError(f"{name}: datapipe must be a pipe, but got {datapipe!r}; wrap it: IterableWrapper([...])")
+    return check_source(name, datapipe)
+
+
+def pair_of(item: Any, pipe: object, members: str = "path and stream, as open_files yields them") -> tuple[Any, Any]:
+    """`item`, checked to be a pair (of what `members` says).
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise TypeError(f"{type(pipe).__name__} expects pairs of {members}, but got {item!r}")
+    return item[0], item[1]
+
+
+def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
+    """`item`, checked to be a pair of a path and a stream.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    path, stream = pair_of(item, pipe)
+    if not isinstance(path, str):
+        raise TypeError(f"{type(pipe).__name__} expects a str as path, but got {path!r}")
+    return path, stream
+
+
+class HoldsStream(IterDataPipe[Any]):
+    """A pipe that reads pairs of path and stream, holding the pair that it reads.
+
+    Subclasses define `_source`, `_read` and, where the place in a stream is more than its position, `_bookmark`.
+    """
+
+    #: The pair that is read.
+    _held: Any = state(saved=False)
+    #: Where `_read` begins in the pair that is held.
+    _place: Any = state(saved=False)
+    #: Whether an iterator is reading the pair; where none is, `_held` and `_place` are the state as they are.
+    _reading: bool = state(False, saved=False)
+
+    def _source(self) -> Any:
+        """What the pipe reads from."""
+        raise NotImplementedError
+
+    def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
+        """The items of one stream, going on from `place` (None: from its start).
+
+        An iterator written in C, where there is one, saves a Python frame per item.
+        """
+        raise NotImplementedError
+
+    def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
+        """A stand-in for `stream` and the place in it, as of the last item yielded."""
+        return detached(stream), None
+
+    def _explained(self, error: Exception, path: str) -> Exception:
+        """The error to raise for one that `_read`'s iterator raised: it itself, or one that says where."""
+        return error
+
+    def _release(self, stream: Any) -> None:
+        """Closes a stream that the pipe is done with."""
+        if hasattr(stream, "close"):
+            stream.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        return self._items_of(iter(self._source()))
+
+    def _items_of(self, pairs: Iterator[Any]) -> Iterator[Any]:
+        if self._held is not None:
+            pairs = chain((self._held,), pairs)
+        place = self._place
+        for pair in pairs:
+            path, stream = path_and_stream(pair, self)
+            # A tuple of its own, by which a replaced iterator sees that the pipe holds another pair now.
+            held = self._held = (path, stream)
+            self._reading = True
+            try:
+                yield from self._read(path, stream, place)
+            except BaseException as error:
+                # A stream that the collector has closed has no place any more.
+                collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
+                if self._held is held and not collected:
+                    self._held, self._place = self._bookmark_of(held)
+                    self._reading = False
+                if not isinstance(error, Exception):
+                    raise
+                explained = self._explained(error, path)
+                if not hasattr(explained, "__notes__"):
+                    explained.add_note(f"{type(self).__name__} was reading {path!r}.")
+                try:
+                    if explained is error:
+                        raise
+                    raise explained from error
+                finally:
+                    del explained  # the frame would be part of a cycle, and keep open what it holds
+            finally:
+                self._release(stream)
+            self._held = self._place = place = None
+            self._reading = False
+
+    def _bookmark_of(self, pair: tuple[str, Any]) -> tuple[Any, Any]:
+        stand_in, place = self._bookmark(*pair)
+        return (pair[0], stand_in), place
+
+    def state_dict(self) -> dict[str, Any]:
+        """The pair that is being read, with a stand-in for its stream, and the place in it."""
+        pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
+        return {"pair": pair, "place": place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration go on in the saved pair."""
+        self._load_declared({})
+        self._held, self._place = state_dict["pair"], state_dict["place"]

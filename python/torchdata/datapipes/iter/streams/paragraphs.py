@@ -1,0 +1,81 @@
+"""Pipes that put lines together: ParagraphAggregator.
+
+Runs in whichever process iterates the pipeline. It owns the lines of the paragraph that is not complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import check_callable, check_source
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["ParagraphAggregator"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+def _default_line_join(lines: list[Any]) -> Any:
+    """The lines, of text or of bytes, with line feeds in between."""
+    return (b"\n" if lines and isinstance(lines[0], bytes) else "\n").join(lines)
+
+
+@functional_datapipe("lines_to_paragraphs")
+class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
+    r"""Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file, ends one.
+
+    Args:
+        source_datapipe: yields pairs of path and line, as `readlines` does.
+        joiner: a function from the list of a paragraph's lines to the paragraph; by default they are joined by `\n`.
+
+    Raises:
+        TypeError: `joiner` is no function; while iterating, an item is no pair.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> lines = [("a.txt", "one"), ("a.txt", "two"), ("a.txt", ""), ("a.txt", "three"), ("b.txt", "four")]
+        >>> list(IterableWrapper(lines).lines_to_paragraphs(" ".join))
+        [('a.txt', 'one two'), ('a.txt', 'three'), ('b.txt', 'four')]
+    """
+
+    buffer: list[Any] = state(list, items=True)  # lines of the paragraph that is not complete, and their path
+    _path: Any = state(items=True)
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        joiner: Callable[[list[Any]], Any] = _default_line_join,
+    ) -> None:
+        self.source_datapipe = check_source("ParagraphAggregator", source_datapipe, "source_datapipe")
+        check_callable("ParagraphAggregator", "joiner", joiner)
+        self.joiner = joiner
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return self._paragraphs(iter(self.source_datapipe))
+
+    def _paragraphs(self, source: Iterator[Any]) -> Iterator[tuple[str, Any]]:
+        for item in source:
+            path, line = _path_and_line(item)
+            if line and (path == self._path or not self.buffer):
+                self._path = path
+                self.buffer.append(line)
+            elif self.buffer:
+                # The line begins the next paragraph before this one is yielded: so both are in the state.
+                complete = self._path, self.buffer
+                self._path, self.buffer = path, [line] if line else []
+                yield complete[0], self.joiner(complete[1])
+        if self.buffer:
+            complete = self._path, self.buffer
+            self.reset()
+            yield complete[0], self.joiner(complete[1])
+
+
+def _path_and_line(item: Any) -> tuple[Any, Any]:
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise TypeError(
+            f"ParagraphAggregator expects pairs of path and line, as readlines yields them, but got {item!r}"
+        )
+    return item[0], item[1]

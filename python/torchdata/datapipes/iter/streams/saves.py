@@ -1,0 +1,78 @@
+"""The base of pipes that save items to files of a file system.
+
+Role: such a pipe takes pairs of metadata and data, writes the data, and yields where it wrote it. It runs in the
+process that iterates it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_callable, check_mode, explaining, length_of
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.pairs import source_pipe
+
+__all__ = ["SavesItems"]
+
+
+class SavesItems(IterDataPipe[str]):
+    """A pipe that saves the data of pairs of metadata and data, and yields the paths.
+
+    Subclasses define `_save`.
+    """
+
+    one_to_one = True
+
+    def __init__(
+        self, source_datapipe: Iterable[tuple[Any, Any]], mode: str, filepath_fn: Callable[[Any], str] | None
+    ) -> None:
+        name = type(self).__name__
+        self.source_datapipe = source_pipe(source_datapipe, self)
+        self.mode = check_mode(name, mode, writes=True)
+        if filepath_fn is not None:
+            check_callable(name, "filepath_fn", filepath_fn)
+        self.filepath_fn = filepath_fn
+
+    def _save(self, path: str, data: Any) -> None:
+        """Writes the data, which fit the mode."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._saved, self.source_datapipe)
+
+    def _saved(self, item: Any) -> str:
+        name = type(self).__name__
+        try:
+            meta, data = item
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name} expects pairs of metadata and data, but got {item!r}") from error
+        path = meta if self.filepath_fn is None else self.filepath_fn(meta)
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"{name} expects a str as path, but got {path!r} for the metadata {meta!r}")
+        path = os.fspath(path)
+        self._check_data(name, path, data)
+        with explaining(self, "save", path):
+            self._save(path, data)
+        return path
+
+    def _check_data(self, name: str, path: str, data: Any) -> None:
+        """Raises TypeError for data that do not fit the mode, before anything of them is written."""
+        if "b" not in self.mode:
+            fits = isinstance(data, str)
+        else:
+            try:
+                memoryview(data).release()
+                fits = True
+            except TypeError:
+                fits = False
+        if not fits:
+            kind, other = ("bytes", "w") if "b" in self.mode else ("str", "wb")
+            raise TypeError(
+                f"{name} cannot save {path!r}: mode {self.mode!r} takes {kind}, but the data are of type "
+                f"{type(data).__name__}; convert them, or use mode={other!r}"
+            )
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)

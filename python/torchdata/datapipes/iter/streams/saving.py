@@ -1,0 +1,220 @@
+"""Pipes that write files and that check them: Saver, HashChecker.
+
+Role: each passes on one item for each item it reads. They run in the process that iterates them. `Saver` owns the file
+that it writes until it is complete; `HashChecker` reads streams but leaves them to whoever gets them, except where
+it refuses one, which it closes.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_callable, length_of
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.streams import close_dropped
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.atomic_files import appearing
+from torchdata.datapipes.iter.streams.pairs import pair_of, source_pipe
+from torchdata.datapipes.utils._streams import StreamWrapper
+
+__all__ = ["HashChecker", "Saver"]
+
+#: Bytes of a stream that are hashed at a time.
+_CHUNK = 1 << 20
+
+#: Hexadecimal digits of each kind of hash.
+_DIGITS = {"sha256": 64, "md5": 32}
+
+
+@functional_datapipe("save_to_disk")
+class Saver(IterDataPipe[str]):
+    """Writes files: yields the path of each when it is complete.
+
+    A file is written under a temporary name in the same folder and then renamed, so that nobody meets half of it, also
+    not after a crash of this process (which leaves a file `.….part`). Folders that lack are made. An older file of the
+    name is replaced, with its permissions kept; where the path is a link, the file that it leads to. What is no
+    ordinary file (a device, a named pipe) is written to directly.
+
+    Args:
+        source_datapipe: yields pairs of metadata (a path, where there is no `filepath_fn`) and data: str or bytes.
+        mode: `"w"`, `"wt"` or `"t"` for text, `"wb"` or `"b"` for bytes.
+        filepath_fn: a function from the metadata to the path to write to.
+
+    Raises:
+        ValueError: the mode is another one.
+        TypeError: `filepath_fn` cannot be called; while iterating, the data do not fit the mode.
+        OSError: while iterating, a file cannot be written.
+
+    Example:
+        >>> import os, tempfile
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> def in_folder(name):
+        ...     return os.path.join(folder.name, "new", name)
+        >>> paths = IterableWrapper([("a.txt", b"alpha")]).save_to_disk("wb", filepath_fn=in_folder)
+        >>> [os.path.relpath(path, folder.name) for path in paths]
+        ['new/a.txt']
+        >>> folder.cleanup()
+    """
+
+    one_to_one = True
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[Any, Any]],
+        mode: str = "w",
+        filepath_fn: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.source_datapipe = source_pipe(source_datapipe, self)
+        self.mode = mode if isinstance(mode, str) and "w" in mode else f"w{mode}"
+        if not isinstance(mode, str) or sorted(self.mode) not in map(sorted, ("w", "wt", "wb")):
+            raise ValueError(f"Saver: mode must be one of 'w', 'wt', 't', 'wb' and 'b', but got {mode!r}")
+        if filepath_fn is not None:
+            check_callable("Saver", "filepath_fn", filepath_fn)
+        self.fn = filepath_fn
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self._save, self.source_datapipe)
+
+    def _save(self, pair: Any) -> str:
+        path, data = pair_of(pair, self, "metadata and data")
+        if self.fn is not None:
+            path = self.fn(path)
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"Saver writes to paths, but got {path!r} for one; pass filepath_fn, which makes the path")
+        try:
+            _write(os.fspath(path), self.mode, data)
+        except Exception as error:
+            error.add_note(f"Saver was writing {path!r} in mode {self.mode!r}.")
+            raise
+        return path  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+
+def _write(path: str, mode: str, data: Any) -> None:
+    """Writes the file at `path` so that it is there as a whole or not at all."""
+    target = os.path.realpath(path)
+    try:
+        os.stat(target)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+    else:
+        if not os.access(target, os.W_OK):  # which renaming over it would not notice
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), target)
+    with appearing(target, replace=True) as written, open(written, mode) as file:
+        file.write(data)
+
+
+@functional_datapipe("check_hash")
+class HashChecker(IterDataPipe[tuple[str, Any]]):
+    """Passes on the files whose hash is the expected one; any other is an error.
+
+    Streams are read to their end, a chunk at a time, and then rewound.
+
+    Args:
+        source_datapipe: yields pairs of path and data: bytes, str (hashed as UTF-8) or a binary stream.
+        hash_dict: the expected hash of each path, in hexadecimal digits.
+        hash_type: `"sha256"` or `"md5"`.
+        rewind: whether a stream is set back to its start, for which it must be able to seek. False: it is passed on
+            as it is, read to its end.
+
+    Raises:
+        ValueError: `hash_type` is another one.
+        TypeError: `hash_dict` is no mapping; while iterating, data or stream hold no bytes.
+        RuntimeError: while iterating, the hash is another one, or none is given for the path.
+        io.UnsupportedOperation: while iterating, a stream cannot be rewound.
+
+    Example:
+        >>> import hashlib
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> files = IterableWrapper([("a.bin", b"alpha")])
+        >>> list(files.check_hash({"a.bin": hashlib.md5(b"alpha").hexdigest()}, hash_type="md5"))
+        [('a.bin', b'alpha')]
+    """
+
+    one_to_one = True
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[tuple[str, Any]],
+        hash_dict: Mapping[str, str],
+        hash_type: str = "sha256",
+        rewind: bool = True,
+    ) -> None:
+        self.source_datapipe = source_pipe(source_datapipe, self)
+        if not isinstance(hash_dict, Mapping):
+            raise TypeError(
+                f"HashChecker: hash_dict must be a dict from path to hash, but got {hash_dict!r} of type "
+                f"{type(hash_dict).__name__}"
+            )
+        if hash_type not in _DIGITS:
+            raise ValueError(f"HashChecker: hash_type must be one of {[*_DIGITS]}, but got {hash_type!r}")
+        self.hash_dict = hash_dict
+        self.hash_type = hash_type
+        self.rewind = rewind
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return map(self._checked, self.source_datapipe)
+
+    def _checked(self, pair: Any) -> tuple[str, Any]:
+        path, data = pair_of(pair, self, "path and data")
+        try:
+            self._check(path, data)
+        except BaseException as error:
+            close_dropped(data)
+            if isinstance(error, Exception) and not isinstance(error, RuntimeError):
+                error.add_note(f"HashChecker was reading {path!r}.")
+            raise
+        is_stream = not isinstance(data, (str, bytes, bytearray, memoryview, StreamWrapper))
+        return path, StreamWrapper(data) if is_stream else data
+
+    def _check(self, path: str, data: Any) -> None:
+        if path not in self.hash_dict:
+            raise RuntimeError(
+                f"HashChecker: Unspecified hash for file {path!r}; add it to hash_dict, or leave the file out"
+            )
+        expected, found = self.hash_dict[path], self._hash(path, data)
+        if found != str(expected).lower():
+            digits = _DIGITS[self.hash_type]
+            remedy = "delete the file and get it again"
+            if len(str(expected)) != digits:
+                remedy = f"hash_type={self.hash_type!r} has {digits} digits, so the expected hash is of another type"
+            raise RuntimeError(
+                f"HashChecker: the {self.hash_type} hash of {path!r} is {found}, but {expected} was expected; {remedy}"
+            )
+
+    def _hash(self, path: str, data: Any) -> str:
+        import hashlib
+
+        # Not for security: known-good md5 sums are common, also where the system forbids md5 otherwise.
+        digest = hashlib.new(self.hash_type, usedforsecurity=False)
+        if isinstance(data, (str, bytes, bytearray, memoryview)):
+            digest.update(data.encode() if isinstance(data, str) else data)
+            return digest.hexdigest()
+        if self.rewind and not _can_rewind(data):
+            raise io.UnsupportedOperation(
+                f"HashChecker cannot rewind the stream {path!r}; pass rewind=False if it is not read any more, or read "
+                "it into memory first"
+            )
+        for chunk in iter(lambda: data.read(_CHUNK), b"") if hasattr(data, "read") else data:
+            if isinstance(chunk, str):
+                raise TypeError(f"HashChecker hashes bytes, but {path!r} is open as text; open it with mode='b'")
+            digest.update(chunk)
+        if self.rewind:
+            data.seek(0)
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+
+def _can_rewind(stream: Any) -> bool:
+    if hasattr(stream, "seekable"):
+        return bool(stream.seekable())
+    return hasattr(stream, "seek")

@@ -1,0 +1,87 @@
+"""Pipes over the names of sharded files: ShardExpander.
+
+Runs in whichever process iterates the pipeline and reads no file. It holds the name that it is expanding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from math import prod
+from typing import Any
+
+from torchdata.datapipes._pipe.checks import check_source
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.unfolding import Unfolding
+from torchdata.datapipes.datapipe import IterDataPipe
+
+__all__ = ["ShardExpander"]
+
+#: A range of numbers in a name: `{000..123}`. A pattern that is compiled where it is used costs imports nothing.
+_RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
+
+
+@functional_datapipe("shard_expand")
+class ShardExpander(Unfolding, IterDataPipe[str]):
+    """Expands names like `imagenet-{000..123}.tar` to the names of the single files.
+
+    `{first..last}` stands for each number from the first to the last. Where both are written with equally many digits
+    and the first begins with 0, all are. Of several ranges in a name, the last one changes fastest. Names without a
+    range are passed on, and so is all else that stands in braces.
+
+    Args:
+        source_datapipe: the pipe to read, of names.
+
+    Raises:
+        TypeError: while iterating, an item is no string.
+        ValueError: while iterating, a range is not of a smaller and a larger number, or written with zeros in front of
+            the smaller one only.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(["train-{08..10}.tar", "test.tar"]).shard_expand())
+        ['train-08.tar', 'train-09.tar', 'train-10.tar', 'test.tar']
+    """
+
+    def __init__(self, source_datapipe: Iterable[str]) -> None:
+        self.source_datapipe = check_source("ShardExpander", source_datapipe, "source_datapipe")
+
+    def __iter__(self) -> Iterator[str]:
+        return self._unfold(iter(self.source_datapipe), _expanded)
+
+
+def _expanded(name: Any) -> Iterable[str]:
+    """The names that `name` stands for, made one by one: a range may have millions of numbers."""
+    if not isinstance(name, str):
+        raise TypeError(f"ShardExpander expects names, but got {name!r} of type {type(name).__name__}")
+    pieces = re.split(_RANGE, name)  # text, first, last, text, first, last, …, text
+    ranges = [_numbers(first, last, name) for first, last in zip(pieces[1::3], pieces[2::3], strict=True)]
+    if not ranges:
+        return (name,)
+    texts = [text.replace("{", "{{").replace("}", "}}") for text in pieces[0::3]]
+    template = texts[0]
+    for (_, digits), text in zip(ranges, texts[1:], strict=True):
+        template += f"{{:0{digits}d}}{text}"
+    if len(ranges) == 1:
+        return map(template.format, ranges[0][0])
+
+    def combination(number: int) -> str:
+        chosen = []
+        for numbers, _ in reversed(ranges):
+            number, place = divmod(number, len(numbers))
+            chosen.append(numbers[place])
+        return template.format(*reversed(chosen))
+
+    return map(combination, range(prod(len(numbers) for numbers, _ in ranges)))
+
+
+def _numbers(first: str, last: str, name: str) -> tuple[range, int]:
+    """The numbers of a range, and how many digits they are written with at least."""
+    padded = first.startswith("0") and len(first) == len(last)
+    if not padded and first.startswith("0") and first != "0":
+        raise ValueError(f"ShardExpander: in {name!r}, {first} must not start with 0 unless {last} has as many digits")
+    if int(first) >= int(last):
+        raise ValueError(
+            f"ShardExpander: in {name!r}, the range {{{first}..{last}}} must go from a smaller to a larger number"
+        )
+    return range(int(first), int(last) + 1), len(first) if padded else 1

@@ -1,0 +1,269 @@
+"""The pipe that reads TFRecord files: TFRecordLoader.
+
+Role: turns pairs of path and stream into dicts, one per record. Framing, checksums and protocol buffers are read by
+`torchdata._native.TFRecordReader`, which the pipe owns while it reads a stream; what a spec says is applied here. Runs
+in the process that iterates the pipe. The place in a stream is the offset and the number of the next record.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from math import prod
+from operator import index
+from typing import Any, TypeAlias
+
+from torchdata import _native
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
+from torchdata.datapipes.utils._streams import detached
+
+__all__ = ["TFRecordExample", "TFRecordExampleSpec", "TFRecordLoader"]
+
+#: What the loader yields: by name, an array, a tensor or a list.
+TFRecordExample: TypeAlias = dict[str, Any]
+#: What it takes as its spec: by name, a shape and a dtype.
+TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
+
+#: Kinds of NumPy types that numbers can be converted to.
+_NUMBERS = "biufc"
+
+
+@functional_datapipe("load_from_tfrecord")
+class TFRecordLoader(GivenLength, HoldsStream):
+    """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per record.
+
+    A feature of floats becomes an array of float32, one of integers an array of int64, one of bytes a list of bytes;
+    with PyTorch loaded, arrays are tensors. A feature list of a SequenceExample becomes a list with one of these per
+    step. Neither TensorFlow nor protobuf is needed.
+
+    Args:
+        datapipe: yields pairs of path and binary stream; the streams are closed when they are read. Compressed files
+            must be decompressed before.
+        spec: which features are wanted, and how: a dict from name to a pair of shape and dtype. The shape is a tuple in
+            which one length may be -1, or None for the values as they lie in the record; the dtype one of NumPy's or
+            torch's, or None for the one of the record, and for bytes (which are put into nested lists). The steps
+            of a feature list are stacked if a dtype is given. None instead of a pair leaves the feature as it is read.
+            A name is looked for in the context of a SequenceExample first. No spec: all features, as they are.
+        length: the number of records, where `len` is to give it; -1: `len` raises TypeError.
+        verify_checksums: whether the CRC-32C of every record is compared. Files that were written with wrong checksums
+            can be read without.
+
+    Raises:
+        TypeError: `spec` is no dict of pairs, or `length` no integer; while iterating, a stream is one of text.
+        ValueError: a shape or dtype in `spec` is none.
+        RuntimeError: while iterating, a record is damaged, lacks a feature of `spec` or does not fit it; the message
+            names path, record (from 0) and byte.
+
+    Example:
+        >>> from torchdata.datapipes.iter import FileLister
+        >>> files = FileLister("records", "*.tfrecord").open_files(mode="b")
+        >>> examples = files.load_from_tfrecord({"image": ((), None), "label": ((), "int64")})
+    """
+
+    datapipe: Any
+    #: The stream that is read, and its reader.
+    _open: tuple[Any, _native.TFRecordReader] | None = state(saved=False)
+    #: Whether the stream that is read tells its position.
+    _tells: bool = state(False, saved=False)
+
+    def __init__(
+        self,
+        datapipe: Iterable[tuple[str, Any]],
+        spec: TFRecordExampleSpec | None = None,
+        length: int = -1,
+        verify_checksums: bool = True,
+    ) -> None:
+        self.datapipe = source_pipe(datapipe, self)
+        self._set_length(length)
+        self.spec = None if spec is None else _checked(spec)
+        self.verify_checksums = verify_checksums
+
+    def _source(self) -> Any:
+        return self.datapipe
+
+    def _read(self, path: str, stream: Any, place: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+        self._open = None
+        if not hasattr(stream, "read"):
+            raise TypeError(f"TFRecordLoader expects pairs of path and binary stream, but got {stream!r} for {path!r}")
+        try:
+            offset = stream.tell()
+        except (OSError, ValueError, AttributeError):
+            offset = None
+        self._tells = offset is not None
+        if place is None:
+            place = {"offset": offset or 0, "record": 0, "unread": b""}
+        torch = sys.modules.get("torch")
+        reader = _native.TFRecordReader(
+            stream.read,
+            f"TFRecordLoader: {path!r}",
+            wanted=None if self.spec is None else set(self.spec),
+            convert=None if torch is None else torch.from_numpy,
+            finish=None if self.spec is None else partial(_applied, _appliers(self.spec, torch)),
+            verify=self.verify_checksums,
+            **place,
+        )
+        self._open = (stream, reader)
+        return reader
+
+    def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
+        if self._open is None:  # the stream was refused
+            return detached(stream), self._place
+        reader = self._open[1]
+        stand_in = detached(stream, reader.offset if self._tells else None)
+        # A stream that stands in for itself stands behind what was read ahead.
+        unread = reader.unread if stand_in is stream else b""
+        return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
+
+    def _release(self, stream: Any) -> None:
+        if self._open is not None and self._open[0] is stream:
+            self._open = None
+        super()._release(stream)
+
+
+def _checked(spec: Any) -> dict[str, tuple[Any, Any]]:
+    """A copy of `spec`, with tuples as shapes.
+
+    Raises:
+        TypeError: it is no dict from str to pairs.
+        ValueError: a shape or a dtype is none.
+    """
+    if not isinstance(spec, Mapping):
+        raise TypeError(f"TFRecordLoader: spec must be a dict from name to (shape, dtype), but got {spec!r}")
+    return {name: _checked_entry(name, entry) for name, entry in spec.items()}
+
+
+def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
+    entry = (None, None) if entry is None else entry
+    if not isinstance(name, str) or not isinstance(entry, (tuple, list)) or len(entry) != 2:
+        raise TypeError(
+            f"TFRecordLoader: spec must lead from names to pairs (shape, dtype) or None, but got {entry!r} for {name!r}"
+        )
+    shape, dtype = entry
+    if shape is not None:
+        try:
+            shape = tuple(map(index, shape))
+        except TypeError:
+            raise ValueError(
+                f"TFRecordLoader: spec[{name!r}] has the shape {shape!r}, but must have a tuple of integers or None"
+            ) from None
+        if min(shape, default=0) < -1 or shape.count(-1) > 1:
+            raise ValueError(
+                f"TFRecordLoader: spec[{name!r}] has the shape {shape!r}, in which at most one length may be -1, and "
+                "none may be less"
+            )
+    _dtype_for(name, dtype, sys.modules.get("torch"))
+    return shape, dtype
+
+
+def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
+    """`dtype` as one of torch's or, where that is not loaded, of NumPy's; None for bytes, and where it is None."""
+    if dtype is None or dtype is bytes or (torch is not None and isinstance(dtype, torch.dtype)):
+        return None if dtype is bytes else dtype
+    import numpy as np
+
+    try:
+        converted = np.dtype(dtype)
+        if converted.kind not in _NUMBERS:
+            raise TypeError("it is no type of numbers")
+        return converted if torch is None else torch.from_numpy(np.empty(0, converted)).dtype
+    except TypeError as error:
+        raise ValueError(
+            f"TFRecordLoader: spec[{name!r}] has the dtype {dtype!r}, but must have one of NumPy's or torch's "
+            f"types of numbers, or None ({error})"
+        ) from error
+
+
+def _appliers(spec: dict[str, tuple[Any, Any]], torch: Any) -> dict[str, Callable[[Any], Any]]:
+    """By name: what makes of a feature what its spec says."""
+    return {
+        name: partial(_as_specified, name, shape, _dtype_for(name, dtype, torch), torch)
+        for name, (shape, dtype) in spec.items()
+    }
+
+
+def _applied(appliers: dict[str, Callable[[Any], Any]], example: dict[str, Any]) -> dict[str, Any]:
+    if len(example) != len(appliers):
+        missing = sorted(appliers.keys() - example.keys())
+        raise RuntimeError(f"Example is missing some required keys: {missing}; remove them from spec if they may lack")
+    for name, value in example.items():
+        example[name] = appliers[name](value)
+    return example
+
+
+def _as_specified(name: str, shape: tuple[int, ...] | None, dtype: Any, torch: Any, value: Any) -> Any:
+    if isinstance(value, list):  # of bytes, or of the steps of a feature list
+        numbers = all(hasattr(step, "shape") for step in value)
+        if dtype is not None:
+            if not numbers:
+                raise RuntimeError(
+                    f"feature {name!r} holds bytes, but its spec has the dtype {dtype}; bytes need the dtype None"
+                )
+            value = _stacked(name, torch, value)
+        elif shape is None:
+            return value
+        elif not (numbers and value):
+            return _nested(name, value, shape)
+        else:
+            value = _joined(torch, value)
+    if shape is not None:
+        value = _reshaped(name, value, shape)
+    if dtype is None:
+        return value
+    return value.astype(dtype, copy=False) if torch is None else value.to(dtype)
+
+
+def _reshaped(name: str, value: Any, shape: tuple[int, ...]) -> Any:
+    try:
+        return value.reshape(shape)
+    except (ValueError, RuntimeError):
+        raise _misfit(name, prod(value.shape), shape) from None
+
+
+def _misfit(name: str, count: int, shape: tuple[int, ...]) -> RuntimeError:
+    return RuntimeError(f"Cannot reshape {count} values of feature {name!r} into shape {shape}")
+
+
+def _stacked(name: str, torch: Any, steps: list[Any]) -> Any:
+    """The steps of a feature list as the rows of one array."""
+    lengths = sorted({len(step) for step in steps})
+    if len(lengths) != 1:
+        found = f"steps of the lengths {lengths}" if lengths else "no steps"
+        raise RuntimeError(
+            f"feature {name!r} has {found}, which cannot be stacked; with the spec (None, None) it is a list of steps"
+        )
+    if torch is not None:
+        return torch.stack(steps)
+    import numpy as np
+
+    return np.stack(steps)
+
+
+def _joined(torch: Any, steps: list[Any]) -> Any:
+    """The values of all steps, one after another."""
+    if torch is not None:
+        return torch.cat(steps)
+    import numpy as np
+
+    return np.concatenate(steps)
+
+
+def _nested(name: str, value: list[Any], shape: tuple[int, ...]) -> Any:
+    """Bytes, those of all steps one after another, in nested lists of the shape."""
+    flat: list[Any] = []
+    for member in value:
+        if isinstance(member, bytes):
+            flat.append(member)
+        else:
+            flat.extend(member)
+    known = prod(length for length in shape if length != -1)
+    whole = tuple(len(flat) // max(known, 1) if length == -1 else length for length in shape)
+    if prod(whole) != len(flat):
+        raise _misfit(name, len(flat), shape)
+    for depth in range(len(whole) - 1, 0, -1):
+        length = whole[depth]
+        flat = [flat[i * length : (i + 1) * length] for i in range(prod(whole[:depth]))]
+    return flat if whole else flat[0]

@@ -1,0 +1,1 @@
+"""Pipes that work in threads of their own."""

@@ -1,0 +1,116 @@
+"""PinMemory: copies batches into pinned memory ahead of use.
+
+Role: stands at the end of the graph in the main process. Its thread reads one item ahead and pins it, so that neither
+reading nor pinning keeps the training waiting, and copies to the GPU (`tensor.to(device, non_blocking=True)`) overlap
+with computing. The pipe owns the thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from torchdata.datapipes._pipe.checks import check_callable
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.iter.threads.prefetching import _fill, _PrefetchBase, _PrefetchData
+from torchdata.datapipes.utils.pinning import pin_memory_fn as _default_fn
+
+__all__ = ["PinMemory"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@functional_datapipe("pin_memory")
+class PinMemory(_PrefetchBase[T_co]):
+    """Copies items into pinned memory in a thread, one item ahead; when there are workers, in the main process.
+
+    Args:
+        source_datapipe: the pipe to read.
+        device: the CUDA device that the memory is pinned for; None for the one that is current at the first iteration.
+        pin_memory_fn: called with each item and the device; returns the pinned item.
+
+    Raises:
+        TypeError: `pin_memory_fn` is no function.
+        RuntimeError: while iterating, there is no CUDA device (unless `pin_memory_fn` is one of your own).
+        ValueError: while iterating, `device` is no CUDA device (with the same exception).
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> batches = IterableWrapper(range(10)).batch(2).collate().pin_memory()
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[T_co],
+        device: Any = None,
+        pin_memory_fn: Callable[[Any, Any], Any] = _default_fn,
+    ) -> None:
+        super().__init__(source_datapipe, buffer_size=1)
+        check_callable("PinMemory", "pin_memory_fn", pin_memory_fn)
+        self.device = device
+        self.pin_memory_fn = pin_memory_fn
+
+    def _prepare_restored(self, items: list[Any]) -> list[Any]:
+        """Pins the items of a loaded state, which were pinned where it was saved."""
+        if items and self.pin_memory_fn is _default_fn:
+            return [_default_fn(item, _require_cuda(self.device)) for item in items]
+        return items
+
+    def _worker(self) -> Callable[[_PrefetchData], None]:
+        device = self.device
+        if self.pin_memory_fn is _default_fn:
+            device = _require_cuda(device)
+        return functools.partial(type(self).thread_worker, pin_memory_fn=self.pin_memory_fn, device=device)
+
+    @staticmethod
+    def thread_worker(prefetch_data: _PrefetchData, pin_memory_fn: Callable[[Any, Any], Any], device: Any) -> None:
+        """What the thread runs: reads the source and pins, until it ends, fails, or the iteration is given up."""
+        try:
+            _work_for(device)
+        except BaseException as error:
+            if prefetch_data.queue.reserve():
+                prefetch_data.queue.fail(error)
+            return
+        _fill(prefetch_data, lambda item: pin_memory_fn(item, device))
+
+    def is_replicable(self) -> bool:
+        """Whether copies of the pipe may run in workers: no, each would need a CUDA context of its own."""
+        return False
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError("PinMemory is read by iterating, not by index")
+
+
+def _require_cuda(device: Any) -> int:
+    """The number of the device to pin for, of the current one where `device` leaves it open.
+
+    Raises:
+        RuntimeError: PyTorch or CUDA is missing.
+        ValueError: the device is none of CUDA's.
+    """
+    remedy = "take pin_memory out of the pipeline here, or give it a pin_memory_fn of your own"
+    if importlib.util.find_spec("torch") is None:
+        raise RuntimeError(f"PinMemory needs PyTorch with CUDA, but PyTorch is not installed; {remedy}")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"PinMemory needs a CUDA device, but PyTorch {torch.__version__} finds none; {remedy}")
+    if isinstance(device, int):
+        return device
+    wanted = torch.device("cuda" if device is None else device)
+    if wanted.type != "cuda":
+        raise ValueError(f"PinMemory: device must be a CUDA device such as 'cuda:0', but got {device!r}")
+    return torch.cuda.current_device() if wanted.index is None else wanted.index
+
+
+def _work_for(device: Any) -> None:
+    """Makes `device` the calling thread's own, since CUDA takes the first one for a thread that has not chosen.
+
+    Else whatever pins in the thread would take memory on the first GPU, that of another rank.
+    """
+    torch = sys.modules.get("torch")
+    if device is not None and torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(device)

@@ -1,0 +1,293 @@
+"""The pool of threads that calls the function of a `threadpool_map` pipe, and hands results out in order.
+
+One thread, the consumer's, submits items and takes results; up to `max_workers` daemon threads call the function. A
+pool serves one iteration and owns the tasks that were submitted and not taken. Its threads know their work and nothing
+else, so dropping the iterator closes the pool; a thread ends after the call that it is in.
+
+The executor of `concurrent.futures` is not used, because interpreter exit waits for its threads for ever, and because
+it does not tell whether a function has begun to change an item.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from typing import Any, Literal
+
+from torchdata._threads import end_at_exit, start
+from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
+
+__all__ = ["Pool", "Task"]
+
+#: Stands for the item of a task of which only the outcome is known.
+_NO_ITEM = object()
+
+
+class Task:
+    """One call of the function: its item, and later its result or error.
+
+    Args:
+        item: what the function gets.
+    """
+
+    __slots__ = ("error", "finished", "is_plain", "item", "phase", "result")
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+        #: Whether the function cannot change the item, so that it may be called with it again.
+        self.is_plain = type(item) in PLAIN_TYPES
+        #: Set aside: a thread took the task while the pool was paused, and left it alone.
+        self.phase: Literal["waiting", "set aside", "running", "done"] = "waiting"
+        self.result: Any = None
+        self.error: BaseException | None = None
+        #: Locked until the function has returned or raised.
+        self.finished = threading.Lock()
+        self.finished.acquire()
+
+    def finish(self, result: Any, error: BaseException | None) -> None:
+        """Notes what became of the task."""
+        self.result, self.error = result, error
+        self.phase = "done"
+        if error is None or not self.is_plain:
+            # After the phase: whoever reads them the other way round never takes this for the item.
+            self.item = None
+        self.finished.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the task is done, for `seconds` at most. Returns whether it is."""
+        if self.phase == "done":  # also where an earlier wait was interrupted between the next two lines
+            return True
+        if not self.finished.acquire(timeout=max(0.0, seconds)):
+            return False
+        self.finished.release()
+        return True
+
+    def detach(self) -> None:
+        """Keeps no file open for what the task holds, unless a call is under way. For tasks that nobody takes."""
+        if self.phase == "done":
+            self.result = with_detached_streams(self.result)
+        elif self.phase != "running":
+            self.item = with_detached_streams(self.item)
+
+    def entry(self) -> tuple[str, Any]:
+        """The task as a state holds it. An error need not pickle, so the call is rather made again."""
+        item = self.item
+        if self.phase != "done":
+            return "item", item
+        if self.error is None:
+            return "result", self.result
+        return ("item", item) if self.is_plain else ("error", self.error)
+
+
+class _Work:
+    """What the threads of a pool know: their orders. They keep it alive, so it refers to nothing else of the pool."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        max_workers: int,
+        *,
+        thread_name_prefix: str,
+        initializer: Callable[..., Any] | None,
+        initargs: Iterable[Any],
+    ) -> None:
+        self.function = function
+        self.max_workers = max_workers
+        self.thread_name_prefix = thread_name_prefix
+        self.initializer = initializer
+        self.initargs = initargs
+        #: Tasks to do. None only wakes one of the threads up.
+        self.queue: SimpleQueue[Task | None] = SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        #: Held while a thread claims a task, and while `paused` is changed.
+        self.claiming = threading.Lock()
+        self.paused = False
+        self.closed = False
+        #: Why the threads cannot call the function: what the initializer raised.
+        self.broken: BaseException | None = None
+        end_at_exit(self)
+
+    def start_thread(self) -> None:
+        """Starts a thread, unless there are as many as there may be."""
+        if len(self.threads) >= self.max_workers:
+            return
+        name = f"{self.thread_name_prefix}_{len(self.threads)}"
+        thread = threading.Thread(target=_serve, args=(self,), name=name, daemon=True)
+        try:
+            start(thread)
+        except RuntimeError:  # the system has no more threads to give: fewer will do, but none will not
+            if not self.threads:
+                raise
+            self.max_workers = len(self.threads)
+        else:
+            self.threads.append(thread)
+
+    def close(self) -> None:
+        """Lets each thread end after the call that it is in. Takes no lock, so the garbage collector may call it."""
+        self.closed = True
+        self.queue.put(None)  # each thread passes it on
+
+    def join(self, seconds: float) -> None:
+        """Waits for the threads' end, for `seconds` at most."""
+        until = time.monotonic() + seconds
+        for thread in self.threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def claim(self, task: Task) -> bool:
+        """Whether a thread may call the function for the task, which is running from then on."""
+        with self.claiming:
+            if self.closed:
+                return False
+            task.phase = "set aside" if self.paused else "running"
+            return not self.paused
+
+
+class Pool:
+    """Threads that call a function, and the tasks in the order in which they were submitted.
+
+    Args:
+        function: what is called with each item.
+        max_workers: most threads; each item submitted starts one until there are so many.
+        **options: `thread_name_prefix`, `initializer` and `initargs`, as of `concurrent.futures.ThreadPoolExecutor`.
+    """
+
+    def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
+        self._work = _Work(function, max_workers, **options)
+        self._process = os.getpid()
+        #: What was submitted and not taken, in order. The consumer takes from the left.
+        self.tasks: deque[Task] = deque()
+        #: What the source raised: it comes after the tasks.
+        self.source_error: Exception | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether no further task is begun."""
+        return self._work.closed
+
+    @property
+    def paused(self) -> bool:
+        """Whether no further task is begun before `resume`."""
+        return self._work.paused
+
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy, whose threads run in the parent."""
+        return self._process != os.getpid()
+
+    def submit(self, item: Any) -> None:
+        """Adds a task for the threads."""
+        task = Task(item)
+        self.tasks.append(task)
+        self._work.queue.put(task)
+        self._work.start_thread()  # can be interrupted, and then the task is there
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the first task, for `seconds` at most. Returns whether it is done."""
+        if self.tasks[0].wait(seconds):
+            return True
+        if not self.closed:
+            self._work.start_thread()  # there may be none, after an interruption
+        return False
+
+    def close(self) -> None:
+        """Lets each thread end after the call that it is in. Tasks that were not begun stay for a state to be saved.
+
+        May be called more than once, from any thread, and by the garbage collector.
+        """
+        self._work.close()
+        for task in list(self.tasks):
+            task.detach()
+
+    def resume(self) -> None:
+        """Lets the threads go on."""
+        with self._work.claiming:
+            self._work.paused = False
+            for task in self.tasks:
+                if task.phase == "set aside":
+                    task.phase = "waiting"
+                    self._work.queue.put(task)
+
+    def entries(self, patience: float) -> list[tuple[str, Any]]:
+        """All tasks as a state holds them; call it while nobody takes or submits tasks.
+
+        Where the function may change items, the pool is paused, so that the items of the state stay as they are until
+        it goes on, and calls under way are waited for.
+
+        Raises:
+            TimeoutError: a call took longer than `patience` seconds.
+        """
+        if not all(task.is_plain or task.phase == "done" for task in self.tasks):
+            with self._work.claiming:
+                self._work.paused = True
+            until = time.monotonic() + patience
+            for task in self.tasks:
+                if task.phase == "running" and not task.is_plain and not task.wait(until - time.monotonic()):
+                    self.resume()
+                    raise TimeoutError(
+                        f"the state of ThreadPoolMapper cannot be saved: {self._work.function!r} has worked on one "
+                        f"item for {patience:g} s; look for what blocks there, or raise ThreadPoolMapper.patience"
+                    )
+        return [task.entry() for task in self.tasks]
+
+    def restore(self, entries: Iterable[tuple[str, Any]]) -> None:
+        """Submits tasks that a state holds."""
+        for kind, value in entries:
+            if kind == "item":
+                self.submit(value)
+                continue
+            task = Task(_NO_ITEM)
+            task.finish(*((value, None) if kind == "result" else (None, value)))
+            self.tasks.append(task)
+
+
+def _serve(work: _Work) -> None:
+    """What each thread runs, until the pool is closed."""
+    if work.initializer is not None:
+        try:
+            work.initializer(*work.initargs)
+        except BaseException as error:
+            work.broken = error
+    while True:
+        task = work.queue.get()
+        if work.closed:
+            work.queue.put(None)
+            return
+        if task is not None and work.claim(task):
+            _call(work, task)
+        del task  # or the thread would keep a result alive that the consumer is done with
+
+
+def _call(work: _Work, task: Task) -> None:
+    try:
+        if work.broken is not None:
+            raise _broken(work.broken)
+        result = work.function(task.item)
+    except BaseException as error:
+        task.finish(None, _not_the_end(error))
+    else:
+        task.finish(with_detached_streams(result) if work.closed else result, None)
+    finally:
+        del work, task  # or the error's traceback would keep both alive, through this frame
+
+
+def _broken(cause: BaseException) -> Exception:
+    from concurrent.futures.thread import BrokenThreadPool
+
+    error = BrokenThreadPool(f"ThreadPoolMapper: the initializer of a thread failed: {cause!r}")
+    error.__cause__ = cause
+    return error
+
+
+def _not_the_end(error: BaseException) -> BaseException:
+    """A StopIteration of the function would look like the end of the data (see PEP 479)."""
+    if not isinstance(error, StopIteration):
+        return error
+    raised = RuntimeError(
+        "ThreadPoolMapper: the function raised StopIteration, which would end the iteration although the source has "
+        "more items; catch it in the function (`next(iterator, default)` does not raise it)"
+    )
+    raised.__cause__ = error
+    return raised

@@ -1,0 +1,274 @@
+"""Pipes that read their source in a thread of their own: Prefetcher, and the base of its kind.
+
+The source is begun in the thread that iterates the pipe; from then on one daemon thread takes its items and puts
+them into a bounded native queue, until the source ends, fails, or nobody wants items any more. The pipe owns the
+queue and the thread. The thread knows neither the pipe nor its iterator, so that dropping these ends it.
+
+A forked child has no such thread: it leaves the inherited queue alone and may iterate the pipe anew.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal, TypeVar
+
+from torchdata._native import PrefetchQueue
+from torchdata._threads import end_at_exit, start
+from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.threads.depth import LEAST_DEPTH, Depth
+
+__all__ = ["Prefetcher"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _PrefetchData:
+    """What the thread of one iteration shares with its consumer."""
+
+    def __init__(self, source: Iterator[Any], buffer_size: int | Literal["auto"]) -> None:
+        self.source: Iterator[Any] | None = source
+        #: What chooses how many items are held ready, if that is to be chosen.
+        self.depth = Depth() if buffer_size == "auto" else None
+        self.queue = PrefetchQueue(LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize))
+        self.process = os.getpid()
+        self.thread: threading.Thread | None = None
+        #: Whether the iteration was left because nobody will go on, rather than for the next one.
+        self.abandoned = False
+        self._left = False
+
+    def start(self, worker: Callable[[_PrefetchData], None]) -> None:
+        self.thread = threading.Thread(target=worker, args=(self,), name="torchdata-prefetch", daemon=True)
+        end_at_exit(self)
+        start(self.thread)
+
+    def close(self) -> None:
+        """Lets the thread end after the item that it is at, for good."""
+        self.leave(for_good=True)
+
+    def join(self, seconds: float) -> None:
+        """Waits for the thread's end, for `seconds` at most."""
+        if self.thread is not None and self.thread.ident is not None:  # it could be started
+            self.thread.join(seconds)
+
+    def leave(self, for_good: bool) -> None:
+        """Lets the thread end after the item that it is at; only the first call tells why.
+
+        Args:
+            for_good: whether nobody will go on, rather than begin anew.
+        """
+        if not self._left:
+            self._left, self.abandoned = True, for_good
+        self.queue.close()
+
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy, whose thread runs in the parent."""
+        return self.process != os.getpid()
+
+
+#: Stands for the end of a source.
+_END = object()
+
+
+class _Reader(Iterator[Any]):
+    """The consumer's end. Dropping it ends the thread."""
+
+    __slots__ = ("_data", "_pop")
+
+    def __init__(self, data: _PrefetchData) -> None:
+        self._data = data
+        self._pop = data.queue.pop
+
+    def __next__(self) -> Any:
+        return self._pop()
+
+    def close(self) -> None:
+        """Lets the thread end after the item that it is at."""
+        self._data.queue.close()
+
+    def __del__(self) -> None:
+        self._data.queue.close()
+
+
+def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
+    """Moves items from the source into the queue until either is done. Runs in the prefetching thread."""
+    queue, source, data.source = data.queue, data.source, None
+    assert source is not None
+    while queue.reserve():
+        try:
+            item = next(source, _END)
+            if item is _END:
+                queue.finish()
+                return
+            if prepare is not None:
+                item = prepare(item)
+        except BaseException as error:
+            # Without the frame of this function, which holds the queue that is to hold the error: a circle.
+            queue.fail(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+            return
+        if data.depth is not None:
+            data.depth.look(queue, item)
+        queue.put(item)
+        del item  # or the thread would keep an item alive that the consumer is done with
+
+
+class _PrefetchBase(IterDataPipe[T_co]):
+    """A pipe that reads its source in a thread; subclasses give `thread_worker` what it needs besides.
+
+    Args:
+        source_datapipe: the pipe to read.
+        buffer_size: most items that are held ready.
+    """
+
+    _data: _PrefetchData | None = state(saved=False)
+    #: What was held ready when the loaded state was saved, and the error that comes after it.
+    _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
+
+    #: Seconds that pausing and restarting wait for the source to come to the end of the item that it is at.
+    patience: ClassVar[float] = 60.0
+
+    tuning: ClassVar[frozenset[str]] = frozenset({"buffer_size"})
+
+    def __init__(self, source_datapipe: Iterable[T_co], buffer_size: int | Literal["auto"]) -> None:
+        name = type(self).__name__
+        check_source(name, source_datapipe, "source_datapipe")
+        self.source_datapipe = source_datapipe
+        self.buffer_size: int | Literal["auto"] = (
+            "auto" if buffer_size == "auto" else check_int(name, "buffer_size", buffer_size, least=1)
+        )
+
+    def _worker(self) -> Callable[[_PrefetchData], None]:
+        """The function that the thread runs. It must not refer to the pipe."""
+        raise NotImplementedError(f"{type(self).__name__} must define _worker")
+
+    def _prepare_restored(self, items: list[Any]) -> list[Any]:
+        """Makes items of a loaded state again what they were when they were held ready."""
+        return items
+
+    def __iter__(self) -> Iterator[T_co]:
+        self._end_thread()
+        data = _PrefetchData(iter(self.source_datapipe), self.buffer_size)
+        items, error = self._restored
+        data.queue.restore(self._prepare_restored(items), error)
+        self._restored = ([], None)
+        self._data = data
+        data.start(self._worker())
+        return _Reader(data)
+
+    def _end_thread(self) -> None:
+        data, self._data = self._data, None
+        if data is None or data.is_inherited():
+            return
+        data.queue.close()
+        if not data.queue.wait_parked(self.patience):
+            self._data = data
+            raise TimeoutError(self._still_busy("restarted"))
+        if data.thread is not None and data.thread is not threading.current_thread():
+            data.thread.join(self.patience)
+
+    def _still_busy(self, what: str) -> str:
+        name = type(self).__name__
+        others = [type(pipe).__name__ for pipe in walk(self.source_datapipe) if hasattr(pipe, "set_process_group")]
+        cause = (
+            f"{others[0]} below it waits for other ranks, which may be paused: put {name} before {others[0]}"
+            if others
+            else f"look for what blocks there, or raise {name}.patience"
+        )
+        return (
+            f"{name} cannot be {what}: its thread has waited for one item of {self.source_datapipe!r} for "
+            f"{self.patience:g} s; {cause}"
+        )
+
+    def reset(self) -> None:
+        """Ends the thread of the last iteration and drops what it had read ahead."""
+        self._end_thread()
+        super().reset()
+
+    def shutdown(self) -> None:
+        """Ends the thread, waiting for the item that it is at. The iterator ends, too. May be called twice."""
+        self._end_thread()
+
+    def pause(self) -> None:
+        """Stops reading ahead. When it returns, the thread does not touch the source any more.
+
+        Items that are held ready can still be read; a reader that wants more waits for `resume()`.
+
+        Raises:
+            TimeoutError: the source took longer than `patience` seconds for an item.
+        """
+        data = self._data
+        if data is not None and not data.is_inherited() and not data.queue.pause(self.patience):
+            data.queue.resume()
+            raise TimeoutError(self._still_busy("paused"))
+
+    def resume(self) -> None:
+        """Goes on reading ahead."""
+        if self._data is not None and not self._data.is_inherited():
+            self._data.queue.resume()
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Within this context the source stands still, so that its state and ours belong together."""
+        data = self._data
+        if data is None or data.is_inherited() or data.queue.paused:
+            yield
+            return
+        self.pause()
+        try:
+            yield
+        finally:
+            data.queue.resume()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The items that are held ready, and the error that comes after them, if there is one."""
+        items, error = self._restored
+        if self._data is not None and not self._data.is_inherited():
+            with self.standing_still():
+                items, error = self._data.queue.snapshot()
+        return {"items": list(items), "error": error}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration begin with the saved items."""
+        self._end_thread()
+        self._restored = (list(state_dict["items"]), state_dict["error"])
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+
+@functional_datapipe("prefetch")
+class Prefetcher(_PrefetchBase[T_co]):
+    """Reads its source ahead in a thread, so that waiting for files or a network overlaps with what comes after.
+
+    Args:
+        source_datapipe: the pipe to read. It runs in the thread, all pipes that it reads included.
+        buffer_size: most items that are held ready. "auto" begins with 2, and takes more where the source takes so
+            different times that one waits for it, as far as memory permits.
+
+    Raises:
+        TypeError: `buffer_size` is no integer.
+        ValueError: `buffer_size` is not positive.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(range(3)).map(str).prefetch(2))
+        ['0', '1', '2']
+    """
+
+    def __init__(self, source_datapipe: Iterable[T_co], buffer_size: int | Literal["auto"] = 10) -> None:
+        super().__init__(source_datapipe, buffer_size)
+
+    def _worker(self) -> Callable[[_PrefetchData], None]:
+        return type(self).thread_worker
+
+    @staticmethod
+    def thread_worker(prefetch_data: _PrefetchData) -> None:
+        """What the thread runs: reads the source until it ends, fails, or the iteration is given up."""
+        _fill(prefetch_data)

@@ -1,0 +1,404 @@
+"""FullSync: all ranks of a distributed job end their epochs together.
+
+Role: stands at the end of the graph in the main process of every rank. A thread reads one item ahead and asks the other
+ranks whether each of them has one, too; the items go on only if all have. The pipe owns the thread and the group of
+ranks that it talks through.
+
+One question and answer a step: each rank gives a number, and all get the least. An item is worth `_HAS`, the end of the
+data or of the loop `_ENDED`, less means that rank r goes for good (`-(r + 1)`) or raised an exception (the number of
+ranks less than that). So all ranks stop after the same step: each of them votes once in every step up to the first in
+which not all have an item, and in none after it. Items that a loader makes again, to go on from a state, are not
+voted on: each rank may have another number of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, TypeVar
+
+from torchdata._ranks import (
+    DEFAULT_TIMEOUT,
+    PrefetchTimeoutError,
+    RankGroup,
+    check_group,
+    check_timeout,
+    open_group,
+)
+from torchdata._ranks.waiting import GivenUp, UncopyableGroup
+from torchdata.datapipes._pipe.checks import check_source, no_length
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.streams import close_dropped
+from torchdata.datapipes.iter.threads.prefetching import _END, _PrefetchBase, _PrefetchData
+
+__all__ = ["FullSync", "PrefetchTimeoutError"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+#: Votes of a rank that has an item, and of one that has no more or left its loop for the next one.
+_HAS, _ENDED = 1, 0
+
+#: Seconds that a shutdown waits for the other ranks to hear of it.
+_PARTING = 5.0
+
+
+class _StepData(_PrefetchData):
+    """What the thread of one iteration shares with its consumer: the queue, and what is being voted on.
+
+    Args:
+        source: what is read.
+        again: how many items are made again, on which the ranks have voted; if negative, how many votes are given again
+            without an item, because this rank has got further than the place from which all go on.
+    """
+
+    def __init__(self, source: Iterator[Any], again: int = 0) -> None:
+        super().__init__(source, buffer_size=1)
+        self.again, self.repeats = max(0, again), max(0, -again)
+        #: Held to move an item from `voted_on` to the queue, and to look at both.
+        self.lock = threading.Lock()
+        #: The item that was read and is not in the queue yet. It stays here where the ranks end or fail.
+        self.voted_on: Any = _END
+        #: What the source of this rank raised.
+        self.failure: BaseException | None = None
+        #: What was wrong with the ranks, until the consumer is told.
+        self.untold: BaseException | None = None
+
+    def read(self, source: Iterator[Any]) -> bool:
+        """Takes the next item of the source, if it is wanted; returns whether all ranks are known to have one."""
+        item: Any = _END
+        failure: BaseException | None = None
+        if self.queue.reserve():  # else the loop was left, which the other ranks are to know
+            try:
+                item = next(source, _END)
+                if item is _END and self.again:
+                    raise RuntimeError(
+                        "this pipeline does not repeat itself, so it cannot go on from the state: it ended "
+                        f"{self.again} items before the place at which the state was saved"
+                    )
+            except BaseException as error:
+                failure = error
+        self.voted_on, self.failure = item, failure
+        if item is _END or not self.again:
+            return False
+        self.again -= 1
+        return True
+
+    def hand_over(self) -> None:
+        """Moves the item that was read into the queue."""
+        with self.lock:
+            self.queue.put(self.voted_on)
+            self.voted_on = _END
+
+
+def _fill_in_step(data: _StepData, group: RankGroup) -> None:
+    """Moves items into the queue as long as every rank has one. Runs in the pipe's thread."""
+    queue, source, data.source = data.queue, data.source, None
+    assert source is not None
+    while True:
+        repeats = data.repeats > 0
+        if repeats:
+            data.repeats -= 1
+        elif data.read(source):
+            data.hand_over()
+            continue
+        failure = data.failure
+        # Whatever the source says: where workers are being ended, it says that it ends.
+        goes = data.voted_on is _END and data.abandoned
+        vote = _HAS if repeats or data.voted_on is not _END else _ENDED
+        if goes:
+            vote = -(group.rank + 1)
+        elif failure is not None:
+            vote = -(group.world_size + group.rank + 1)
+        queue.park()  # whoever pauses this rank waits for its source, but not for other ranks: they may be paused, too
+        try:
+            least = group.all_reduce_min(vote)
+        except BaseException as error:
+            if not isinstance(error, GivenUp):
+                data.untold = error
+            queue.fail(failure or error)
+            return
+        if failure is not None:
+            queue.fail(failure)
+            return
+        if least == _ENDED or goes:
+            queue.finish()
+            return
+        if least != _HAS:
+            queue.fail(RuntimeError(_verdict(-least - 1, group)))
+            return
+        if not repeats:
+            data.hand_over()
+
+
+class _Hold:
+    """What the pipe and the reader of an iteration have in common: when both are gone, nobody goes on."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: _StepData) -> None:
+        self._data = data
+
+    def __del__(self) -> None:
+        self._data.leave(for_good=True)
+
+
+class _StepReader(Iterator[Any]):
+    """The consumer's end.
+
+    Dropping it tells the other ranks nothing yet: whether this rank was thrown out of its loop or left it for the next
+    epoch shows by what becomes of the pipe.
+    """
+
+    __slots__ = ("_data", "_hold", "_pop")
+
+    def __init__(self, data: _StepData, hold: _Hold) -> None:
+        self._data = data
+        self._hold: _Hold | None = hold
+        self._pop: Callable[[], Any] = data.queue.pop
+
+    def __next__(self) -> Any:
+        try:
+            return self._pop()
+        except StopIteration:
+            raise
+        except Exception:
+            self._data.untold = None
+            raise
+
+    def close(self) -> None:
+        """Ends the reader."""
+        self._pop = iter(()).__next__
+        self._hold = None
+
+
+def _verdict(number: int, group: RankGroup) -> str:
+    """What another rank's vote means for this one."""
+    if number >= group.world_size:
+        what = f"rank {number - group.world_size} raised an exception while it read its items"
+    else:
+        what = (
+            f"rank {number} shut its loader down or came to an end in the middle of the epoch, as it does after an "
+            "exception in its loop"
+        )
+    return f"{what}, so that FullSync ends rank {group.rank}, too; the cause is in the output of that rank"
+
+
+def _begun(source: Iterable[Any]) -> Iterator[Any]:
+    """The source's iterator; one that fails at once where the source does, so that other ranks hear of it, too."""
+    try:
+        return iter(source)
+    except Exception as error:
+        return _failing(error)
+
+
+def _failing(error: BaseException) -> Iterator[Any]:
+    yield from ()
+    raise error
+
+
+@functional_datapipe("fullsync")
+class FullSync(_PrefetchBase[T_co]):
+    """Ends the iteration on all ranks of a distributed job after the same number of items: when the first rank ends.
+
+    A rank that raises or dies makes the others fail within the time-out, with an error that names it; so does one that
+    shuts its loader down, or ends, in the middle of an epoch. One that leaves its loop for the next epoch ends the
+    loops of all as soon as it begins that epoch; until then they wait. `DistributedReadingService` appends the pipe by
+    itself. It reads one item ahead, and stays in the main process when there are workers. Put pipes that read ahead in
+    a thread (`prefetch`, `pin_memory`) before it: behind it they wait for other ranks' items even to be paused, as
+    `limit()` and saving a state do.
+
+    Args:
+        datapipe: the pipe to read, which every rank has.
+        timeout: seconds that one rank waits for the others at each item.
+        process_group: the ranks to keep in step with: an object with `rank`, `world_size` and
+            `all_reduce_min(value)`, which is called in a thread. None: all ranks of `torch.distributed`, through
+            connections of the pipe's own that are opened at the first iteration, on all ranks.
+
+    Raises:
+        ValueError: `timeout` is not positive or over three years.
+        TypeError: `process_group` lacks one of its members.
+        RuntimeError: while iterating, `torch.distributed` is missing or not initialised, or another rank raised or
+            went in the middle of the epoch.
+        RanksLostError: while iterating, another rank is gone. It is a `ConnectionError` and a `RuntimeError`.
+        PrefetchTimeoutError: while iterating, another rank did not come along. It is a `TimeoutError` and a
+            `RuntimeError`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> pipe = IterableWrapper(range(23)).sharding_filter().fullsync(timeout=60)
+    """
+
+    _data: _StepData | None
+    _group: RankGroup | None = state(saved=False, lasts=True)
+    _hold: _Hold | None = state(saved=False, lasts=True)
+    _untold: BaseException | None = state(saved=False, lasts=True)
+    #: What the next iteration makes again, as `_StepData` takes it.
+    _again: int = state(0, saved=False, lasts=True)
+
+    def __init__(
+        self,
+        datapipe: Iterable[T_co],
+        timeout: float = DEFAULT_TIMEOUT,
+        process_group: RankGroup | None = None,
+    ) -> None:
+        check_source("FullSync", datapipe)
+        check_timeout(timeout, "FullSync")
+        if process_group is not None:
+            check_group(process_group, "FullSync", broadcasts=False)
+        super().__init__(datapipe, buffer_size=1)
+        self.timeout = timeout
+        self._given_group = process_group
+
+    def set_process_group(self, process_group: RankGroup | None) -> None:
+        """Takes another group of ranks from the next iteration on."""
+        if process_group is not None:
+            check_group(process_group, "FullSync", broadcasts=False)
+        self._given_group = process_group
+
+    def _open_group(self) -> RankGroup:
+        if self._given_group is not None:
+            return self._given_group
+        if self._group is None or self._group.broken:
+            self._group = open_group("gloo", self.timeout, "FullSync")
+        self._group.show_life()
+        return self._group
+
+    def __iter__(self) -> Iterator[T_co]:
+        self._end_thread()
+        self._raise_untold()
+        group = self._open_group()
+        items, error = self._restored
+        self._restored = ([], None)
+        # What was read ahead when the state was saved is voted on like all else.
+        source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
+        again, self._again = self._again, 0
+        if group.world_size == 1 and not items:
+            return source
+        self._data = data = _StepData(source, again)
+        self._hold = hold = _Hold(data)
+        data.start(functools.partial(_fill_in_step, group=group))
+        return _StepReader(data, hold)
+
+    def _worker(self) -> Callable[[_PrefetchData], None]:
+        return functools.partial(_fill_in_step, group=self._open_group())
+
+    def make_again(self, count: int) -> None:
+        """Lets the next iteration begin with items that are made again, or behind some of them.
+
+        What each rank makes again is a matter of its own: when it has looked at its pipes the last time. So the ranks
+        do not vote on these items, on which they have voted before, and all go on at the same step.
+
+        Args:
+            count: how many items there are. If negative, so many of those on which the ranks are going to vote were
+                yielded by this rank before.
+        """
+        self._again = count
+
+    def state_dict(self) -> dict[str, Any]:
+        """The item that is held ready, the one that is voted on, and what the source of this rank raised.
+
+        Failures of other ranks are no part of it. What was voted on when they ended or failed is: it was not yielded.
+        """
+        items, error = self._restored
+        data = self._data
+        if data is not None and not data.is_inherited():
+            with self.standing_still(), data.lock:
+                items, error = data.queue.snapshot()[0], data.failure
+                if data.voted_on is not _END:
+                    items.append(data.voted_on)
+        return {"items": list(items), "error": error}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration begin with the saved items, each of which is voted on again."""
+        super().load_state_dict(state_dict)
+
+    def is_replicable(self) -> bool:
+        """Whether copies of the pipe may run in workers: no."""
+        return False
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError("FullSync is read by iterating, not by index")
+
+    def __len__(self) -> int:
+        raise no_length(self, "The number of items depends on the shortest rank")
+
+    def _end_thread(self) -> None:
+        """Ends the iteration, which the other ranks hear of when they come to the same step."""
+        self._part(self.timeout + self.patience)
+
+    def _part(self, seconds: float) -> None:
+        data, self._data = self._data, None
+        if data is None or data.is_inherited():
+            return
+        data.leave(for_good=False)
+        thread = data.thread
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(seconds)
+        if thread.is_alive():
+            self._data = data
+            raise TimeoutError(self._still_busy("restarted"))
+        self._hold = None
+        if data.voted_on is not _END:
+            close_dropped(data.voted_on)
+        self._untold = data.untold
+
+    def _raise_untold(self) -> None:
+        """Raises what went wrong with the ranks behind the back of a loop that was left.
+
+        Else the next iteration would wait for the same ranks, as long again.
+        """
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            raise untold
+
+    def reset(self) -> None:
+        """Ends the thread of the last iteration and drops what it had read ahead.
+
+        Raises:
+            RanksLostError: other ranks are gone, which shows as they are told that this one left its loop.
+            PrefetchTimeoutError: they did not come along.
+        """
+        super().reset()
+        self._raise_untold()
+
+    def leave(self, for_good: bool) -> None:
+        """Ends the iteration and lets the other ranks know why, when they ask for more than this one has read.
+
+        Does not wait for them. Where the iteration is over already it does nothing.
+
+        Args:
+            for_good: whether this rank will not go on, so that the others fail; else their epochs end, too.
+        """
+        if self._data is not None and not self._data.is_inherited():
+            self._data.leave(for_good)
+
+    def shutdown(self) -> None:
+        """Ends the thread and closes the pipe's own group of ranks. More calls do nothing."""
+        self.leave(for_good=True)
+        data, used = self._data, self._given_group or self._group
+        try:
+            self._part(_PARTING)
+        except TimeoutError:  # the others have not come to this step, and this rank will not wait for them
+            if used is not None and hasattr(used, "give_up"):
+                used.give_up()
+            if data is not None and data.thread is not None:
+                data.thread.join(1.0)
+            self._data = None
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
+        """A copy that talks through the same group, where the user brought one."""
+        group = self._given_group
+        if group is not None and not isinstance(group, UncopyableGroup):
+            memo[id(group)] = group
+        duplicate = type(self).__new__(type(self))
+        memo[id(self)] = duplicate
+        vars(duplicate).update(copy.deepcopy(self.__getstate__(), memo))
+        return duplicate

@@ -1,0 +1,260 @@
+"""Pipes that call the user's function in threads: ThreadPoolMapper.
+
+The thread that iterates the pipe reads the source; it keeps a bounded number of items with the threads of a pool (see
+`_pool`), and takes their results in order. The pipe owns the pool of its current iteration.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, TypeVar, overload
+
+from torchdata.datapipes._pipe.checks import (
+    check_callable,
+    check_int,
+    check_output_col,
+    check_source,
+    length_of,
+)
+from torchdata.datapipes._pipe.columns import replacing_columns
+from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.threads.pool import Pool
+
+__all__ = ["ThreadPoolMapper"]
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: Stands for the end of the source.
+_END = object()
+
+#: Seconds after which a wait for a result looks whether the pool was closed meanwhile.
+_SLICE = 0.5
+
+
+class _Results(Iterator[Any]):
+    """The results of one iteration, in order. Dropping it closes the pool.
+
+    Keeps `ahead` tasks under way while the consumer is busy with a result.
+    """
+
+    __slots__ = ("_ahead", "_pool", "_source")
+
+    def __init__(self, source: Iterator[Any], pool: Pool, ahead: int) -> None:
+        self._pool = pool
+        self._source = source
+        self._ahead = ahead
+
+    def __next__(self) -> Any:
+        pool, tasks = self._pool, self._pool.tasks
+        if pool.is_inherited():
+            raise RuntimeError(
+                "this iterator of ThreadPoolMapper belongs to the parent process, where its threads are; a forked "
+                "child makes an iterator of its own"
+            )
+        if pool.paused:
+            pool.resume()
+        self._read_ahead(self._ahead)
+        if not tasks:
+            self._end()
+        while not pool.wait(_SLICE):
+            if pool.closed:
+                raise StopIteration
+        # After the wait, so that an interrupted one has taken nothing; before the result goes, so that the threads
+        # have work while the consumer has it.
+        self._read_ahead(self._ahead + 1)
+        task = tasks.popleft()
+        error = task.error
+        if error is None:
+            return task.result
+        del self, pool, tasks, task  # or whoever keeps the error would keep them, through this frame
+        try:
+            raise error
+        finally:
+            del error
+
+    def _read_ahead(self, wanted: int) -> None:
+        """Submits items until so many tasks are under way, or the source ends or fails."""
+        pool = self._pool
+        while len(pool.tasks) < wanted and self._ahead and pool.source_error is None and not pool.closed:
+            try:
+                item = next(self._source, _END)
+            except Exception as error:
+                pool.source_error = error
+                return
+            if item is _END:
+                self._ahead = 0
+                return
+            pool.submit(item)
+
+    def _end(self) -> None:
+        """Raises what comes after the last result: the source's error, or StopIteration."""
+        error, self._pool.source_error = self._pool.source_error, None
+        if error is None:
+            self.close()
+            raise StopIteration
+        del self
+        try:
+            raise error
+        finally:
+            del error
+
+    def close(self) -> None:
+        """Ends the iteration: each thread ends after the call that it is in."""
+        self._pool.close()
+
+    def __del__(self) -> None:
+        self._pool.close()
+
+
+@functional_datapipe("threadpool_map")
+class ThreadPoolMapper(IterDataPipe[T_co]):
+    """Applies a function to every item, or to columns of it, in several threads. Results come in the source's order.
+
+    Worth it where the function waits (for files, a network) or works without the GIL. An exception that it raises
+    comes in the place of its result; the results after it can still be read. The source is read by the thread that
+    iterates this pipe.
+
+    A state holds the results that are ready, and the items of which there is no result yet. Saving it waits for calls
+    that are under way with an item that they may be changing; calls for plain items (numbers, strings, bytes) are not
+    waited for, and made again.
+
+    Args:
+        source_datapipe: the pipe to read.
+        fn: the function. It must be safe to call from several threads at once.
+        input_col: which parts of an item `fn` gets, as for `map`.
+        output_col: where the result goes, as for `map`.
+        scheduled_tasks: how many items are with the threads, or their results ready, while the consumer is busy with
+            a result. More than `max_workers` keeps all threads busy although results come in order.
+        max_workers: most threads; by default 4 more than there are processors, and at most 32.
+        **threadpool_kwargs: further arguments of `concurrent.futures.ThreadPoolExecutor`: `thread_name_prefix`,
+            `initializer` and `initargs`.
+
+    Raises:
+        TypeError: `fn` is no function, a number is no integer, or `threadpool_kwargs` has an unknown argument.
+        ValueError: `scheduled_tasks` or `max_workers` is not positive, or the columns are wrong as for `map`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper
+        >>> list(IterableWrapper(["a", "bc", "def"]).threadpool_map(len, max_workers=2))
+        [1, 2, 3]
+    """
+
+    _pool: Pool | None = state(saved=False)
+    _restored: dict[str, Any] | None = state(items=True, saved=False)
+
+    #: Seconds that saving a state waits for the calls that are under way.
+    patience: ClassVar[float] = 60.0
+
+    tuning: ClassVar[frozenset[str]] = frozenset({"max_workers", "scheduled_tasks", "threadpool_kwargs"})
+
+    @overload
+    def __init__(
+        self: ThreadPoolMapper[R],
+        source_datapipe: Iterable[T],
+        fn: Callable[[T], R],
+        input_col: None = None,
+        output_col: None = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        **threadpool_kwargs: Any,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: ThreadPoolMapper[Any],
+        source_datapipe: Iterable[Any],
+        fn: Callable[..., Any],
+        input_col: Any,
+        output_col: Any = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        **threadpool_kwargs: Any,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[Any],
+        fn: Callable[..., Any],
+        input_col: Any = None,
+        output_col: Any = None,
+        scheduled_tasks: int = 128,
+        max_workers: int | None = None,
+        **threadpool_kwargs: Any,
+    ) -> None:
+        name = "ThreadPoolMapper"
+        self.datapipe = check_source(name, source_datapipe, "source_datapipe")
+        check_callable(name, "fn", fn)
+        self.fn = fn
+        self.input_col = input_col
+        self.output_col = check_output_col(name, fn, input_col, output_col)
+        self.scheduled_tasks = check_int(name, "scheduled_tasks", scheduled_tasks, least=1)
+        self.max_workers = None if max_workers is None else check_int(name, "max_workers", max_workers, least=1)
+        self.threadpool_kwargs = _checked_options(name, threadpool_kwargs)
+
+    def __iter__(self) -> Iterator[T_co]:
+        self._close_pool()
+        fn = self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
+        workers = self.max_workers or min(32, (os.cpu_count() or 1) + 4)
+        # More threads than tasks at a time would have nothing to do.
+        pool = Pool(fn, min(workers, self.scheduled_tasks + 1), **{**_OPTIONS, **self.threadpool_kwargs})
+        results = _Results(iter(self.datapipe), pool, self.scheduled_tasks)
+        if self._restored is not None:
+            state, self._restored = self._restored, None
+            pool.source_error = state["error"]
+            pool.restore(state["tasks"])
+        self._pool = pool
+        return results
+
+    def __len__(self) -> int:
+        return length_of(self, self.datapipe)
+
+    def reset(self) -> None:
+        """Ends the threads of the last iteration, after the calls that they are in."""
+        self._close_pool()
+        super().reset()
+
+    def _close_pool(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Results that are ready, items of which there is no result yet, and the error that comes after them.
+
+        Raises:
+            TimeoutError: the function has been busy with one item for `patience` seconds.
+        """
+        if self._restored is not None:
+            return self._restored
+        if self._pool is None or self._pool.is_inherited():
+            return {"tasks": [], "error": None}
+        return {"tasks": self._pool.entries(self.patience), "error": self._pool.source_error}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iteration begin with the saved results and items."""
+        self._close_pool()
+        self._restored = state_dict
+
+
+#: The options of `ThreadPoolExecutor` besides `max_workers`, and what they are where they are not given.
+_OPTIONS: dict[str, Any] = {"thread_name_prefix": "torchdata-threadpool", "initializer": None, "initargs": ()}
+
+
+def _checked_options(pipe: str, options: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(options.keys() - _OPTIONS.keys())
+    if unknown:
+        raise TypeError(
+            f"{pipe}: got an unexpected keyword argument {unknown[0]!r}; besides its own, it takes {list(_OPTIONS)}"
+        )
+    if options.get("initializer") is not None:
+        check_callable(pipe, "initializer", options["initializer"])
+    if not isinstance(options.get("initargs", ()), (tuple, list)):
+        raise TypeError(f"{pipe}: initargs must be a tuple, but got {options['initargs']!r}")
+    if not isinstance(options.get("thread_name_prefix", ""), str):
+        raise TypeError(f"{pipe}: thread_name_prefix must be a string, but got {options['thread_name_prefix']!r}")
+    return options

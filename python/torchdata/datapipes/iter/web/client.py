@@ -1,0 +1,185 @@
+"""Asking for files over HTTP: time limits, connections, and errors that say which pipe met them.
+
+Role: what HttpReader, GDriveReader and OnlineReader share, and the streams that they yield. Runs in the process that
+iterates the pipe or reads the stream. An iteration owns its `Connections`, which are kept alive from one URL to the
+next and closed with it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from torchdata._optional import optional_import
+
+__all__ = ["DEFAULT_TIMEOUT", "Client", "Connections"]
+
+#: Seconds to connect, and seconds of silence from a server, where the user set no limit.
+DEFAULT_TIMEOUT = (30.0, 120.0)
+
+
+def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None]:
+    """The limits to connect and of silence, in seconds, from what the user gave; None: no limit.
+
+    Raises:
+        TypeError: it is neither a number nor a pair of them.
+        ValueError: a limit is not positive.
+    """
+    if timeout is None:
+        return DEFAULT_TIMEOUT
+    limits = timeout if isinstance(timeout, tuple) and len(timeout) == 2 else (timeout, timeout)
+    for limit in limits:
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):
+            raise TypeError(
+                f"{pipe}: timeout must be seconds, or a pair of seconds to connect and to read, but got {timeout!r}"
+            )
+        if limit is not None and not limit > 0:
+            raise ValueError(f"{pipe}: timeout must be positive, but got {timeout!r}; float('inf') waits for ever")
+    connect, read = (None if limit == float("inf") else limit for limit in limits)
+    return connect, read
+
+
+class Connections:
+    """Connections that are used again by the next request to the same server. A context manager that closes them.
+
+    Not for pickles: every process, and every iteration, has its own.
+    """
+
+    def __init__(self) -> None:
+        self._adapter: Any = None
+        self._process = 0
+        #: Whether a server has answered on them, so that an idle one may have been closed by its server since.
+        self.used = False
+
+    def session(self) -> Any:
+        """A session of `requests` with cookies of its own over these connections."""
+        import requests
+
+        session = requests.Session()
+        # Other encodings would make ranges and sizes those of the compressed bytes, to which no offset fits.
+        session.headers["Accept-Encoding"] = "identity"
+        self.mount(session)
+        return session
+
+    def mount(self, session: Any) -> None:
+        """Makes a session use these connections."""
+        from requests.adapters import HTTPAdapter
+
+        if self._process != os.getpid():  # closed, or forked since: then the connections are the parent's
+            self._adapter, self._process, self.used = HTTPAdapter(), os.getpid(), False
+        session.mount("http://", self._adapter)
+        session.mount("https://", self._adapter)
+
+    def close(self) -> None:
+        """Closes the idle connections; a stream that is being read closes its own when it ends."""
+        if self._adapter is not None and self._process == os.getpid():
+            for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
+                for key in manager.pools.keys():  # noqa: SIM118  # it cannot be iterated over
+                    manager.pools[key].close()  # or it would live, and keep connections, as long as a response
+            self._adapter.close()
+        self._adapter, self._process, self.used = None, 0, False
+
+    def __enter__(self) -> Connections:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class Client:
+    """How a pipe asks for URLs. Picklable, as part of the recipes of its streams.
+
+    Args:
+        pipe: the name of the pipe, for messages.
+        timeout: as the user gave it.
+        options: what is passed on to `requests.Session.get`.
+
+    Raises:
+        ModuleNotFoundError: `requests` is not installed.
+        TypeError: an option is none of `requests`.
+    """
+
+    def __init__(self, pipe: str, timeout: Any, options: Mapping[str, Any]) -> None:
+        requests = optional_import("requests", extra="http", needed_by=pipe)
+        known = set(inspect.signature(requests.Session.request).parameters)
+        known -= {"self", "method", "url", "timeout", "stream"}
+        if unknown := sorted(set(options) - known):
+            raise TypeError(
+                f"{pipe}: {', '.join(unknown)} is no option of requests that can be passed on; "
+                f"there are {', '.join(sorted(known))}"
+            )
+        self.pipe = pipe
+        self.timeout = checked_timeout(pipe, timeout)
+        self.options = dict(options)
+
+    def title(self, url: Any, response: Any) -> Any:
+        """The title of a file: its URL."""
+        return url
+
+    def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
+        """The response with the content of `url`, its body unread."""
+        return self.get(connections, connections.session(), url, url, headers)
+
+    def get(self, connections: Connections, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
+        """One successful response, its body unread. Messages speak of `named`, where that is not `url` itself."""
+        import requests
+        from urllib3.exceptions import ProtocolError
+
+        options = {**self.options, "headers": {**headers, **(self.options.get("headers") or {})}}
+        try:
+            try:
+                response = session.get(url, timeout=self.timeout, stream=True, **options)
+            except requests.ConnectionError as error:
+                closed = bool(error.args) and isinstance(error.args[0], ProtocolError)
+                if not (closed and connections.used):
+                    raise
+                # The server may have closed the idle connection at the very moment when it was used again.
+                connections.close()
+                connections.mount(session)
+                response = session.get(url, timeout=self.timeout, stream=True, **options)
+            try:
+                response.raise_for_status()
+            except BaseException:
+                response.close()
+                raise
+        except Exception as error:
+            self.explain(error, f"cannot open {named!r}")
+            raise
+        connections.used = True
+        return response
+
+    def explain(self, error: Exception, what: str) -> None:
+        """Makes an error of `requests` or `urllib3` say which pipe met it, where, and what to do."""
+        from requests import RequestException, Timeout
+        from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
+
+        said = error.args[0] if isinstance(error, ProtocolError) and error.args else error
+        message = f"{self.pipe} {what}: {said}"
+        if isinstance(error, (Timeout, ReadTimeoutError)):
+            connect, read = self.timeout
+            message += f" (timeout is {connect} s to connect and {read} s of silence; raise it for a slow server)"
+        if isinstance(error, (RequestException, HTTPError)):
+            error.args = (message,)  # not by a note: some loggers, and warnings, show the message alone
+        else:
+            error.add_note(message)
+
+    def check(self, url: Any) -> None:
+        """Raises ValueError, of one of the kinds that `requests` has, unless `url` is an HTTP URL."""
+        from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
+
+        if not isinstance(url, (str, bytes)):
+            raise MissingSchema(f"{self.pipe} expects URLs as str, but got {url!r} of type {type(url).__name__}")
+        try:
+            parts = urlsplit(url if isinstance(url, str) else url.decode())
+        except ValueError as error:
+            raise InvalidURL(f"{self.pipe} cannot read the URL {url!r}: {error}") from error
+        if not parts.scheme:
+            raise MissingSchema(f"{self.pipe} reads URLs that begin with http:// or https://, but got {url!r}")
+        if parts.scheme not in ("http", "https"):
+            raise InvalidSchema(
+                f"{self.pipe} reads URLs that begin with http:// or https://, but got {url!r}; "
+                "open_files reads local files, and open_files_by_fsspec many other kinds"
+            )

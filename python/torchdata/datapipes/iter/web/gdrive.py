@@ -1,0 +1,123 @@
+"""Files of Google Drive: from a link to the download itself, past the pages that stand before it.
+
+Role: the client of GDriveReader and of OnlineReader's links to Drive. Runs in the process that iterates the pipe. Owns
+nothing: a page is read, at most its first mebibyte, and closed before the next request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urljoin, urlsplit, urlunsplit
+
+from torchdata.datapipes.iter.web.client import Client, Connections
+
+__all__ = ["HOSTS", "DriveClient", "download_url"]
+
+#: Where links to files of Google Drive lead.
+HOSTS = frozenset({"drive.google.com", "docs.google.com"})
+
+#: Bytes of a page that are looked at.
+_LARGEST_PAGE = 1 << 20
+
+_FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
+
+
+def download_url(url: str) -> str:
+    """The URL by which the file of a link is downloaded: of `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`.
+
+    Other URLs, download URLs among them, are returned as they are.
+    """
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    in_path = _FILE_PATH.match(parts.path)
+    if in_path is not None:
+        wanted = {"export": "download", "id": in_path[1]}
+    elif "id" in query and (parts.path == "/open" or (parts.path == "/uc" and "export" not in query)):
+        wanted = {"export": "download", "id": query["id"]}
+    else:
+        return url
+    if "resourcekey" in query:
+        wanted["resourcekey"] = query["resourcekey"]
+    return urlunsplit((parts.scheme, parts.netloc, "/uc", urlencode(wanted), ""))
+
+
+class DriveClient(Client):
+    """How a pipe asks for files of Google Drive."""
+
+    def title(self, url: Any, response: Any) -> str:
+        """The file's name, as the server tells it.
+
+        Raises:
+            RuntimeError: it tells none.
+        """
+        told = response.headers.get("content-disposition", "")
+        if (quoted := re.search(r'filename="([^"]+)"', told)) is not None:
+            return quoted[1]
+        if (encoded := re.search(r"filename\*=UTF-8''([^;\s]+)", told, re.I)) is not None:
+            return unquote(encoded[1])
+        raise RuntimeError(
+            f"{self.pipe} finds no file name in the answer to the Google drive link {url!r}: its content-disposition "
+            f"is {told!r}"
+        )
+
+    def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
+        """The response with the content of the file, its body unread.
+
+        Raises:
+            RuntimeError: the quota of the file is exceeded, or the link leads to something else than a file.
+        """
+        from urllib3.exceptions import HTTPError
+
+        session = connections.session()  # one for both requests: the cookies belong together
+        asked = download_url(url if isinstance(url, str) else url.decode())
+        for _ in range(2):
+            response = self.get(connections, session, asked, url, headers)
+            if "content-disposition" in response.headers:
+                return response
+            try:
+                with closing(response):
+                    way_on = self._way_past(response, asked, url)
+            except HTTPError as error:
+                self.explain(error, f"was reading the page of {url!r}")
+                raise
+            if way_on is None:
+                break
+            asked = way_on
+        raise RuntimeError(
+            f"{self.pipe} gets a page instead of a file for the Google drive link {url!r}: the answer has no "
+            "content-disposition; share the file with everyone who has the link, and use its download link or "
+            "one of the form https://drive.google.com/file/d/ID"
+        )
+
+    def _way_past(self, response: Any, asked: str, url: Any) -> str | None:
+        """The URL that a page which asks for confirmation leads to, or None: it is another page."""
+        for name, value in response.cookies.items():
+            if name.startswith("download_warning"):
+                return f"{asked}&{urlencode({'confirm': value})}"
+        from torchdata.datapipes.iter.web.gdrive_page import Page
+
+        text = (response.raw.read(_LARGEST_PAGE, decode_content=True) or b"").decode(errors="replace")
+        page = Page(text)
+        if page.title == "Quota exceeded":
+            raise RuntimeError(
+                f"{self.pipe} cannot read the Google drive link {url!r} now, because its download quota was exceeded; "
+                "try again later, or use a copy of the file"
+            )
+        if page.action is not None:
+            target = urljoin(str(response.url), page.action)
+            if _trusted(target, response.url):
+                joint = "&" if urlsplit(target).query else "?"
+                return target + joint + urlencode(page.inputs)
+        return f"{asked}&confirm=t" if page.title == "Virus scan warning" else None
+
+
+def _trusted(target: str, asked: str) -> bool:
+    """Whether a form may send the user's settings, credentials among them, to its target."""
+    there, here = urlsplit(target), urlsplit(asked)
+    host = there.hostname or ""
+    return there.scheme == here.scheme and (
+        there.netloc == here.netloc or host.endswith((".google.com", ".googleusercontent.com"))
+    )

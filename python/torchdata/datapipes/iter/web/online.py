@@ -1,0 +1,176 @@
+"""Pipes that read files from the network by their URLs: HttpReader, GDriveReader, OnlineReader.
+
+Role: each turns URLs into pairs of title and stream. They run in the process that iterates them. An iteration owns its
+connections and closes them when it ends or is abandoned; a stream that was yielded belongs to its reader, and closes
+itself when it is dropped. `requests` is imported where a pipe is built.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from torchdata.datapipes._pipe.checks import check_source, length_of
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.web.client import Client, Connections
+from torchdata.datapipes.iter.web.gdrive import HOSTS, DriveClient
+from torchdata.datapipes.iter.web.stream import open_url
+from torchdata.datapipes.utils._streams import StreamWrapper
+
+__all__ = ["GDriveReader", "HttpReader", "OnlineReader"]
+
+
+class _UrlReader(IterDataPipe[tuple[str, StreamWrapper]]):
+    """Opens URLs in turn. Subclasses say by which client."""
+
+    one_to_one = True
+
+    def __init__(
+        self, source_datapipe: Iterable[str], timeout: Any, skip_on_error: bool, options: dict[str, Any]
+    ) -> None:
+        name = type(self).__name__
+        if isinstance(source_datapipe, (str, bytes)):
+            raise TypeError(
+                f"{name}: source_datapipe must be a pipe, but got {source_datapipe!r}; wrap it: IterableWrapper([...])"
+            )
+        self.source_datapipe = check_source(name, source_datapipe, "source_datapipe")
+        self.timeout = timeout
+        self.skip_on_error = skip_on_error
+        self.query_params = options
+        self._http = Client(name, timeout, options)
+
+    def _client(self, url: Any) -> Client:
+        return self._http
+
+    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
+        # The source begins now, so that a state saved before the first item is not that of its last epoch.
+        return self._opened(iter(self.source_datapipe))
+
+    def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
+        with Connections() as connections:
+            for url in urls:
+                try:
+                    yield open_url(self._client(url), url, connections)  # no variable keeps the stream open
+                except Exception as error:
+                    if not self.skip_on_error:
+                        raise
+                    warnings.warn(f"{error}, skipping...", stacklevel=2)
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)
+
+
+@functional_datapipe("read_from_http")
+class HttpReader(_UrlReader):
+    """Opens files behind HTTP URLs: yields pairs of URL and binary stream.
+
+    A stream reads from the network as it is read, and forward only. Redirects are followed, and compressed transfer is
+    undone (the server is asked not to compress). A body that is shorter than the server announced is an error. A
+    saved state opens a stream again where it stood, by a range request where the server can, and raises where the
+    file has changed meanwhile; such a state holds the settings of the pipe, passwords and tokens included.
+
+    Args:
+        source_datapipe: yields URLs that begin with `http://` or `https://`.
+        timeout: seconds to connect, and seconds that the server may be silent; or a pair of both. None: 30 s and
+            120 s; `float("inf")`: for ever.
+        skip_on_error: whether URLs that cannot be opened are skipped with a warning. Errors while a stream is read
+            are raised in any case.
+        **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
+            `allow_redirects`.
+
+    Raises:
+        ModuleNotFoundError: `requests` is not installed.
+        TypeError: an option is unknown to `requests`, or `timeout` is no number.
+        ValueError: `timeout` is not positive; while iterating, an item is no HTTP URL.
+        requests.RequestException: while iterating, a server cannot be reached, is silent, or answers by an error.
+        urllib3.exceptions.HTTPError: while reading a stream, the connection breaks or falls silent.
+        RuntimeError: while reading a stream of a loaded state, the file has changed.
+
+    Example:
+        >>> from torchdata.datapipes.iter import HttpReader, IterableWrapper
+        >>> urls = IterableWrapper(["https://example.org/shard-0.tar", "https://example.org/shard-1.tar"])
+        >>> pairs = HttpReader(urls, timeout=10, headers={"Authorization": "Bearer ..."}).load_from_tar()
+        >>> len(urls.read_from_http())
+        2
+    """
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[str],
+        timeout: float | tuple[float | None, float | None] | None = None,
+        skip_on_error: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(source_datapipe, timeout, skip_on_error, kwargs)
+
+
+class _DriveReader(_UrlReader):
+    """Opens URLs of which some, or all, are links to Google Drive."""
+
+    def __init__(
+        self,
+        source_datapipe: Iterable[str],
+        *,
+        timeout: float | tuple[float | None, float | None] | None = None,
+        skip_on_error: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(source_datapipe, timeout, skip_on_error, kwargs)
+        self._drive = DriveClient(type(self).__name__, timeout, kwargs)
+
+
+@functional_datapipe("read_from_gdrive")
+class GDriveReader(_DriveReader):
+    """Opens files of Google Drive by their links: yields pairs of file name and binary stream.
+
+    Links of the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are understood, and the page that asks for a
+    confirmation before a large file is answered. Streams are those of `HttpReader`.
+
+    Args:
+        source_datapipe: yields links.
+        timeout: as that of `HttpReader`.
+        skip_on_error: whether links that cannot be opened are skipped with a warning.
+        **kwargs: options of `requests.get`.
+
+    Raises:
+        RuntimeError: while iterating, the file's quota is exceeded, or a link leads to a page instead of a file.
+        Exception: the other errors are those of `HttpReader`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import GDriveReader, IterableWrapper
+        >>> links = IterableWrapper(["https://drive.google.com/file/d/SomeId/view?usp=sharing"])
+        >>> pairs = GDriveReader(links, timeout=10)
+    """
+
+    def _client(self, url: Any) -> Client:
+        return self._drive
+
+
+@functional_datapipe("read_from_remote")
+class OnlineReader(_DriveReader):
+    """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others as `HttpReader`.
+
+    Args:
+        source_datapipe: yields URLs.
+        timeout: as that of `HttpReader`.
+        skip_on_error: whether URLs that cannot be opened are skipped with a warning.
+        **kwargs: options of `requests.get`.
+
+    Raises:
+        Exception: the errors are those of `HttpReader` and `GDriveReader`.
+
+    Example:
+        >>> from torchdata.datapipes.iter import IterableWrapper, OnlineReader
+        >>> urls = ["https://example.org/a.txt", "https://drive.google.com/uc?export=download&id=SomeId"]
+        >>> lines = OnlineReader(IterableWrapper(urls)).readlines()
+    """
+
+    def _client(self, url: Any) -> Client:
+        try:
+            host = urlsplit(url).hostname
+        except (ValueError, AttributeError):  # the client says what is wrong with it
+            host = None
+        return self._drive if host in HOSTS else self._http

@@ -1,0 +1,294 @@
+"""Files behind HTTP URLs as streams: reading them, and opening them again where they were left.
+
+Role: the streams of HttpReader, GDriveReader and OnlineReader. They live in the process that reads them. A stream owns
+the response that it reads from, and outlives the iteration that made it. Its recipe asks for the rest of the file alone
+(`Range`), or reads and drops what was read before where the server knows no ranges. Whether the file is still
+the same is told by `ETag`, `Last-Modified` and size. RFC 9110, sections 8.8, 13 and 14.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, NamedTuple
+
+from torchdata.datapipes.iter.web.client import Client, Connections
+from torchdata.datapipes.utils._streams import StreamWrapper
+
+__all__ = ["HttpRecipe", "HttpStream", "open_url"]
+
+#: Bytes read ahead, so that lines need no call into the network each.
+_BUFFER = 1 << 16
+#: Bytes asked for at once where a stream is read to its end, or what was read before is dropped.
+_PIECE = 1 << 20
+
+
+def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, StreamWrapper]:
+    """The title of what is found at `url`, and a stream of it.
+
+    Raises:
+        requests.RequestException: the server cannot be reached, does not answer in time, or answers by an error.
+        ValueError: `url` is no HTTP URL.
+    """
+    client.check(url)
+    response = client.answer(connections, url, {})
+    try:
+        recipe = HttpRecipe(client, url, _Version.of(response))
+        title = client.title(url, response)
+    except BaseException:
+        response.close()
+        raise
+    return title, StreamWrapper(HttpStream(recipe, response), name=str(url), recipe=recipe)
+
+
+class _Version(NamedTuple):
+    """What a server told of a file: by it a change is noticed."""
+
+    etag: str | None
+    modified: str | None
+    #: Bytes in all, where known.
+    size: int | None
+    #: Whether the body came compressed, so that an offset into the stream is none into the file.
+    encoded: bool
+
+    @classmethod
+    def of(cls, response: Any) -> _Version:
+        """What `response` tells."""
+        headers = response.headers
+        encoded = headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
+        told = headers.get("Content-Length")
+        if response.status_code == 206:
+            told = headers.get("Content-Range", "").rpartition("/")[2]
+        size = int(told) if told and told.isdecimal() and not encoded else None
+        return cls(headers.get("ETag"), headers.get("Last-Modified"), size, encoded)
+
+    @property
+    def condition(self) -> str | None:
+        """What to send as `If-Range`, which allows no weak tags."""
+        return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
+
+    def differs(self, other: _Version) -> str | None:
+        """In which respect the other one is of another content, as far as both servers told."""
+        if self.etag and other.etag:
+            same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
+            return None if same else f"its ETag was {self.etag} and is {other.etag}"
+        if self.modified and other.modified and self.modified != other.modified:
+            return f"it was last modified {self.modified}, now {other.modified}"
+        if self.size is not None and other.size is not None and self.size != other.size:
+            return f"it had {self.size} bytes and has {other.size}"
+        return None
+
+
+class HttpRecipe:
+    """How the stream of a URL is opened again. Pickled with all settings of its pipe, credentials included.
+
+    Args:
+        client: how its pipe asks for URLs.
+        url: as the pipe got it; redirects are followed anew.
+        version: what the server told of the file.
+    """
+
+    def __init__(self, client: Client, url: Any, version: _Version) -> None:
+        self.client, self.url, self.version = client, url, version
+
+    def open(self) -> HttpStream:
+        """A stream that asks for the file when it is read, from where it stands then."""
+        return HttpStream(self)
+
+    def ask(self, offset: int) -> tuple[Any, int]:
+        """A response with the file's content from `offset` on, and how many bytes too early it begins.
+
+        Raises:
+            requests.RequestException: the file cannot be had.
+            RuntimeError: the file has changed, or the server sends another part of it.
+        """
+        headers = {}
+        own_range = any(name.lower() == "range" for name in self.client.options.get("headers") or {})
+        if offset and not own_range and not self.version.encoded:
+            headers["Range"] = f"bytes={offset}-"
+            if self.version.condition is not None:
+                headers["If-Range"] = self.version.condition
+        with Connections() as connections:
+            response = self._ask(connections, headers)
+        try:
+            found = _Version.of(response)
+            if not offset:
+                self.version = found
+                return response, 0
+            difference = self.version.differs(found)
+            if difference is not None:
+                raise RuntimeError(
+                    f"{self.client.pipe} cannot go on with {self.url!r} at byte {offset}, because the file has "
+                    f"changed: {difference}; begin the epoch anew"
+                )
+            if headers and response.status_code == 206:
+                sent = response.headers.get("Content-Range", "")
+                if not sent.startswith(f"bytes {offset}-") or found.encoded:
+                    raise RuntimeError(
+                        f"{self.client.pipe} asked for {self.url!r} from byte {offset} on, but its server sent "
+                        f"{sent or 'a range that it does not name'}"
+                    )
+                return response, 0
+            return response, offset
+        except BaseException:
+            response.close()
+            raise
+
+    def _ask(self, connections: Connections, headers: dict[str, str]) -> Any:
+        from requests import HTTPError
+
+        try:
+            return self.client.answer(connections, self.url, headers)
+        except HTTPError as error:
+            # No byte is left in the file: it was read to its end, or is shorter now. Reading it all will tell.
+            if not headers or error.response is None or error.response.status_code != 416:
+                raise
+        return self.client.answer(connections, self.url, {})
+
+    def __repr__(self) -> str:
+        return f"HttpRecipe({self.url!r})"
+
+
+class _Body(io.RawIOBase):
+    """The bytes of a file behind a URL. Asks for it on the first read, unless it was given a response."""
+
+    def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
+        self.recipe, self.response = recipe, response
+        self.position = 0
+        #: Bytes of the response that lie before the position.
+        self._early = 0
+        self._failure: Exception | None = None
+
+    @property
+    def name(self) -> str:
+        """The URL."""
+        return str(self.recipe.url)
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.some(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def readall(self) -> bytes:
+        pieces = []
+        while data := self.some(_PIECE, whole=True):
+            pieces.append(data)
+        return b"".join(pieces)
+
+    def some(self, most: int, whole: bool = False) -> bytes:
+        """At least one and at most `most` bytes, as many where they are wanted `whole`; none at the end alone."""
+        if self._failure is not None:  # neither is this the end, nor is the place known any more
+            raise _twin(self._failure)
+        try:
+            if self.response is None:
+                size = self.recipe.version.size
+                if self.position and self.position == size:
+                    return b""
+                self.response, self._early = self.recipe.ask(self.position)
+            while self._early:
+                dropped = self._arrived(min(self._early, _PIECE), whole=True)
+                if not dropped:
+                    raise RuntimeError(
+                        f"{self.recipe.client.pipe} cannot go on with {self.name!r} at byte {self.position}, because "
+                        f"the file has changed: it ends {self._early} bytes before; begin the epoch anew"
+                    )
+                self._early -= len(dropped)
+            data = self._arrived(most, whole)
+        except Exception as error:
+            self._failure = _twin(error)
+            raise
+        self.position += len(data)
+        return data
+
+    def _arrived(self, most: int, whole: bool) -> bytes:
+        """What the connection has, decompressed, waiting where there is nothing yet or it is wanted `whole`."""
+        from urllib3.exceptions import HTTPError, ProtocolError
+
+        raw, headers = self.response.raw, self.response.headers
+        read = raw.read if whole else getattr(raw, "read1", raw.read)  # urllib3 1 knows whole reads alone
+        decode = "Content-Encoding" in headers
+        try:
+            while True:
+                before = raw.tell()
+                data: bytes = read(most, decode_content=decode) or b""
+                if data:
+                    return data
+                if raw.tell() == before:
+                    break
+            length = headers.get("Content-Length", "")
+            if length.isdecimal() and "Transfer-Encoding" not in headers and before < int(length):
+                raise ProtocolError(f"it ended after {before} of {length} bytes")  # which urllib3 1 does not notice
+            return b""
+        except HTTPError as error:
+            self.recipe.client.explain(error, f"was reading {self.name!r} from byte {self.position} on")
+            raise
+
+    def close(self) -> None:
+        """Closes the response; a connection that is not at the end of its body is not used again."""
+        response, self.response = self.response, None
+        if response is not None:
+            response.close()
+        super().close()
+
+
+def _twin(error: Exception) -> Exception:
+    """The same error without its traceback, which would keep alive the stream that was read."""
+    twin = type(error).__new__(type(error), *error.args)
+    twin.args = error.args
+    twin.__dict__.update(error.__dict__)
+    return twin
+
+
+class HttpStream(io.BufferedReader):
+    """A binary stream of a file behind a URL, as the pipes over HTTP yield it.
+
+    It reads forward. `seekable()` is False, so that archive readers take it for a stream; `seek` still moves forward,
+    and before the first read it makes the server begin there. An error while reading stays: every further read
+    raises it again, as the bytes behind it are lost.
+
+    Args:
+        recipe: how it is opened (again).
+        response: the response to read, where there is one.
+    """
+
+    def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
+        self._body = _Body(recipe, response)
+        super().__init__(self._body, _BUFFER)
+
+    def recipe(self) -> HttpRecipe:
+        """How the stream is opened again."""
+        return self._body.recipe
+
+    @property
+    def headers(self) -> Any:
+        """The headers of the response; empty where the server was not asked yet."""
+        return self._body.response.headers if self._body.response is not None else {}
+
+    @property
+    def status(self) -> int | None:
+        """The status of the response; None where the server was not asked yet."""
+        return self._body.response.status_code if self._body.response is not None else None
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves forward to `offset`.
+
+        Raises:
+            io.UnsupportedOperation: the target lies before the position, or is counted from the end.
+        """
+        place = self.tell()
+        target = place + offset if whence == io.SEEK_CUR else offset
+        if whence == io.SEEK_END or target < place:
+            raise io.UnsupportedOperation(
+                f"the stream of {self._body.name!r} moves forward only, but was to go from byte {place} to "
+                f"{offset} (whence={whence}); read it into io.BytesIO first"
+            )
+        if self._body.response is None and self._body.position == place:
+            self._body.position = place = target  # the server will begin there
+        while place < target and (dropped := len(self.read(min(target - place, _PIECE)))):
+            place += dropped
+        return self.tell()

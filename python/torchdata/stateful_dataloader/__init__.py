@@ -1,0 +1,22 @@
+"""`torchdata.stateful_dataloader`: torch's `DataLoader`, whose place can be saved; after upstream's package.
+
+Role: the public names. Importing it imports PyTorch, which the rest of `torchdata` does without.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError(
+        "torchdata.stateful_dataloader needs PyTorch, which is not installed; install it with "
+        "`pip install 'torchdata-rs[torch]'`",
+        name="torch",
+    ) from error
+
+from torchdata.stateful_dataloader.stateful import Stateful
+from torchdata.stateful_dataloader.stateful_dataloader import StatefulDataLoader
+
+__all__ = ["Stateful", "StatefulDataLoader"]

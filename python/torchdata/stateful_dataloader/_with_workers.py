@@ -1,0 +1,286 @@
+"""The iterator of a loader with workers: deals indices to them, and gives out their batches in turn.
+
+Role: main. Draws indices when torch's loader would: as many as workers may be ahead, and then one with each batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import multiprocessing
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, MapDataPipe
+from torch.utils.data.dataloader import _sharding_worker_init_fn
+
+from torchdata._engine.failures import reraise
+from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata._native import HandingIterator
+from torchdata._stateful import Stateful
+from torchdata.stateful_dataloader._frozen import thaw
+from torchdata.stateful_dataloader._iterator import StatefulIterator
+from torchdata.stateful_dataloader._pinning import PinnedUnits
+from torchdata.stateful_dataloader._pool import Pool
+from torchdata.stateful_dataloader._worker import Job
+
+__all__ = ["WorkersIterator"]
+
+
+@dataclass
+class _Progress:
+    """What main knows of one worker's place."""
+
+    #: A place of its reading, frozen or as it was loaded; None before its first batch, and where it has none.
+    place: bytes | dict[str, Any] | None = None
+    #: Batches that it has given since then, by index the indices of them.
+    since: Any = 0
+    ended: bool = False
+
+    def load(self, place: dict[str, Any] | None) -> None:
+        """Takes over a saved place."""
+        if place is not None:
+            self.place, self.since, self.ended = place, copy.copy(place["since"]), place["ended"]
+
+    def count(self, index: Any) -> None:
+        """Counts a batch."""
+        if isinstance(self.since, list):
+            self.since.append(index)
+        else:
+            self.since += 1
+
+    def stand(self, frozen: bytes) -> None:
+        """Notes where the worker stands; empty bytes say that nothing has changed."""
+        if frozen:
+            self.place = frozen
+        self.since = [] if isinstance(self.since, list) else 0
+
+    def saved(self) -> dict[str, Any] | None:
+        """What is saved of it."""
+        if isinstance(self.place, bytes):
+            self.place = thaw(self.place)  # once, however often it is asked for
+        if self.place is None and not self.since and not self.ended:
+            return None
+        since = list(self.since) if isinstance(self.since, list) else self.since
+        place: Any = self.place or _NOTHING
+        return {**place, "since": since, "ended": self.ended}
+
+
+_NOTHING = {"dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None}
+
+
+class WorkersIterator(HandingIterator, StatefulIterator):
+    """Reads in worker processes, ahead of what is asked for.
+
+    Raises:
+        AssertionError: `prefetch_factor` of the loader is 0.
+    """
+
+    def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+        super().__init__(loader, state)
+        self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
+        if self._prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
+        init_fn = loader.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        job = Job(self._reading, init_fn, int(self._base_seed), self._persistent_workers)
+        context = loader.multiprocessing_context or multiprocessing.get_context()
+        timeout = loader.timeout if loader.timeout > 0 else None
+        self._pool = Pool(context, self._num_workers, job, in_order=self._in_order, timeout=timeout)
+        pinned = self._pin_memory
+        self._units: PinnedUnits | Pool = PinnedUnits(self._pool, self._pin_memory_device) if pinned else self._pool
+        try:
+            self._start(loader, state)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # -- epochs --------------------------------------------------------------------------------------
+
+    def _start(self, loader: Any, state: dict[str, Any] | None) -> None:
+        """Begins the first epoch here, or goes on with it."""
+        if state is None or state["_iterator_finished"]:
+            # As torch's: the sampler's iterator is made twice, and pipes' seed drawn twice, of which the first counts.
+            seed = self._shared_seed
+            self._order.note_random()
+            super()._reset(loader, True)
+            self._shared_seed = seed
+            self._order.begin(self._sampler_iter)
+            places = state["_places"] if state is not None and self._persistent_workers else []
+            self._begin(self._places_for_workers(places), True, 0)
+        else:
+            self._sampler_iter = self._order.restore(state)
+            self._num_yielded = state["_num_yielded"]
+            same = state["_num_workers"] == self._num_workers
+            first = state["_next_worker"] if same and self._in_order else 0
+            self._begin(self._places_for_workers(state["_places"]), False, first)
+            self._pass_over()
+
+    def _places_for_workers(self, places: list[Any]) -> list[Any]:
+        """A place for each worker; another number of workers has those of the others once more."""
+        if not places:
+            return [None] * self._num_workers
+        return [places[number % len(places)] for number in range(self._num_workers)]
+
+    def _begin(self, places: list[Any], fresh: bool, first: int) -> None:
+        """Begins an epoch in all workers.
+
+        Args:
+            places: where each goes on; None for the beginning.
+            fresh: the epoch of these places is over.
+            first: the worker whose turn it is.
+        """
+        self._finished = False
+        reading = self._reading
+        nothing_since: Any = 0 if reading.is_iterable else []
+        self._progress = [_Progress(since=nothing_since) for _ in places]
+        if not fresh:
+            for progress, place in zip(self._progress, places, strict=True):
+                progress.load(place)
+        #: Whether workers have places that are told.
+        self._tells = reading.is_iterable or any(
+            isinstance(one, Stateful) for one in (reading.dataset, reading.collate_fn)
+        )
+        #: Workers of which nothing was heard in this epoch yet.
+        self._unheard = set(range(self._num_workers)) if self._tells else set()
+        #: Whether handing over was cut off.
+        self._is_cut_off = False
+        #: A unit that has come, and was not looked at.
+        self._hand: list[Any] = []
+        #: Units that were taken before their turn.
+        self._held: deque[Any] = deque()
+        #: By number: indices that were ordered, and whose batches the user has not got.
+        self._waiting: dict[int, Any] = {}
+        #: By worker: how many of these are its.
+        self._busy = [0] * self._num_workers
+        self._number, self._first, self._next_worker = 0, first, first
+        self._units.begin(self._prefetch_factor, self._shared_seed, places, fresh, first)
+        if not reading.is_iterable:
+            for _ in range(self._prefetch_factor * self._num_workers):
+                self._order_next()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begins another epoch with the same workers."""
+        self._order.note_random()
+        super()._reset(loader, first_iter)
+        self._order.begin(self._sampler_iter)
+        self._begin([None] * self._num_workers, True, 0)
+
+    # -- batches -------------------------------------------------------------------------------------
+
+    def _order_next(self) -> None:
+        """Orders the next index, if there is one, from the worker whose turn it is."""
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return
+        worker = (self._first + self._number) % self._num_workers
+        if not self._in_order:  # whoever has room, as torch's loader does it
+            while self._busy[worker] >= self._prefetch_factor:
+                worker = (worker + 1) % self._num_workers
+            self._first = worker - self._number
+        self._waiting[self._number] = index
+        self._busy[worker] += 1
+        self._pool.order(worker, self._number, index)
+        self._number += 1
+
+    def _wait(self) -> None:
+        """Waits for a unit, which is left in hand. May be interrupted anywhere."""
+        with torch.autograd.profiler.record_function(self._profile_name):
+            if self._is_cut_off:
+                raise RuntimeError(
+                    "an error of the loader's sampler, or Ctrl-C pressed twice, cut off the loader as it handed over "
+                    "a batch, which is lost; begin a new loop, from a state that was saved before if nothing is to be "
+                    "missed"
+                )
+            if self._held or self._hand:
+                return
+            if self._finished or not (self._waiting or self._reading.is_iterable):
+                self._end()
+                raise StopIteration
+            try:
+                self._units.wait(self._hand)
+            except StopIteration:
+                self._end()
+                raise
+
+    def _take(self) -> Any:
+        """Takes the unit in hand; None if it was none. What it says of the place before it is noted."""
+        unit = self._hand.pop()
+        self._units.took()
+        self._pool.note(unit)
+        worker, _, _, news = unit
+        if news is not None and "filler" in news:
+            return None
+        self._unheard.discard(worker)
+        if news is not None and "before" in news:
+            self._progress[worker].stand(news["before"])
+        return unit
+
+    def _hand_over(self) -> tuple[Any] | None:
+        """The batch of the unit in hand; None if it has none. Is not interrupted, see `HandingIterator`."""
+        self._is_cut_off = True
+        unit = self._held.popleft() if self._held else self._take()
+        gives = unit is not None and self._account(unit)
+        self._is_cut_off = False
+        if not gives:
+            return None
+        _, _, batch, news = unit
+        if news is not None and "failure" in news:
+            reraise(news["failure"])
+        self._count()
+        return (batch,)
+
+    def _account(self, unit: Any) -> bool:
+        """Notes what a unit says, and orders the next index; returns whether there is something to hand over."""
+        worker, number, _, news = unit
+        progress = self._progress[worker]
+        self._next_worker = (worker + 1) % self._num_workers
+        if news is not None and "ended" in news:
+            progress.ended = True
+        else:
+            index = self._waiting.pop(number, None)
+            if self._tells:
+                progress.count(index)
+        if news is not None and "after" in news:
+            progress.stand(news["after"])
+        if progress.ended:
+            return False
+        if not self._reading.is_iterable:
+            self._busy[worker] -= 1
+            self._order_next()
+        return True
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the iterator stands. Waits for the first batch of workers that have not given any."""
+        while not self._finished and any(self._busy[worker] or self._reading.is_iterable for worker in self._unheard):
+            try:
+                self._units.wait(self._hand)
+            except StopIteration:
+                break
+            with InterruptsDeferred():
+                unit = self._take()
+                if unit is not None:
+                    self._held.append(unit)
+        places = [progress.saved() for progress in self._progress] if self._tells else []
+        return self._state(list(self._waiting.values()), places, self._next_worker)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self._finished = True
+        if not self._persistent_workers:
+            self.shutdown()
+
+    def shutdown(self) -> None:
+        """Ends the workers. The state stays."""
+        self._units.shutdown()
+
+    def _shutdown_workers(self) -> None:
+        """Under the name that torch's iterator has for it, which some trainers call."""
+        self.shutdown()

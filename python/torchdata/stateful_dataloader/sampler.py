@@ -1,0 +1,297 @@
+"""Samplers that know their place: torch's own, whose iterators can be saved and restored.
+
+Role: `StatefulDataLoader` puts them where torch's loader has its own. They give the order that torch's give, and draw
+from generators what those draw, when those draw it. The states are those of torchdata 0.11.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sized
+from typing import Any
+
+import torch
+import torch.utils.data
+import torch.utils.data.distributed
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+
+from torchdata._stateful import Stateful
+
+__all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
+
+#: Indices that are drawn at once with replacement, as torch's sampler does.
+_CHUNK = 32
+#: Stands for an index where there is none.
+_NONE: Any = object()
+
+
+class RandomSampler(torch.utils.data.RandomSampler):
+    """Torch's `RandomSampler`, with iterators that can be saved and restored.
+
+    Args:
+        data_source: what is sampled from; its length counts.
+        replacement: whether an index may come again.
+        num_samples: how many indices an epoch has; None for as many as there are.
+        generator: what is drawn from. None: each epoch has a generator of its own, seeded by torch's global one.
+
+    Raises:
+        TypeError: `replacement` is no bool.
+        ValueError: `num_samples` is not positive.
+    """
+
+    def __init__(
+        self,
+        data_source: Sized,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(data_source, replacement, num_samples, generator)
+
+    def __iter__(self) -> Iterator[int]:
+        """The indices of an epoch; the iterator has `state_dict` and `load_state_dict`."""
+        return RandomIndices(self)
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class RandomIndices(Iterator[int]):
+    """One epoch of a `RandomSampler`. Draws its order when the first index is asked for.
+
+    Args:
+        sampler: whose epoch it is.
+    """
+
+    def __init__(self, sampler: RandomSampler) -> None:
+        self._sampler = sampler
+        self._yielded = 0
+        #: The generator's state before the order was drawn; None before that.
+        self._origin: torch.Tensor | None = None
+        self._chunks: Iterator[list[int]] = iter(())
+        self._chunk: list[int] = []
+        #: Where in the chunk the next index is.
+        self._place = 0
+
+    def __next__(self) -> int:
+        indices = self.take(1)
+        if not indices:
+            raise StopIteration
+        return indices[0]
+
+    def take(self, count: int) -> list[int]:
+        """The next indices, fewer than `count` where the epoch ends."""
+        if self._origin is None:
+            self._draw(None)
+        taken = self._chunk[self._place : self._place + count]
+        self._place += len(taken)
+        while len(taken) < count:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                break
+            self._chunk, self._place = chunk, count - len(taken)
+            taken += chunk[: self._place]
+            self._place = min(self._place, len(chunk))
+        self._yielded += len(taken)
+        return taken
+
+    def _draw(self, state: torch.Tensor | None) -> None:
+        """Begins the order, of a generator in this state if one is given."""
+        generator = self._sampler.generator
+        if generator is None:
+            generator = torch.Generator()
+            if state is None:
+                generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        if state is not None:
+            generator.set_state(state)
+        self._origin = generator.get_state()
+        self._chunks = self._drawn(generator)
+        self._chunk, self._place, self._yielded = [], 0, 0
+
+    def _drawn(self, generator: torch.Generator) -> Iterator[list[int]]:
+        sampler, there = self._sampler, len(self._sampler.data_source)
+        if sampler.replacement:
+            for _ in range(sampler.num_samples // _CHUNK):
+                yield torch.randint(there, (_CHUNK,), dtype=torch.int64, generator=generator).tolist()
+            rest = sampler.num_samples % _CHUNK
+            yield torch.randint(there, (rest,), dtype=torch.int64, generator=generator).tolist()
+        else:
+            for _ in range(sampler.num_samples // there):
+                yield torch.randperm(there, generator=generator).tolist()
+            # Drawn also where none of it is used: later epochs depend on it.
+            yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many indices were yielded, and of which generator they are."""
+        return {"yielded": self._yielded, "generator": self._origin}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a saved place. A generator of the sampler's own is set to where that leaves it.
+
+        Args:
+            state_dict: what `state_dict` returned.
+        """
+        if state_dict["generator"] is None:  # nothing was drawn
+            self._origin, self._yielded = None, 0
+            return
+        self._draw(state_dict["generator"])
+        left = yielded = state_dict["yielded"]
+        while left > 0:
+            self._chunk = next(self._chunks, [])
+            if not self._chunk:
+                raise ValueError(
+                    f"the saved epoch had yielded {yielded} indices, but this sampler gives {yielded - left}: "
+                    "the data it samples from has become shorter"
+                )
+            self._place = min(left, len(self._chunk))
+            left -= self._place
+        self._yielded = yielded
+
+
+class BatchSampler(torch.utils.data.BatchSampler):
+    """Torch's `BatchSampler`, with iterators that can be saved and restored.
+
+    Args:
+        sampler: gives the indices. Where neither it nor its iterator has `state_dict` and `load_state_dict`, a restored
+            iterator passes over those that had been yielded.
+        batch_size: indices of a batch.
+        drop_last: whether a last batch that is shorter is dropped.
+
+    Raises:
+        ValueError: `batch_size` is no positive int, or `drop_last` no bool.
+    """
+
+    def __init__(self, sampler: Any, batch_size: int, drop_last: bool) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of an epoch; the iterator has `state_dict` and `load_state_dict`."""
+        return BatchIndices(self)
+
+
+class BatchIndices(Iterator[list[int]]):
+    """One epoch of a `BatchSampler`. Reads the sampler when the first batch is asked for.
+
+    Args:
+        batches: whose epoch it is.
+    """
+
+    def __init__(self, batches: BatchSampler) -> None:
+        self._batches = batches
+        self._iterator: Iterator[int] | None = None
+        self._yielded = 0
+        #: Whether the sampler has ended.
+        self._ended = False
+
+    @property
+    def keeps_place(self) -> bool:
+        """Whether what is below restores its own place, so that no index is drawn in vain."""
+        return any(isinstance(one, Stateful) for one in (self._batches.sampler, self._iterator))
+
+    def __next__(self) -> list[int]:
+        if self._ended:
+            raise StopIteration
+        if self._iterator is None:
+            self._iterator = iter(self._batches.sampler)
+        size = self._batches.batch_size
+        if type(self._iterator) is RandomIndices:
+            batch = self._iterator.take(size)
+        else:
+            batch = list(itertools.islice(self._iterator, size))
+        self._yielded += len(batch)
+        self._ended = len(batch) < size
+        if not batch or (self._batches.drop_last and self._ended):
+            raise StopIteration
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many indices were yielded, and the states of what is below where it has any."""
+        state: dict[str, Any] = {"samples_yielded": self._yielded}
+        if self._ended:
+            state["ended"] = True
+        if isinstance(self._batches.sampler, Stateful):
+            state["sampler_state"] = self._batches.sampler.state_dict()
+        if isinstance(self._iterator, Stateful):
+            state["sampler_iter_state"] = self._iterator.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a saved place.
+
+        Args:
+            state_dict: what `state_dict` returned.
+        """
+        sampler = self._batches.sampler
+        self._yielded = state_dict["samples_yielded"]
+        restored = False
+        if "sampler_state" in state_dict and isinstance(sampler, Stateful):
+            sampler.load_state_dict(state_dict["sampler_state"])
+            restored = True
+        self._iterator = iter(sampler)
+        if "sampler_iter_state" in state_dict and isinstance(self._iterator, Stateful):
+            self._iterator.load_state_dict(state_dict["sampler_iter_state"])
+            restored = True
+        if not restored and not isinstance(sampler, _InfiniteConstantSampler):
+            next(itertools.islice(self._iterator, self._yielded, self._yielded), None)
+        self._ended = "ended" in state_dict
+        if self._ended and next(self._iterator, _NONE) is not _NONE and isinstance(sampler, Stateful):
+            # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
+            sampler.load_state_dict(state_dict["sampler_state"])
+
+
+class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):
+    """Torch's `DistributedSampler`, which can be saved and restored. `set_epoch` is yours to call, as there.
+
+    Args:
+        dataset: what is sampled from.
+        num_replicas: how many ranks there are; None for those of `torch.distributed`.
+        rank: which of them this is; None for the one of `torch.distributed`.
+        shuffle: whether the order is random.
+        seed: what all ranks seed it with.
+        drop_last: whether indices are left out, rather than repeated, so that all ranks have as many.
+
+    Raises:
+        ValueError: `rank` is none of them.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
+        # Indices that were yielded in this epoch.
+        self.yielded = 0
+        # How many the next epoch is to pass over; None for none.
+        self.next_yielded: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """The indices of this rank; after `load_state_dict`, those that are left."""
+        self.yielded, self.next_yielded = self.next_yielded or 0, None
+        for index in itertools.islice(super().__iter__(), self.yielded, None):
+            self.yielded += 1
+            yield index
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many indices were yielded."""
+        return {"yielded": self.yielded if self.next_yielded is None else self.next_yielded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next iterator go on from a saved place.
+
+        Args:
+            state_dict: what `state_dict` returned.
+
+        Raises:
+            ValueError: it did not.
+        """
+        yielded = state_dict.get("yielded")
+        if not isinstance(yielded, int) or yielded < 0:
+            raise ValueError(
+                f"this is no state of a StatefulDistributedSampler: its 'yielded' is {yielded!r}, no number of indices"
+            )
+        self.next_yielded = yielded

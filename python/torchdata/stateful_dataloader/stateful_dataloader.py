@@ -1,0 +1,248 @@
+"""StatefulDataLoader: torch's `DataLoader`, whose place can be saved at any batch, on this package's engine.
+
+Role: main. The constructor, the attributes and their guards are torch's; iterators are this package's (`_in_process`,
+`_with_workers`). The loader keeps its last iterator, which knows the place.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
+
+from torchdata._stateful import Stateful
+from torchdata.stateful_dataloader._frozen import copied
+from torchdata.stateful_dataloader._in_process import InProcessIterator
+from torchdata.stateful_dataloader._iterator import StatefulIterator
+from torchdata.stateful_dataloader._order import generators_of, state_of
+from torchdata.stateful_dataloader._random import global_state, states_of, under
+from torchdata.stateful_dataloader._state import FORMAT, normalized
+from torchdata.stateful_dataloader._with_workers import WorkersIterator
+from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
+
+__all__ = ["StatefulDataLoader", "default_collate", "default_convert", "get_worker_info"]
+
+T_co = TypeVar("T_co", covariant=True)
+
+#: Whether torch's loader knows `in_order`, as it does since 2.6.
+_KNOWS_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
+
+
+class StatefulDataLoader(DataLoader[T_co]):
+    """Torch's `DataLoader`, with `state_dict` and `load_state_dict`.
+
+    The order of samples, the seeds of workers and all arguments are those of `torch.utils.data.DataLoader`; see there.
+    A state counts what the user got: what workers have read ahead is neither lost nor does it come twice. After
+    `load_state_dict` the next loop goes on behind the last batch, or with the next epoch where the last one was over.
+
+    Datasets, their iterators, samplers and collate functions with `state_dict` and `load_state_dict` are saved and
+    restored by these. An iterable dataset without them is read again from its beginning, and a sampler too.
+
+    Args:
+        dataset: a map-style or iterable dataset.
+        batch_size: samples of a batch; None for samples as they are.
+        shuffle: whether a map-style dataset is read in random order.
+        sampler: gives the indices, in place of `shuffle`.
+        batch_sampler: gives lists of indices, in place of `batch_size`, `shuffle`, `sampler` and `drop_last`.
+        num_workers: processes that read; 0 to read in this one.
+        collate_fn: makes a batch of a list of samples.
+        pin_memory: whether batches are copied to pinned memory, in a thread where there are workers.
+        drop_last: whether a last batch that is shorter is dropped.
+        timeout: seconds that a batch of a worker is waited for; 0 for ever.
+        worker_init_fn: called in each worker with its number, once it is seeded.
+        multiprocessing_context: how workers start: a name, or a context of multiprocessing.
+        generator: draws the order and the workers' seeds; None for torch's global one.
+        prefetch_factor: batches that each worker may be ahead; 2 by default.
+        persistent_workers: whether workers live on between epochs.
+        pin_memory_device: deprecated by torch.
+        in_order: whether batches come in the order of their indices, rather than as they are ready.
+        snapshot_every_n_steps: accepted for old code. A worker tells its state when that takes less than a hundredth
+            of its time, and what came after it is counted; so a state is exact at each batch.
+
+    Raises:
+        ValueError: arguments are out of range, or exclude each other.
+        TypeError: `multiprocessing_context` is none.
+
+    Example:
+        >>> from torchdata.stateful_dataloader import StatefulDataLoader
+        >>> loader = StatefulDataLoader(range(6), batch_size=2)
+        >>> batches = iter(loader)
+        >>> next(batches)
+        tensor([0, 1])
+        >>> state = loader.state_dict()
+        >>> loader = StatefulDataLoader(range(6), batch_size=2)
+        >>> loader.load_state_dict(state)
+        >>> list(loader)
+        [tensor([2, 3]), tensor([4, 5])]
+    """
+
+    _iterator: StatefulIterator | None
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        snapshot_every_n_steps: int | None = 1,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **({"in_order": in_order} if _KNOWS_ORDER else {}),
+        )
+        self.in_order = in_order
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        # Past torch's guard: these are the same samplers, which can be saved.
+        own = vars(self)
+        if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
+            own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
+        if batch_sampler is None and self.batch_sampler is not None:
+            own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
+        #: A state that the next loop begins with.
+        self._loaded: Any = None
+
+    # -- iterating -----------------------------------------------------------------------------------
+
+    def __iter__(self) -> Any:
+        """An iterator over an epoch, or over what is left of the one whose state was loaded."""
+        if self._loaded is not None:
+            state = normalized(self._loaded)
+            self._iterator = self._begun(state)
+            self._loaded = None
+        elif self._iterator is not None and self.persistent_workers:
+            self._iterator._reset(self)
+        else:
+            self._iterator = None  # ends its workers, unless the user holds it
+            self._iterator = self._get_iterator()
+        return self._iterator
+
+    def _get_iterator(self) -> Any:
+        return self._made(None)
+
+    def _made(self, state: dict[str, Any] | None) -> StatefulIterator:
+        if self.num_workers == 0:
+            return InProcessIterator(self, state)
+        self.check_worker_number_rationality()
+        return WorkersIterator(self, state)
+
+    def _begun(self, state: dict[str, Any]) -> StatefulIterator:
+        """An iterator that begins with a state."""
+        self._check_fits(state)
+        if state.get("_unstarted") is None:
+            return self._made(state)
+        # Saved before the first loop: this one draws its seeds and its order as that would have.
+        saved = state["_unstarted"]
+        if saved["dataset_state"] is not None and isinstance(self.dataset, Stateful):
+            self.dataset.load_state_dict(saved["dataset_state"])
+        with under(saved["global"], generators_of(self), saved["own"], go_on=True):
+            iterator = self._made(None)
+            iterator.draw_ahead()
+        return iterator
+
+    def _check_fits(self, state: dict[str, Any]) -> None:
+        there, here = state["_num_workers"], self.num_workers
+        if there == here or state.get("_unstarted") is not None or state["_iterator_finished"]:
+            return
+        if self._dataset_kind == 1:
+            raise ValueError(
+                f"the state was saved with num_workers={there}, and this loader has {here}: workers share an iterable "
+                f"dataset out by their number, so the rest of an epoch needs as many of them; use num_workers={there}"
+            )
+        parts = "dataset_state", "collate_state"
+        if any(place is not None and place[part] is not None for place in state["_places"] for part in parts):
+            warnings.warn(
+                f"the dataset or collate_fn has a state of its own in each worker; it was saved with {there} workers, "
+                f"and the {here} of this loader get those states in turn",
+                stacklevel=3,
+            )
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place behind the last batch that the user got; after `load_state_dict`, what was loaded.
+
+        It is made of what `torch.save` writes and `torch.load(weights_only=True)` reads, as long as the states of your
+        dataset and samplers are. Taking it changes nothing.
+        """
+        if self._loaded is not None:
+            return copied(self._loaded)  # type: ignore[no-any-return]
+        if self._iterator is not None:
+            return self._iterator.state_dict()
+        return self._unstarted()
+
+    def _unstarted(self) -> dict[str, Any]:
+        """The state before the first loop: what the order and the seeds will be drawn from."""
+        unstarted = {
+            "global": global_state(),
+            "own": states_of(generators_of(self)),
+            "dataset_state": copied(_state_if_any(self.dataset)),
+        }
+        return {
+            "_format": FORMAT,
+            "_num_workers": self.num_workers,
+            "_num_yielded": 0,
+            "_iterator_finished": False,
+            "_sampler_iter_yielded": 0,
+            "_waiting": [],
+            "_places": [],
+            "_unstarted": unstarted,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Makes the next loop go on from a saved place, also one that torchdata 0.8 to 0.11 saved.
+
+        The number of workers may be another one where the dataset is map-style. Workers that live on are ended.
+
+        Args:
+            state_dict: what `state_dict` returned; an empty dict for none.
+
+        Raises:
+            TypeError: it is no dict.
+            ValueError: it is the state of something else.
+        """
+        if state_dict != {}:
+            normalized(state_dict)
+        self._iterator = None
+        self._loaded = copy.copy(state_dict) if state_dict else None
+
+
+def _state_if_any(dataset: Any) -> Any:
+    try:
+        return state_of(dataset)
+    except AttributeError:  # a dataset that is its own iterator, and has not begun
+        return None

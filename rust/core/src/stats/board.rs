@@ -1,0 +1,375 @@
+//! The memory of a board: making it, passing it on, opening it from outside, finding one's place on it.
+
+use std::fs::File;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{self, Relaxed};
+
+use super::clock::nanoseconds;
+use super::flow::{FlowRef, WaitRef};
+use super::layout::{
+    BoardConfig, BoardHeader, Flow, MAGIC, MEMORY_PAGE, PageHeader, PipeRecord, SlowRecord, VERSION, Wait, write_text,
+};
+use crate::error::{self, OpenError};
+use crate::process::fork;
+use crate::process::inherited::Descriptor;
+use crate::process::region::Region;
+
+/// The process of a board that is only observed: none.
+const NOBODYS: u64 = u64::MAX;
+
+/// What a process does for its loader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Role {
+    /// Nobody has taken the page.
+    Nobody = 0,
+    /// It has the loader.
+    Main = 1,
+    /// It runs a replica of the graph.
+    Worker = 2,
+    /// It deals items to the workers.
+    Dispatcher = 3,
+}
+
+/// Counters of all processes of a loader, in memory that they share.
+///
+/// In a forked child that is none of the loader's the memory is private and zero (see `Mapping::wipe_on_fork`): what the child
+/// counts there nobody sees.
+#[derive(Debug)]
+pub struct Board {
+    region: Region,
+    config: BoardConfig,
+    /// What the memory is passed on by, and found by from outside. None in observers and on what was attached.
+    fd: Option<Descriptor>,
+    generation: u64,
+}
+
+impl Board {
+    /// Makes a board for so many processes; `full` says whether they are to take the time of each pipe.
+    pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
+        let generation = fork::generation(); // from here on a forked child finds private memory
+        let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
+        region.mapping().wipe_on_fork();
+        let fd = Some(Descriptor::note(region.take_descriptor().expect("a new region has a descriptor")));
+        let board = Self { region, config, fd, generation };
+        let header = board.header();
+        header.magic.store(MAGIC, Relaxed);
+        header.pages.store(config.pages, Relaxed);
+        header.flows.store(config.flows, Relaxed);
+        header.pipes.store(config.pipes, Relaxed);
+        header.full.store(u32::from(full), Relaxed);
+        header.main.store(std::process::id(), Relaxed);
+        header.made.store(nanoseconds(), Relaxed);
+        // SYNC(board): pairs with `checked`.
+        header.version.store(VERSION, Ordering::Release);
+        Ok(Arc::new(board))
+    }
+
+    /// Maps the board behind a descriptor received from its maker.
+    pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
+        let generation = fork::generation();
+        let region = Region::attach(fd)?;
+        region.mapping().wipe_on_fork();
+        drop(region.take_descriptor());
+        Self::checked(region, generation)
+    }
+
+    /// Maps a board to read it; nothing of it can be changed.
+    pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
+        let file = File::open(path).map_err(error::system("cannot open the counters"))?;
+        let region = Region::observe(&file)?;
+        Self::checked(region, NOBODYS)
+    }
+
+    fn checked(region: Region, generation: u64) -> Result<Arc<Self>, OpenError> {
+        if region.len() < MEMORY_PAGE {
+            return Err(OpenError::Invalid("it is smaller than a header"));
+        }
+        let config = BoardConfig { pages: 0, flows: 0, pipes: 0 };
+        let mut board = Self { region, config, fd: None, generation };
+        let header = board.header();
+        // SYNC(board): pairs with `create`.
+        let version = header.version.load(Ordering::Acquire);
+        if header.magic.load(Relaxed) != MAGIC || version == 0 {
+            return Err(OpenError::Invalid("the magic number differs"));
+        }
+        if version != VERSION {
+            return Err(OpenError::Version { found: version, expected: VERSION });
+        }
+        let config = BoardConfig {
+            pages: header.pages.load(Relaxed),
+            flows: header.flows.load(Relaxed),
+            pipes: header.pipes.load(Relaxed),
+        };
+        if !config.is_sensible() || config.total() != board.region.len() {
+            return Err(OpenError::Invalid("its sizes contradict each other"));
+        }
+        board.config = config;
+        Ok(Arc::new(board))
+    }
+
+    /// The descriptor, in the process that made the board, as long as that is not a forked child.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().and_then(Descriptor::get)
+    }
+
+    /// Closes the descriptor; not while `fd` is in use.
+    pub fn close(&self) {
+        self.fd.iter().for_each(Descriptor::close);
+    }
+
+    /// The memory that the board lies in.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The sizes.
+    pub fn config(&self) -> BoardConfig {
+        self.config
+    }
+
+    /// Whether the time of each pipe is taken.
+    pub fn is_full(&self) -> bool {
+        self.header().full.load(Relaxed) != 0
+    }
+
+    /// The process that made it, and when.
+    pub fn made(&self) -> (u32, u64) {
+        (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
+    }
+
+    /// Whether this process may write it: it, rather than one that it was forked from, made or attached it.
+    pub fn is_of_this_process(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    fn header(&self) -> &BoardHeader {
+        // SAFETY: the region has at least a memory page, page-aligned and mapped as long as `self`; all its bit patterns
+        // are valid and all access is atomic.
+        unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
+    }
+
+    /// The page of process `index`, or None where there are fewer.
+    pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
+        (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
+    }
+}
+
+/// A page of a board that it keeps mapped. Only the process of that page may call what writes.
+#[derive(Debug, Clone)]
+pub struct PageRef {
+    pub(super) board: Arc<Board>,
+    index: usize,
+}
+
+impl PageRef {
+    fn at<T>(&self, offset: usize) -> *const T {
+        let page = MEMORY_PAGE + self.index * self.board.config.page_len();
+        // SAFETY: callers keep to what a page has, which lies inside the region as its sizes were checked.
+        unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
+    }
+
+    pub(super) fn header(&self) -> &PageHeader {
+        // SAFETY: the beginning of a page, aligned to a memory page; atomic, and valid whatever its bits.
+        unsafe { &*self.at::<PageHeader>(0) }
+    }
+
+    /// An end of a link; None beyond those that there is room for.
+    pub(super) fn flow_at(&self, index: usize) -> Option<&Flow> {
+        let offset = self.board.config.flows_at() + index * size_of::<Flow>();
+        // SAFETY: inside the page by the check; multiples of 64 from its beginning; atomic.
+        (index < self.board.config.flows as usize).then(|| unsafe { &*self.at::<Flow>(offset) })
+    }
+
+    pub(super) fn record_at(&self, index: usize) -> Option<&PipeRecord> {
+        let offset = size_of::<PageHeader>() + index * size_of::<PipeRecord>();
+        // SAFETY: as for `flow_at`.
+        (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
+    }
+
+    /// Takes the page for this process. What another one has counted there before, which died, stays and goes on.
+    pub fn adopt(&self, role: Role, number: u32) {
+        let header = self.header();
+        let now = nanoseconds();
+        header.sequence.change(|| {
+            if header.pid.load(Relaxed) != 0 {
+                header.restarts.store(header.restarts.load(Relaxed) + 1, Relaxed);
+            }
+            header.pid.store(std::process::id(), Relaxed);
+            header.number.store(number, Relaxed);
+            header.began.store(now, Relaxed);
+            header.signal.store(0, Relaxed);
+            header.current.store(0, Relaxed);
+            header.role.store(role as u32, Relaxed);
+        });
+        let flows =
+            (0..self.board.config.flows as usize).filter_map(|index| self.flow_at(index)).map(|flow| &flow.wait);
+        flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
+    }
+
+    /// The end of a link over which this process sends to, or receives from, the process of page `peer`.
+    pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
+        let flow = self.flow_at(index)?;
+        flow.peer.store(peer, Relaxed);
+        flow.direction.store(if sends { 1 } else { 2 }, Relaxed);
+        Some(FlowRef::on(&self.board, flow))
+    }
+
+    /// Its number.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Waits for commands.
+    pub fn idle(&self) -> WaitRef {
+        WaitRef::on(&self.board, &self.header().idle, 0)
+    }
+
+    /// The wait for the first item of an epoch begins, in main.
+    pub fn begin_first(&self) {
+        self.header().first.begin(0, nanoseconds());
+    }
+
+    /// The wait for the first item is over.
+    pub fn end_first(&self) {
+        self.header().first.end(nanoseconds());
+    }
+
+    /// Says of which peer the first item is waited for.
+    pub fn set_first_whom(&self, flow: Option<usize>) {
+        self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
+    }
+
+    fn span(&self) -> &Wait {
+        &self.header().span
+    }
+
+    /// An epoch begins here: in main with its first item. None: the next one.
+    pub fn begin_span(&self, epoch: Option<u32>) {
+        self.span().end(nanoseconds());
+        let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
+        self.header().epoch.store(epoch.unwrap_or_else(next), Relaxed);
+        self.span().begin(0, nanoseconds());
+    }
+
+    /// The epoch is over here; says nothing where none is under way.
+    pub fn end_span(&self) {
+        self.span().end(nanoseconds());
+    }
+
+    /// Whether an epoch is under way.
+    pub fn in_span(&self) -> bool {
+        self.span().since.load(Relaxed) != 0
+    }
+
+    /// Says how this process is asked for its stack: the signal, and the descriptor that it writes to. 0: not at all.
+    pub fn set_stack(&self, signal: u32, descriptor: u32) {
+        self.header().stack.store(descriptor, Relaxed);
+        // SYNC(stack): pairs with the readers' load; who sees a signal may send it.
+        self.header().signal.store(signal, Ordering::Release);
+    }
+
+    /// Notes that others have taken the process's place for good. What it has counted stays. To be called by main.
+    pub fn set_replaced(&self) {
+        self.header().replaced.store(1, Relaxed);
+    }
+
+    /// Counts a state that was sent.
+    pub fn snapshot_sent(&self) {
+        let count = &self.header().snapshots;
+        count.store(count.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// Adds the time of calls of the last pipe, of which one was measured.
+    pub fn inside(&self, nanoseconds: u64, weight: u64) {
+        super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
+        super::layout::add(&self.header().inside_samples, 1);
+    }
+
+    /// Pipe `index` runs from now on; returns what ran before, for `set_current`.
+    #[inline]
+    pub fn enter(&self, index: usize) -> u32 {
+        let current = &self.header().current;
+        let before = current.load(Relaxed);
+        current.store(index as u32 + 1, Relaxed);
+        before
+    }
+
+    /// Says which pipe runs: 1 + its number, 0 for none.
+    #[inline]
+    pub fn set_current(&self, pipe: u32) {
+        self.header().current.store(pipe, Relaxed);
+    }
+
+    /// Remembers an item if it is among the slowest.
+    pub fn slow_item(&self, took: u64, index: u64) {
+        let slow = &self.header().slow;
+        let least: &SlowRecord = slow.iter().min_by_key(|one| one.took.load(Relaxed)).expect("there are some");
+        if took > least.took.load(Relaxed) {
+            least.sequence.change(|| {
+                least.epoch.store(self.header().epoch.load(Relaxed), Relaxed);
+                least.took.store(took, Relaxed);
+                least.index.store(index, Relaxed);
+            });
+        }
+    }
+
+    /// Notes that the process's graph has so many pipes, of which those are counted that there is room for.
+    pub fn set_pipes(&self, all: usize) {
+        let header = self.header();
+        header.all_pipes.store(all as u32, Relaxed);
+        // SYNC(pipes): pairs with `PageRef::read`; who sees the number sees the records' names.
+        header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
+    }
+
+    /// Names pipe `index`, which pipe `reader` reads; None where there is no room for it.
+    pub fn pipe(
+        &self,
+        index: usize,
+        reader: Option<usize>,
+        flags: u32,
+        capacity: u64,
+        texts: [&str; 2],
+    ) -> Option<PipeRef> {
+        let record = self.record_at(index)?;
+        record.sequence.change(|| {
+            record.reader.store(reader.map_or(0, |reader| reader as u32 + 1), Relaxed);
+            record.flags.store(flags, Relaxed);
+            record.capacity.store(capacity, Relaxed);
+            write_text(&record.label, texts[0]);
+            write_text(&record.location, texts[1]);
+        });
+        Some(PipeRef { page: self.clone(), index })
+    }
+
+    /// Whether time is taken of each pipe.
+    pub fn is_full(&self) -> bool {
+        self.board.is_full()
+    }
+}
+
+/// A pipe's record, on a page that it keeps mapped.
+#[derive(Debug, Clone)]
+pub struct PipeRef {
+    page: PageRef,
+    index: usize,
+}
+
+impl PipeRef {
+    /// The record.
+    pub fn record(&self) -> &PipeRecord {
+        self.page.record_at(self.index).expect("checked when it was named")
+    }
+
+    /// The page that it is on.
+    pub fn page(&self) -> &PageRef {
+        &self.page
+    }
+
+    /// Its number.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+}

@@ -1,0 +1,97 @@
+//! Counters of the ends of links, wherever they lie, and the measuring of waits.
+
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::board::Board;
+use super::clock::nanoseconds;
+use super::layout::{Flow, Wait};
+
+/// What keeps the memory of a counter mapped.
+type Keeper = Arc<dyn std::any::Any + Send + Sync>;
+
+/// A [`Flow`] in memory that it keeps mapped: on a board, or in the header of a link.
+#[derive(Debug, Clone)]
+pub struct FlowRef {
+    flow: NonNull<Flow>,
+    _keeper: Keeper,
+    /// The board, where it lies on one that this process may write.
+    on_board: bool,
+}
+
+// SAFETY: all access to a flow is atomic, and the keeper may be shared.
+unsafe impl Send for FlowRef {}
+// SAFETY: as above.
+unsafe impl Sync for FlowRef {}
+
+impl FlowRef {
+    /// # Safety
+    /// The flow stays valid as long as `keeper` lives.
+    pub(crate) unsafe fn new(flow: *const Flow, keeper: Keeper, on_board: bool) -> Self {
+        let flow = NonNull::new(flow.cast_mut()).expect("a reference is never null");
+        Self { flow, _keeper: keeper, on_board }
+    }
+
+    pub(super) fn on(board: &Arc<Board>, flow: &Flow) -> Self {
+        // SAFETY: it lies in the board's memory.
+        unsafe { Self::new(flow, Arc::clone(board) as Keeper, true) }
+    }
+
+    /// Whether somebody else than the two ends can see it.
+    pub fn is_on_board(&self) -> bool {
+        self.on_board
+    }
+}
+
+impl Deref for FlowRef {
+    type Target = Flow;
+
+    #[inline]
+    fn deref(&self) -> &Flow {
+        // SAFETY: valid as long as the keeper, which this holds.
+        unsafe { self.flow.as_ref() }
+    }
+}
+
+/// Waits that may be measured; owned, so that what is waited for can be borrowed meanwhile.
+#[derive(Debug, Clone)]
+pub struct WaitRef {
+    wait: NonNull<Wait>,
+    whom: u32,
+    _keeper: Keeper,
+}
+
+// SAFETY: all access to a wait is atomic, and the keeper may be shared.
+unsafe impl Send for WaitRef {}
+// SAFETY: as above.
+unsafe impl Sync for WaitRef {}
+
+impl WaitRef {
+    /// The waits of a flow.
+    pub fn of(flow: &FlowRef) -> Self {
+        Self { wait: NonNull::from(&flow.wait), whom: 0, _keeper: Arc::clone(&flow._keeper) }
+    }
+
+    pub(super) fn on(board: &Arc<Board>, wait: &Wait, whom: u32) -> Self {
+        Self { wait: NonNull::from(wait), whom, _keeper: Arc::clone(board) as Keeper }
+    }
+
+    /// Begins to wait; the wait is over when what is returned is dropped.
+    pub fn begin(&self) -> Waiting<'_> {
+        // SAFETY: valid as long as the keeper, which this holds.
+        let wait = unsafe { self.wait.as_ref() };
+        wait.begin(self.whom, nanoseconds());
+        Waiting(wait)
+    }
+}
+
+/// A wait that is under way.
+#[derive(Debug)]
+pub struct Waiting<'a>(&'a Wait);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.end(nanoseconds());
+    }
+}

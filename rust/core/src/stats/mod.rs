@@ -1,0 +1,17 @@
+//! Counters that whoever may open them can read while their owners work: one page for each process of a loader.
+//!
+//! A [`Board`] is shared memory that all processes of a loader map. Each process writes its own page alone, with stores that
+//! cost no more than those of a private counter; main, and observers from outside, only read. What belongs together is guarded
+//! by a sequence number that is odd while it changes (a seqlock). No counter decides anything.
+
+mod board;
+mod clock;
+mod flow;
+mod layout;
+mod read;
+
+pub use board::{Board, PageRef, PipeRef, Role};
+pub use clock::{coarse_nanoseconds, nanoseconds};
+pub use flow::{FlowRef, WaitRef, Waiting};
+pub use layout::{BoardConfig, Flow, PipeRecord, Wait, add};
+pub use read::{FlowCounts, PageCounts, PipeCounts, SlowItem, WaitCounts};

@@ -1,0 +1,159 @@
+//! Taking the time of pipes: of one call in so many, so that it costs little whatever the items are.
+//!
+//! Guards that take time call their iterator through [`next_timed`]; others never come here. A call that no other is around is
+//! a root. Of one root call in `interval` the time is taken, of all calls within it, and each pipe's own time is what
+//! is left of its calls without those of the pipes that it reads in the same thread. The interval follows the time that root calls
+//! take, and varies at random, so that no rhythm of the pipeline meets it. What a call stands for is never more than the time
+//! that has passed since the last one that was timed.
+
+use std::cell::Cell;
+
+use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
+
+/// What taking the time of one call costs, in nanoseconds.
+const COST: u64 = 60;
+/// A call is timed if that costs less than one part in so many of the calls that it stands for: where all pipes are timed, and
+/// where only the loader is.
+pub const PRICE: u64 = 200;
+pub const PRICE_METERED: u64 = 1000;
+/// The most calls that one stands for, where all pipes are timed, and where only the loader is.
+pub const LONGEST: u64 = 128;
+pub const LONGEST_METERED: u64 = 1024;
+/// A call that was not timed and took longer is noticed by the coarse clock.
+pub const NOTICED: u64 = 12_000_000;
+
+/// What a thread knows of the calls that it is in.
+struct Clocking {
+    depth: Cell<u32>,
+    /// Calls that the root call that is timed stands for; 0: it is not timed.
+    weight: Cell<u64>,
+    /// Nanoseconds of the calls that the innermost timed call has made.
+    children: Cell<u64>,
+    /// Timed calls within the root call.
+    calls: Cell<u64>,
+    /// Root calls until the next that is timed.
+    countdown: Cell<u64>,
+    gap: Cell<u64>,
+    /// When the last timed root call ended.
+    last: Cell<u64>,
+    /// What root calls take, on the average of the last.
+    usual: Cell<u64>,
+    random: Cell<u64>,
+}
+
+thread_local! {
+    static CLOCKING: Clocking = const { Clocking {
+        depth: Cell::new(0),
+        weight: Cell::new(0),
+        children: Cell::new(0),
+        calls: Cell::new(0),
+        countdown: Cell::new(1),
+        gap: Cell::new(1),
+        last: Cell::new(0),
+        usual: Cell::new(0),
+        random: Cell::new(0x9E37_79B9_7F4A_7C15),
+    } };
+}
+
+/// A number below `2 * mean`, at least 1, of that mean.
+pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
+    let mut bits = random.get();
+    bits ^= bits << 13;
+    bits ^= bits >> 7;
+    bits ^= bits << 17;
+    random.set(bits);
+    if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
+}
+
+/// How many calls of so many nanoseconds one stands for, if timing it costs that of `calls`.
+pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
+    (calls * COST * price / usual.max(1)).clamp(1, longest)
+}
+
+/// Begins anew: with the first call, which stands for itself. Of calls that this thread is in nothing is known any more: it may be
+/// the only one of a child that was forked in their midst, and others before were of another pipeline.
+pub fn begin() {
+    CLOCKING.with(|thread| {
+        thread.depth.set(0);
+        thread.weight.set(0);
+        thread.countdown.set(1);
+        thread.gap.set(1);
+        thread.last.set(0);
+        thread.usual.set(0);
+    });
+}
+
+/// What was found out of a call.
+pub struct Timed {
+    /// Nanoseconds in the pipe alone, if the call was timed, and how many it stands for at most.
+    pub own: Option<(u64, u64)>,
+    /// Of a root call: nanoseconds of all of it and what it stands for, if it was timed or took long.
+    pub whole: Option<(u64, u64)>,
+    /// Nanoseconds since the last root call that was timed.
+    pub passed: u64,
+}
+
+/// Makes a call, and takes its time if it is its turn.
+pub fn timed<T>(call: impl FnOnce() -> T) -> (T, Timed) {
+    CLOCKING.with(|thread| {
+        let root = thread.depth.get() == 0;
+        if root {
+            thread.countdown.set(thread.countdown.get() - 1);
+            thread.weight.set(if thread.countdown.get() == 0 { thread.gap.get() } else { 0 });
+            thread.calls.set(0);
+        }
+        thread.depth.set(thread.depth.get() + 1);
+        let result = match thread.weight.get() {
+            0 if root => unmeasured_root(thread, call),
+            0 => (call(), Timed { own: None, whole: None, passed: 0 }),
+            weight => measured(thread, root, weight, call),
+        };
+        thread.depth.set(thread.depth.get().saturating_sub(1));
+        result
+    })
+}
+
+fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Timed) {
+    let began = coarse_nanoseconds();
+    let result = call();
+    let took = coarse_nanoseconds().saturating_sub(began);
+    if took < NOTICED {
+        return (result, Timed { own: None, whole: None, passed: 0 });
+    }
+    thread.usual.set((7 * thread.usual.get() + took) / 8);
+    thread.countdown.set(1);
+    thread.gap.set(1);
+    (result, Timed { own: None, whole: Some((took, 1)), passed: 0 })
+}
+
+/// How many calls one of those that are timed stands for: one that took long, for itself, as such calls are noticed that are not timed.
+fn stands_for(took: u64, weight: u64) -> u64 {
+    if took < NOTICED { weight } else { 1 }
+}
+
+fn measured<T>(thread: &Clocking, root: bool, weight: u64, call: impl FnOnce() -> T) -> (T, Timed) {
+    let around_us = thread.children.replace(0);
+    let began = nanoseconds();
+    let result = call();
+    let now = nanoseconds();
+    let took = now - began;
+    let own = took.saturating_sub(thread.children.get());
+    thread.children.set(around_us + took);
+    thread.calls.set(thread.calls.get() + 1);
+    let last = thread.last.get();
+    let passed = if last == 0 { took } else { now - last };
+    let mut whole = None;
+    if root {
+        thread.children.set(0);
+        thread.weight.set(0);
+        thread.last.set(now);
+        let usual = thread.usual.get();
+        let usual = if usual == 0 { took } else { (7 * usual + took) / 8 };
+        thread.usual.set(usual);
+        let gap = around(&thread.random, interval(usual, thread.calls.get(), PRICE, LONGEST));
+        thread.gap.set(gap);
+        thread.countdown.set(gap);
+        whole = Some((took, stands_for(took, weight)));
+    }
+    (result, Timed { own: Some((own, stands_for(own, weight))), whole, passed })
+}

@@ -1,0 +1,281 @@
+//! What a loader hands to its user: one item after the other, counted.
+//!
+//! Runs in the thread that reads the loader. A [`Delivery`] belongs to a loader and knows the one valid iterator, what it reads
+//! from, and how many items of the epoch the user was given. The count moves at the very moment at which an item leaves, with
+//! no Python code in between: so a signal handler finds it right, whenever it runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyException, PyStopIteration};
+use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+
+use torchdata_core::process::watching::{HELD, Pulse, UNWATCHED};
+
+use crate::transport::snapshots::Attached;
+use crate::transport::waiting::duration;
+use crate::watching;
+
+/// No iterator has this number.
+const NONE: i64 = -1;
+
+/// What an epoch is read from: the iterator, and the slot of its type that gives the next item.
+struct Source {
+    iterator: Py<PyAny>,
+    next: ffi::iternextfunc,
+}
+
+/// How far a loader's user has come. Numbers are atomics only to be shared without locks; the GIL orders every access.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct Delivery {
+    source: Attached<Option<Source>>,
+    valid: AtomicI64,
+    /// Whether an item was asked for since the epoch began.
+    begun: AtomicBool,
+    /// Items of the epoch that the user was given in this run.
+    given: Arc<AtomicU64>,
+    /// Calls into the source, and whether the next one is to look twice: because each step goes through Python, as the loader
+    /// is paused or limited, or because nobody watches any more.
+    pulse: Arc<Pulse>,
+    /// How it is watched: the number that it is known by, and for how long an item may take.
+    watched: Attached<Option<(u64, Duration)>>,
+}
+
+impl Delivery {
+    /// The count of items that were given, which goes on changing.
+    pub fn given(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.given)
+    }
+
+    #[inline]
+    fn count(&self) {
+        self.given.store(self.given.load(Relaxed) + 1, Relaxed);
+    }
+
+    /// There was a fork.
+    #[cold]
+    fn go_on_watching(&self, py: Python<'_>) {
+        match self.watched.with(py, |watched| *watched) {
+            Some((key, patience)) => watching::watch(py).begin(&self.pulse, key, patience),
+            None => self.pulse.set_sign(UNWATCHED, false),
+        }
+    }
+
+    #[inline]
+    fn step<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some((iterator, next)) =
+            self.source.with(py, |source| source.as_ref().map(|source| (source.iterator.as_ptr(), source.next)))
+        else {
+            return Err(PyStopIteration::new_err(()));
+        };
+        // SAFETY: a live iterator, which this reference keeps alive though another takes its place meanwhile.
+        let iterator = unsafe { Bound::from_borrowed_ptr(py, iterator) };
+        self.pulse.enter();
+        // SAFETY: the slot of the iterator's type; NULL is the end or an exception.
+        let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
+        self.pulse.leave();
+        if item.is_some() {
+            return Ok(item);
+        }
+        PyErr::take(py).map_or(Ok(None), Err)
+    }
+}
+
+#[pymethods]
+impl Delivery {
+    #[new]
+    fn new() -> Self {
+        Self {
+            source: Attached::new(None),
+            valid: AtomicI64::new(NONE),
+            begun: AtomicBool::new(true),
+            given: Arc::default(),
+            pulse: Arc::default(),
+            watched: Attached::new(None),
+        }
+    }
+
+    /// What is read from, or None.
+    #[getter]
+    fn source<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        self.source
+            .with(py, |source| source.as_ref().map(|source| source.iterator.clone_ref(py)))
+            .map(|one| one.into_bound(py))
+    }
+
+    #[setter]
+    fn set_source(&self, py: Python<'_>, iterator: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        let new = match iterator {
+            None => None,
+            Some(iterator) => {
+                let class = iterator.get_type();
+                // SAFETY: the slot of a live type: a function of the iternext kind, or NULL where the type is no iterator.
+                let next: Option<ffi::iternextfunc> =
+                    unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
+                let next = next.ok_or_else(|| {
+                    pyo3::exceptions::PyTypeError::new_err(format!("{iterator} of type {class} is no iterator"))
+                })?;
+                Some(Source { iterator: iterator.unbind(), next })
+            }
+        };
+        let old = self.source.with(py, |source| std::mem::replace(source, new));
+        drop(old); // outside: it may run anything
+        Ok(())
+    }
+
+    /// The number of the valid iterator, or None.
+    #[getter]
+    fn valid(&self) -> Option<i64> {
+        Some(self.valid.load(Relaxed)).filter(|&valid| valid != NONE)
+    }
+
+    #[setter]
+    fn set_valid(&self, number: Option<i64>) {
+        self.valid.store(number.unwrap_or(NONE), Relaxed);
+    }
+
+    #[getter]
+    fn begun(&self) -> bool {
+        self.begun.load(Relaxed)
+    }
+
+    #[setter]
+    fn set_begun(&self, begun: bool) {
+        self.begun.store(begun, Relaxed);
+    }
+
+    #[getter]
+    fn slow(&self) -> bool {
+        self.pulse.signs() & HELD != 0
+    }
+
+    #[setter]
+    fn set_slow(&self, slow: bool) {
+        self.pulse.set_sign(HELD, slow);
+    }
+
+    #[getter(given)]
+    fn given_so_far(&self) -> u64 {
+        self.given.load(Relaxed)
+    }
+
+    #[setter]
+    fn set_given(&self, count: u64) {
+        self.given.store(count, Relaxed);
+    }
+
+    /// Whether somebody waits for an item: in another thread, or below in this one.
+    #[getter]
+    fn busy(&self) -> bool {
+        self.pulse.is_inside()
+    }
+
+    /// Has `watch_with`'s function called when an item takes longer than so many seconds, and each time that it takes twice as
+    /// long; it is told the number `key`.
+    fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
+        let how = (key, duration(seconds));
+        self.watched.with(py, |watched| *watched = Some(how));
+        watching::watch(py).begin(&self.pulse, how.0, how.1);
+    }
+
+    /// Takes that back.
+    fn watch_no_more(&self, py: Python<'_>) {
+        self.watched.with(py, Option::take);
+        watching::watch(py).end(&self.pulse);
+    }
+
+    /// The next item of the epoch, whoever is valid; not counted as given. Raises StopIteration at its end.
+    #[pyo3(name = "step")]
+    fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.step(py)?.ok_or_else(|| PyStopIteration::new_err(()))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        let py = unsafe { Python::assume_attached() };
+        self.source.with(py, |source| visit.call(source.as_ref().map(|source| &source.iterator)))
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        let old = self.source.with(py, Option::take);
+        drop(old);
+    }
+}
+
+/// The base of loaders' iterators. Subclasses say what is done where the next item is not just handed on.
+#[pyclass(subclass, frozen, module = "torchdata._native")]
+pub struct DeliveryIterator {
+    delivery: Py<Delivery>,
+    number: i64,
+}
+
+#[pymethods]
+impl DeliveryIterator {
+    #[new]
+    #[pyo3(signature = (delivery, number, *_arguments))]
+    fn new(delivery: Bound<'_, Delivery>, number: i64, _arguments: Bound<'_, PyAny>) -> Self {
+        Self { delivery: delivery.unbind(), number }
+    }
+
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = slf.py();
+        let delivery = slf.get().delivery.get();
+        if delivery.valid.load(Relaxed) != slf.get().number {
+            slf.call_method0("_refuse")?;
+        }
+        delivery.begun.store(true, Relaxed);
+        let signs = delivery.pulse.signs();
+        if signs != 0 {
+            if signs & UNWATCHED != 0 {
+                delivery.go_on_watching(py);
+            }
+            if signs & HELD != 0 {
+                // Busy until the item leaves: until then nobody has it.
+                delivery.pulse.enter();
+                let item = slf.call_method0("_next_slowly");
+                delivery.pulse.leave();
+                if item.is_ok() {
+                    delivery.count();
+                }
+                return item.map(Some);
+            }
+        }
+        let error = match delivery.step(py) {
+            Ok(Some(item)) => {
+                delivery.count();
+                return Ok(Some(item));
+            }
+            Ok(None) => None,
+            Err(error) => Some(error),
+        };
+        ended(slf, error)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.delivery)
+    }
+}
+
+#[cold]
+fn ended<'py>(slf: &Bound<'py, DeliveryIterator>, error: Option<PyErr>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = slf.py();
+    let Some(error) = error else {
+        slf.call_method1("_on_end", (PyStopIteration::new_err(()).value(py),))?;
+        return Ok(None);
+    };
+    if error.is_instance_of::<PyStopIteration>(py) {
+        slf.call_method1("_on_end", (error.value(py),))?;
+        return Ok(None);
+    }
+    if error.is_instance_of::<PyException>(py) {
+        slf.call_method1("_on_error", (error.value(py),))?;
+    }
+    Err(error)
+}

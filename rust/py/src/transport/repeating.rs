@@ -1,0 +1,171 @@
+//! What a pump does beside sending items: snapshots between two of them, and items that an earlier run has sent already.
+//!
+//! An epoch that goes on where an earlier run was left begins at a snapshot. What the reader got after it is made again, counted
+//! and dropped; a rolling checksum tells whether it is the same.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use torchdata_core::link::sampled_len;
+use torchdata_core::protocol::{Reader, Share};
+
+use super::kinds as kind;
+use super::outlet::{Departing, Outlet, Sent, item_kind};
+use super::snapshots::{self, Entry, Relay, account};
+use crate::codec::{OutBuffer, Owner, Source};
+use crate::errors;
+
+/// What a taker returns: what was read of the share (pass, items and checksum), and the bytes.
+type Made = (u32, Entry, Py<PyBytes>);
+
+impl Outlet {
+    /// To be called between two items.
+    #[inline]
+    pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
+        if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
+            self.pass_on()?;
+        }
+        let is_due = self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due());
+        if is_due { self.snapshot(py) } else { Ok(()) }
+    }
+
+    /// Passes on what waits for that, over the first link, as an item is sent.
+    pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
+        let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
+        let mut encoder = std::mem::take(&mut self.encoder);
+        encoder.clear();
+        let raw = PyBytes::new(py, &relay.take());
+        let bytes = raw.as_bytes();
+        let source = Source::dense(bytes.as_ptr(), bytes.len(), Owner::of(raw.as_any()));
+        encoder.buffers.push(OutBuffer::Memory(source));
+        self.departing = Some(Departing { target: 0, kind: kind::RELAYED, encoder, parts: Vec::new(), streamed: 0 });
+        Ok(self.go_on(py)? == Sent::Done)
+    }
+
+    #[cold]
+    fn pass_on(&mut self) -> PyResult<()> {
+        let raw = self.relay.as_ref().map(|relay: &Arc<Relay>| relay.take()).unwrap_or_default();
+        snapshots::push(&mut self.producers[0], kind::RELAYED, &[], &raw).map_err(errors::corrupted)?;
+        Ok(())
+    }
+
+    /// Makes a snapshot: what stands before the content, and that.
+    fn take(&self, py: Python<'_>) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
+        let Some((taker, _)) = &self.taker else { return Ok(None) };
+        let made: Option<Made> = taker.call0(py)?.extract(py)?;
+        Ok(made.map(|(pass, share, content)| {
+            let share = Share { pass, account: account(share) };
+            let accounts = self.producers.iter().map(|producer| producer.account());
+            (snapshots::head(self.producers[0].stream().pass(), share, accounts), content)
+        }))
+    }
+
+    /// Makes a snapshot, and sends it over the first link, as an item is sent.
+    pub fn send_snapshot(&mut self, py: Python<'_>) -> PyResult<bool> {
+        let Some((head, content)) = self.take(py)? else { return Ok(true) };
+        let mut encoder = std::mem::take(&mut self.encoder);
+        encoder.clear();
+        encoder.payload.extend_from_slice(&head);
+        let content = content.bind(py);
+        let bytes = content.as_bytes();
+        encoder.buffers.push(OutBuffer::Memory(Source::dense(
+            bytes.as_ptr(),
+            bytes.len(),
+            Owner::of(content.as_any()),
+        )));
+        self.departing = Some(Departing { target: 0, kind: kind::STATE, encoder, parts: Vec::new(), streamed: 0 });
+        Ok(self.go_on(py)? == Sent::Done)
+    }
+
+    /// Makes a snapshot, and sends it if there is room.
+    #[cold]
+    pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
+        let began = Instant::now();
+        if let Some((head, content)) = self.take(py)? {
+            for step in 0..self.producers.len() {
+                let link = (self.next_link + step) % self.producers.len();
+                let producer = &mut self.producers[link];
+                // One who wants no more drops it.
+                if !matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Behind)) {
+                    continue;
+                }
+                if snapshots::push(producer, kind::STATE, &head, content.as_bytes(py)).map_err(errors::corrupted)? {
+                    self.next_link = link + 1;
+                    self.count_snapshot();
+                    break;
+                }
+            }
+        }
+        if let Some((_, cadence)) = &mut self.taker {
+            cadence.made(began);
+        }
+        Ok(())
+    }
+
+    /// Counts an item that the reader has already; checks the last one of them.
+    #[cold]
+    pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
+        let Self { encoder, producers, .. } = self;
+        let producer = &mut producers[target];
+        encoder.encode(item, producer.arena())?;
+        let mut table = Vec::new();
+        for buffer in &mut encoder.buffers {
+            // SAFETY: blocks and dense sources are valid for their length.
+            table.push(unsafe {
+                match buffer {
+                    OutBuffer::Block(block) => sampled_len(block.as_mut_ptr(), block.len()),
+                    OutBuffer::Memory(source) => sampled_len(source.make_dense(py)?, source.len()),
+                }
+            });
+        }
+        let payload = &encoder.payload;
+        if payload.len() <= producer.max_inline() {
+            producer.made_again(item_kind(encoder), &table, payload);
+        } else {
+            let mut long = Source::dense(payload.as_ptr(), payload.len(), Owner::Caller);
+            // SAFETY: the payload, whole.
+            table.push(unsafe { sampled_len(long.make_dense(py)?, payload.len()) });
+            producer.made_again(item_kind(encoder) | kind::PAYLOAD_IN_BUFFER, &table, &[]);
+        }
+        encoder.clear();
+        self.compare(target)
+    }
+
+    /// Whether what was made again is what was sent before.
+    fn compare(&self, target: usize) -> PyResult<()> {
+        let producer = &self.producers[target];
+        let account = producer.account();
+        match self.expected.get(target).copied().flatten() {
+            Some(expected) if producer.owed() == 0 && expected != account.checksum => Err(repeats_not(format!(
+                "its items up to number {} are not those of the run that was stopped",
+                account.items
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// To be called at the end of the graph: all that readers have already must have come.
+    pub fn check_all_came_again(&mut self) -> PyResult<()> {
+        for (target, producer) in self.producers.iter_mut().enumerate() {
+            if producer.owed() > 0 && self.expected.get(target).copied().flatten().is_some() {
+                let account = producer.account();
+                let (came, owed) = (account.items, producer.owed());
+                producer.go_on_from(account, 0);
+                return Err(repeats_not(format!(
+                    "it ended after {came} items, {owed} before where the run was stopped"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn repeats_not(how: String) -> PyErr {
+    PyRuntimeError::new_err(format!(
+        "this pipeline does not repeat itself, so it cannot go on from the state: {how}. Its data, its functions or its random \
+         numbers have changed; load the state with strict=False to go on all the same, behind as many items"
+    ))
+}

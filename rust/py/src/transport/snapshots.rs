@@ -1,0 +1,246 @@
+//! Snapshots of a graph on their way through a link: when one is made, how it is laid out, and where it is kept.
+//!
+//! A child makes them by itself, between two items, and pushes them aside: where ring or arena lack room they are dropped, and
+//! nobody ever waits for one. In the ring one is a unit of little-endian words with the content behind them, or in a block:
+//!
+//! ```text
+//! pass | share: pass, items, checksum | links | by link: items, checksum | content
+//! ```
+
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use torchdata_core::error::Corrupted;
+use torchdata_core::link::consumer::{Buffer, Unit};
+use torchdata_core::link::producer::{Part, Producer};
+use torchdata_core::protocol::{Account, Dealt, Share, Snapshot};
+
+use super::kinds as kind;
+use crate::errors;
+
+/// A value that threads attached to the interpreter look at, one after the other. A waiting reader does not hold it, so a
+/// signal handler and other threads find it whole.
+pub struct Attached<T>(RefCell<T>);
+
+// SAFETY: `with` asks for a token of the interpreter, which one thread has at a time; nobody lets go of it inside, and should
+// somebody, the cell refuses the second who comes.
+unsafe impl<T: Send> Sync for Attached<T> {}
+
+impl<T> Attached<T> {
+    pub fn new(value: T) -> Self {
+        Self(RefCell::new(value))
+    }
+
+    /// Calls `look` with the value. It must not run Python code.
+    #[inline]
+    pub fn with<R>(&self, _py: Python<'_>, look: impl FnOnce(&mut T) -> R) -> R {
+        look(&mut self.0.borrow_mut())
+    }
+}
+
+/// A snapshot's bytes, as Python has them.
+pub type Content = Py<PyBytes>;
+
+/// When the next snapshot is due: after one that took a time c, not before `most_often` and `factor` times c have passed.
+pub struct Cadence {
+    most_often: Duration,
+    factor: f64,
+    due: Instant,
+    looked: Instant,
+    /// Items between two looks at the clock, and until the next one.
+    step: u32,
+    left: u32,
+}
+
+/// Most items between two looks at the clock, and how often it is looked at where that makes them fewer.
+const LONGEST_STEP: u32 = 64;
+const NEAR: Duration = Duration::from_micros(100);
+
+impl Cadence {
+    pub fn new(most_often: Duration, factor: f64) -> Self {
+        let now = Instant::now();
+        Self { most_often, factor, due: now + most_often, looked: now, step: 1, left: 1 }
+    }
+
+    /// Whether a snapshot is due. To be asked once an item.
+    #[inline]
+    pub fn is_due(&mut self) -> bool {
+        self.left = self.left.wrapping_sub(1);
+        self.left == 0 && self.look()
+    }
+
+    #[cold]
+    fn look(&mut self) -> bool {
+        let now = Instant::now();
+        let near = now - self.looked < NEAR && !self.most_often.is_zero();
+        self.looked = now;
+        self.step = if near { (self.step * 2).min(LONGEST_STEP) } else { 1 };
+        self.left = self.step;
+        now >= self.due
+    }
+
+    /// Notes that one was made, which began at `began`.
+    pub fn made(&mut self, began: Instant) {
+        let now = Instant::now();
+        let cost = (now - began).as_secs_f64() * self.factor;
+        let pause = Duration::try_from_secs_f64(cost).unwrap_or(Duration::MAX / 4).max(self.most_often);
+        self.due = now.checked_add(pause).unwrap_or(now + Duration::from_secs(1 << 20));
+    }
+}
+
+/// The dispatching process's newest snapshot on its way through a worker.
+#[derive(Default)]
+pub struct Relay {
+    waits: AtomicBool,
+    raw: std::sync::Mutex<Vec<u8>>,
+}
+
+impl Relay {
+    pub fn put(&self, raw: Vec<u8>) {
+        *self.raw.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = raw;
+        self.waits.store(true, Relaxed);
+    }
+
+    #[inline]
+    pub fn waits(&self) -> bool {
+        self.waits.load(Relaxed)
+    }
+
+    pub fn take(&self) -> Vec<u8> {
+        self.waits.store(false, Relaxed);
+        std::mem::take(&mut self.raw.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}
+
+/// Inline content beyond this goes into a block: the ring is for items.
+const LONGEST_INLINE: usize = 4 << 10;
+
+/// Pushes a snapshot where there is room; whether there was.
+pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
+    if content.len() > LONGEST_INLINE
+        && let Some(block) = producer.allocate(content.len())?
+    {
+        // SAFETY: the block is ours and has room for so many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), block.as_mut_ptr(), content.len()) };
+        return producer.push_aside(kind, &[Part::Block(Arc::new(block))], head);
+    }
+    let payload = [head, content].concat();
+    if payload.len() > producer.max_inline() {
+        return Ok(false);
+    }
+    producer.push_aside(kind, &[], &payload)
+}
+
+/// What stands before the content.
+pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Account>) -> Vec<u8> {
+    let mut words = vec![u64::from(pass), u64::from(share.pass), share.account.items, share.account.checksum];
+    words.push(accounts.len() as u64);
+    accounts.for_each(|account| words.extend([account.items, account.checksum]));
+    words.into_iter().flat_map(u64::to_le_bytes).collect()
+}
+
+/// Head and content of a unit, as they are to be passed on.
+pub fn raw(unit: &Unit) -> PyResult<Vec<u8>> {
+    let mut raw = unit.payload.clone();
+    raw.extend_from_slice(&block(unit)?);
+    Ok(raw)
+}
+
+/// The content of a unit that has it in a block; else nothing.
+pub fn block(unit: &Unit) -> PyResult<Cow<'_, [u8]>> {
+    Ok(match unit.buffers.first() {
+        Some(Buffer::Owned(bytes)) => Cow::Borrowed(bytes.as_slice()),
+        Some(Buffer::Leased(lease)) => Cow::Owned(lease.private_copy().map_err(errors::memory)?),
+        None => Cow::Borrowed(&[]),
+    })
+}
+
+/// A unit as it came.
+pub struct Opened<'a> {
+    pass: u32,
+    share: Share,
+    accounts: Vec<Account>,
+    content: &'a [u8],
+}
+
+impl<'a> Opened<'a> {
+    /// Takes a unit's payload apart; the content is behind the head, or else in a `block`.
+    pub fn read(raw: &'a [u8], block: &'a [u8]) -> PyResult<Self> {
+        // One that was passed on is all in its block.
+        let read = if raw.is_empty() { Self::parse(block, &[]) } else { Self::parse(raw, block) };
+        read.ok_or_else(|| errors::corrupted(Corrupted("a snapshot is not laid out as one")))
+    }
+
+    fn parse(raw: &'a [u8], block: &'a [u8]) -> Option<Self> {
+        let word = |index: usize| -> Option<u64> {
+            Some(u64::from_le_bytes(raw.get(index.checked_mul(8)?..)?.get(..8)?.try_into().ok()?))
+        };
+        let links = usize::try_from(word(4)?).ok().filter(|&links| links <= raw.len() / 16)?;
+        let accounts = (0..links)
+            .map(|link| Some(Account { items: word(5 + 2 * link)?, checksum: word(6 + 2 * link)? }))
+            .collect::<Option<_>>()?;
+        Some(Self {
+            pass: u32::try_from(word(0)?).ok()?,
+            share: Share {
+                pass: u32::try_from(word(1)?).ok()?,
+                account: Account { items: word(2)?, checksum: word(3)? },
+            },
+            accounts,
+            content: Some(raw.get(8 * (5 + 2 * links)..)?).filter(|content| !content.is_empty()).unwrap_or(block),
+        })
+    }
+
+    /// As that of a worker.
+    pub fn snapshot(self, py: Python<'_>) -> Option<Snapshot<Content>> {
+        let content = PyBytes::new(py, self.content).unbind();
+        Some(Snapshot { sent: *self.accounts.first()?, share: self.share, content })
+    }
+
+    /// As that of the dispatching process.
+    pub fn dealt(self, py: Python<'_>) -> Dealt<Content> {
+        let content = PyBytes::new(py, self.content).unbind();
+        Dealt { pass: self.pass, accounts: self.accounts, content }
+    }
+}
+
+/// Whether a unit of this kind is a snapshot.
+#[inline]
+pub fn is_snapshot(unit_kind: u16) -> bool {
+    matches!(unit_kind & kind::WHAT, kind::STATE | kind::RELAYED)
+}
+
+/// An account as Python has it.
+pub type Entry = (u64, u64);
+/// A snapshot as Python has it: sent, pass of the share and what of it was read, content.
+pub type Kept = (Entry, u32, Entry, Content);
+/// The dispatching process's: pass, by worker what was dealt, content.
+pub type KeptDealt = (u32, Vec<Entry>, Content);
+
+pub fn account((items, checksum): Entry) -> Account {
+    Account { items, checksum }
+}
+
+pub fn entry(account: Account) -> Entry {
+    (account.items, account.checksum)
+}
+
+pub fn kept(py: Python<'_>, one: &Snapshot<Content>) -> Kept {
+    (entry(one.sent), one.share.pass, entry(one.share.account), one.content.clone_ref(py))
+}
+
+pub fn unkept((sent, pass, share, content): Kept) -> Snapshot<Content> {
+    Snapshot { sent: account(sent), share: Share { pass, account: account(share) }, content }
+}
+
+pub fn kept_dealt(py: Python<'_>, one: &Dealt<Content>) -> KeptDealt {
+    (one.pass, one.accounts.iter().copied().map(entry).collect(), one.content.clone_ref(py))
+}
+
+pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
+    Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
+}

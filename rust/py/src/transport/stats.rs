@@ -1,0 +1,204 @@
+//! The board of counters as a Python object: made by main, taken by each process, read by whoever may.
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyIndexError, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use torchdata_core::stats::{
+    Board, BoardConfig, FlowCounts, FlowRef, PageCounts, PageRef, PipeCounts, Role, WaitCounts,
+};
+
+use super::links::{duplicate, take_fd};
+use crate::errors;
+use crate::pipes::clocking;
+use crate::pipes::token::IterationToken;
+
+/// Counters of all processes of a loader, in memory that they share.
+#[pyclass(frozen, name = "StatsBoard", module = "torchdata._native")]
+pub struct PyStatsBoard(pub Arc<Board>);
+
+impl PyStatsBoard {
+    /// A page.
+    pub fn page(&self, index: usize) -> PyResult<PageRef> {
+        let pages = self.0.config().pages;
+        self.0.page(index).ok_or_else(|| PyIndexError::new_err(format!("there are {pages} pages, not {index}")))
+    }
+
+    /// A page that this process may write.
+    fn own_page(&self, index: usize) -> PyResult<PageRef> {
+        if self.0.is_of_this_process() {
+            return self.page(index);
+        }
+        Err(PyRuntimeError::new_err(
+            "these counters are not to be written by this process: it observes them, or was forked from the one that counts",
+        ))
+    }
+
+    /// The ends of links from flow `first` on.
+    pub fn flows(&self, page: usize, first: usize, peers: &[u32], sends: bool) -> PyResult<Vec<FlowRef>> {
+        let page = self.own_page(page)?;
+        let flows = peers.iter().enumerate().map(|(index, &peer)| page.flow(first + index, peer, sends));
+        flows.collect::<Option<_>>().ok_or_else(|| PyIndexError::new_err("a page has no room for so many links"))
+    }
+}
+
+/// (token, name, where its function stands, the pipe that reads it, flags, capacity)
+type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
+
+#[pymethods]
+impl PyStatsBoard {
+    /// Makes a board with pages for so many processes, each with so many ends of links and pipes.
+    #[new]
+    fn new(pages: u32, flows: u32, pipes: u32, full: bool) -> PyResult<Self> {
+        Board::create(BoardConfig { pages, flows, pipes }, full).map(Self).map_err(errors::open)
+    }
+
+    /// Maps the board behind a descriptor, which is closed.
+    #[staticmethod]
+    fn attach(fd: i32) -> PyResult<Self> {
+        Board::attach(take_fd(fd)?).map(Self).map_err(errors::open)
+    }
+
+    /// Maps a board to read it.
+    #[staticmethod]
+    fn observe(path: PathBuf) -> PyResult<Self> {
+        Board::observe(&path).map(Self).map_err(errors::open)
+    }
+
+    /// The descriptor behind the board, to be passed to another process; -1 where there is none.
+    fn fileno(&self) -> i32 {
+        self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
+    }
+
+    /// Closes the descriptor: nobody can find the board any more who has not yet.
+    fn close_descriptor(&self) {
+        self.0.close();
+    }
+
+    /// The board as this process may write it: itself, unless this is a forked child, which maps it anew.
+    fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        let board = slf.get();
+        match board.0.fd() {
+            Some(fd) if !board.0.is_of_this_process() => {
+                let attached = Board::attach(duplicate(fd.as_raw_fd())?).map_err(errors::open)?;
+                Bound::new(slf.py(), Self(attached))
+            }
+            _ => Ok(slf),
+        }
+    }
+
+    /// Whether the time of each pipe is taken.
+    #[getter]
+    fn full(&self) -> bool {
+        self.0.is_full()
+    }
+
+    /// The process that made it, and when, in nanoseconds of the monotonic clock.
+    fn made(&self) -> (u32, u64) {
+        self.0.made()
+    }
+
+    /// Takes a page for this process; roles: 1 main, 2 worker, 3 the dispatching process.
+    fn adopt(&self, page: usize, role: u32, number: u32) -> PyResult<()> {
+        let role = match role {
+            1 => Role::Main,
+            2 => Role::Worker,
+            _ => Role::Dispatcher,
+        };
+        self.own_page(page)?.adopt(role, number);
+        clocking::begin();
+        Ok(())
+    }
+
+    /// Counts the pipes of this process's graph, the last of which is what is read.
+    fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>) -> PyResult<()> {
+        let own = self.own_page(page)?;
+        let last = pipes.len();
+        for (index, (token, label, location, reader, flags, capacity)) in pipes.into_iter().enumerate() {
+            let place = own.pipe(index, reader, flags, capacity, [&label, &location]);
+            if let Some(place) = place {
+                token.get().bind(place, index + 1 == last, page == 0);
+            }
+        }
+        own.set_pipes(last);
+        Ok(())
+    }
+
+    /// An epoch begins in this process.
+    fn begin_span(&self, page: usize, epoch: u32) -> PyResult<()> {
+        self.own_page(page)?.begin_span(Some(epoch));
+        Ok(())
+    }
+
+    /// The epoch is over in this process, if one was under way.
+    fn end_span(&self, page: usize) -> PyResult<()> {
+        let page = self.own_page(page)?;
+        page.end_first();
+        page.end_span();
+        Ok(())
+    }
+
+    /// Says how this process is asked for its stack: by the signal, upon which it writes to the descriptor. 0: not at all.
+    fn set_stack(&self, page: usize, signal: u32, descriptor: u32) -> PyResult<()> {
+        self.own_page(page)?.set_stack(signal, descriptor);
+        Ok(())
+    }
+
+    /// Notes that others have taken the place of the process of that page. To be called by main.
+    fn set_replaced(&self, page: usize) -> PyResult<()> {
+        self.own_page(page)?.set_replaced();
+        Ok(())
+    }
+
+    /// What all processes have counted: a dictionary each. Times are in nanoseconds.
+    fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let pages = self.0.read();
+        PyList::new(py, pages.iter().map(|page| page_dict(py, page)).collect::<PyResult<Vec<_>>>()?)
+    }
+}
+
+macro_rules! dict {
+    ($py:expr, $($name:literal: $value:expr),+ $(,)?) => {{
+        let dict = PyDict::new($py);
+        $(dict.set_item($name, $value)?;)+
+        dict
+    }};
+}
+
+fn page_dict<'py>(py: Python<'py>, page: &PageCounts) -> PyResult<Bound<'py, PyDict>> {
+    Ok(dict!(py,
+        "page": page.index, "role": page.role, "pid": page.pid, "number": page.number, "began": page.began,
+        "epoch": page.epoch, "current": page.current, "signal": page.signal, "stack": page.stack,
+        "restarts": page.restarts, "snapshots": page.snapshots, "inside": page.inside,
+        "inside_samples": page.inside_samples,
+        "replaced": page.replaced, "all_pipes": page.all_pipes,
+        "idle": wait_dict(py, &page.idle)?, "first": wait_dict(py, &page.first)?, "span": wait_dict(py, &page.span)?,
+        "slow": page.slow.iter().map(|slow| (slow.epoch, slow.took, slow.index)).collect::<Vec<_>>(),
+        "flows": page.flows.iter().map(|flow| flow_dict(py, flow)).collect::<PyResult<Vec<_>>>()?,
+        "pipes": page.pipes.iter().map(|pipe| pipe_dict(py, pipe)).collect::<PyResult<Vec<_>>>()?,
+    ))
+}
+
+fn wait_dict<'py>(py: Python<'py>, wait: &WaitCounts) -> PyResult<Bound<'py, PyDict>> {
+    Ok(dict!(py, "whom": wait.whom, "since": wait.since, "total": wait.total, "count": wait.count))
+}
+
+fn flow_dict<'py>(py: Python<'py>, flow: &FlowCounts) -> PyResult<Bound<'py, PyDict>> {
+    Ok(dict!(py,
+        "peer": flow.peer, "sends": flow.sends, "items": flow.items, "bytes": flow.bytes, "fragments": flow.fragments,
+        "wakes": flow.wakes, "copies": flow.copies, "copied": flow.copied, "wait": wait_dict(py, &flow.wait)?,
+        "arena_used": flow.arena_used, "arena_peak": flow.arena_peak, "arena_capacity": flow.arena_capacity,
+        "window": flow.window,
+    ))
+}
+
+fn pipe_dict<'py>(py: Python<'py>, pipe: &PipeCounts) -> PyResult<Bound<'py, PyDict>> {
+    Ok(dict!(py,
+        "label": &pipe.label, "location": &pipe.location, "reader": pipe.reader, "flags": pipe.flags,
+        "capacity": pipe.capacity, "yielded": pipe.yielded, "items": pipe.items, "samples": pipe.samples,
+        "own": pipe.own, "quantiles": pipe.quantiles,
+    ))
+}

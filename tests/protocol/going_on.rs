@@ -1,0 +1,311 @@
+//! Main's places: what a state names at each moment, whether that is right, and going on from it.
+
+use std::sync::Arc;
+
+use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
+
+use super::explore::fingerprint;
+use super::memory::{Kind, Link};
+use super::saving::{Graph, Ordered, Resumption, digest};
+use super::world::{Act, After, Main, Setting, World};
+
+/// More items than an epoch has.
+const ALL: u64 = 1 << 62;
+
+/// A place in an epoch, as it stands in a state.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// By worker: what was given of its items, and the snapshot that this goes on from.
+    pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
+    pub turn: usize,
+    pub dealt: Option<Dealt<Graph>>,
+}
+
+/// Where an epoch goes on, for all of its children.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct GoingOn {
+    pub place: Place,
+    pub children: Vec<Arc<Resumption>>,
+}
+
+impl Place {
+    /// What the books say of `back` deliveries ago.
+    pub fn of(setting: &Setting, books: &Books<Graph>, back: u64) -> Option<Self> {
+        let (accounts, turn) = books.accounts(back)?;
+        Some(Self { turn, ..Self::at(setting, books, accounts) })
+    }
+
+    /// What the books say of where so much of each worker's has come.
+    pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
+        let places = books.places_at(accounts);
+        let share = |snapshot: Option<&Snapshot<Graph>>| match snapshot {
+            _ if !setting.rules.joining => Share { pass: 1, account: Account { items: u64::MAX, checksum: 0 } },
+            snapshot => snapshot.map(|one| one.share).unwrap_or_default(),
+        };
+        let shares: Vec<Share> = places.iter().map(|place| share(place.snapshot)).collect();
+        let dealt = if setting.dispatches { books.dealt_before(&shares).cloned() } else { None };
+        let workers = places.iter().map(|place| (place.given, place.snapshot.cloned())).collect();
+        Self { workers, turn: 0, dealt }
+    }
+
+    /// From where each child goes on, the dispatching process last.
+    pub fn resumptions(&self, setting: &Setting) -> Vec<Arc<Resumption>> {
+        let mut shares = Vec::new();
+        let mut children = Vec::new();
+        for (given, snapshot) in &self.workers {
+            let sent = snapshot.as_ref().map(|one| one.sent).unwrap_or_default();
+            let share = snapshot.as_ref().map_or(Share { pass: 1, account: Account::default() }, |one| one.share);
+            children.push(Arc::new(Resumption {
+                graph: snapshot.as_ref().map(|one| one.content),
+                starts: vec![(sent, given.items - sent.items, Some(given.checksum))],
+                turn: 0,
+                share: if share.pass > 1 { Account::default() } else { share.account },
+            }));
+            shares.push(share);
+        }
+        if setting.dispatches {
+            let begin = vec![Account::default(); shares.len()];
+            let accounts = self.dealt.as_ref().map_or(&begin, |dealt| &dealt.accounts);
+            let start = |(account, share): (&Account, &Share)| match share.pass {
+                2.. => (*account, ALL, None),
+                _ => (*account, share.account.items.saturating_sub(account.items), Some(share.account.checksum)),
+            };
+            children.push(Arc::new(Resumption {
+                graph: self.dealt.as_ref().map(|dealt| dealt.content),
+                starts: accounts.iter().zip(&shares).map(start).collect(),
+                turn: accounts.iter().map(|account| account.items as usize).sum::<usize>() % shares.len(),
+                share: Account::default(),
+            }));
+        }
+        children
+    }
+}
+
+impl Setting {
+    /// How many of `total` deliveries of this run the user was not given yet, as the books are told.
+    pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
+        match self.reads_ahead {
+            false => Some(0),
+            true => self.follows.then(|| total.saturating_sub(given.into())),
+        }
+    }
+
+    /// Asks for the state of `ago` items ago.
+    fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
+        let held = books.total().saturating_sub(world.given.into());
+        Place::of(self, books, ago + if self.rules.rewinding { held } else { 0 })
+    }
+
+    /// Whether each state that can be asked for now names the right place.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check_places(&self, world: &World) -> Result<(), String> {
+        let inside = matches!(world.main, Main::Telling(..) | Main::Replacing(_) | Main::Reading(_) | Main::Paused);
+        if !self.saves() || !(inside || world.main == Main::Between && world.epoch > 0) {
+            return Ok(());
+        }
+        let what = (&world.books, &world.all, world.given, world.delivered, world.epoch);
+        if !self.checked.borrow_mut().insert(fingerprint(&what)) {
+            return Ok(());
+        }
+        let sure = if self.reads_ahead && !self.follows { 0 } else { self.look_back };
+        let held = world.books.total().saturating_sub(world.given.into());
+        for ago in 0..=u64::from(world.given) {
+            let (found, all) = (self.place(world, &world.books, ago), self.place(world, &world.all, ago));
+            let Some(place) = found else {
+                // Where nobody tells what was given, what is remembered includes what main holds.
+                if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
+                    return Err(format!("nobody knows where everything was {ago} items ago"));
+                }
+                continue;
+            };
+            self.check_place(world, &place, ago)?;
+            if ago <= sure as u64 && Some(&place) != all.as_ref() {
+                return Err(format!("too much was forgotten: {ago} items ago was {all:?}, but {place:?} is left"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_place(&self, world: &World, place: &Place, ago: u64) -> Result<(), String> {
+        let wrong = |what: &str| Err(format!("{what}: {place:?} for {ago} items ago"));
+        let given: u64 = place.workers.iter().map(|(given, _)| given.items).sum();
+        if given + ago != u64::from(world.delivered) {
+            return wrong("a place is not where the user is");
+        }
+        let mut least = Vec::new();
+        for (worker, (given, snapshot)) in place.workers.iter().enumerate() {
+            let (made, share) = (self.made_by(worker), self.share_of(worker));
+            if *given != account_of(world.epoch, &made[..given.items as usize]) {
+                return wrong("a place counts other items than were given");
+            }
+            if self.in_order && given.items != self.given_of(worker, world.delivered - ago as u8) {
+                return wrong("a place is not in order");
+            }
+            least.push(snapshot.as_ref().map(|one| one.share));
+            let Some(Snapshot { sent, share: read, content }) = snapshot else { continue };
+            if content.epoch != world.epoch {
+                return wrong("a place names a snapshot of another epoch");
+            }
+            if sent.items > given.items {
+                return wrong("a place names a snapshot beyond what was given");
+            }
+            if self.makes_from(worker, content) != made[sent.items as usize..] {
+                return wrong("a snapshot does not go on with what follows it");
+            }
+            let behind = usize::from(content.read);
+            if self.dispatches && read.pass == 1 && read.account != account_of(world.epoch, &share[..behind]) {
+                return wrong("a snapshot was read from another place of its share");
+            }
+        }
+        match &place.dealt {
+            Some(dealt) => self.check_dealt(world, dealt, &least).or_else(wrong),
+            None => Ok(()),
+        }
+    }
+
+    fn check_dealt(&self, world: &World, dealt: &Dealt<Graph>, shares: &[Option<Share>]) -> Result<(), &'static str> {
+        if dealt.content.epoch != world.epoch {
+            return Err("a place names a snapshot of another epoch");
+        }
+        let items: u64 = dealt.accounts.iter().map(|account| account.items).sum();
+        if items != u64::from(dealt.content.read) {
+            return Err("what was dealt was not counted");
+        }
+        for (worker, (account, share)) in dealt.accounts.iter().zip(shares).enumerate() {
+            let Some(share) = share else { return Err("a place goes on behind a worker that begins") };
+            if share.pass == 1 && account.items > share.account.items {
+                return Err("a worker's reading is before the dispatching process's snapshot");
+            }
+            if share.pass == 1 && *account != account_of(world.epoch, &self.share_of(worker)[..account.items as usize])
+            {
+                return Err("other items were dealt than a worker has read");
+            }
+        }
+        Ok(())
+    }
+
+    /// The items of the source that are a worker's.
+    fn share_of(&self, worker: usize) -> Vec<u8> {
+        (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
+    }
+
+    /// How many of the first `delivered` items are a worker's, in strict order.
+    fn given_of(&self, worker: usize, delivered: u8) -> u64 {
+        let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
+        let (mut given, mut turn) = (0, 0);
+        for _ in 0..delivered {
+            while left[turn % self.workers] == 0 {
+                turn += 1;
+            }
+            left[turn % self.workers] -= 1;
+            given += u64::from(turn % self.workers == worker);
+            turn += 1;
+        }
+        given
+    }
+
+    /// What a worker's graph makes from a snapshot on.
+    fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
+        let share = self.share_of(worker);
+        let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));
+        let pass = |from: usize| {
+            share[from.min(most)..most].iter().flat_map(|&item| vec![item; self.outputs[usize::from(item)].into()])
+        };
+        let mut made = vec![graph.made.0; graph.made.1.into()];
+        if !graph.exhausted {
+            made.extend(pass(graph.read.into()));
+            (graph.pass + 1..self.passes).for_each(|_| made.extend(pass(0)));
+        }
+        made
+    }
+
+    /// The user leaves the epoch, and goes on with it from a place: with the same processes, or others.
+    pub fn going_on_steps(&self, world: &World, steps: &mut Vec<(Act, After)>) {
+        for ago in 0..=world.given.min(1) {
+            let Some(place) = self.place(world, &world.books, ago.into()) else { continue };
+            let going_on = Arc::new(GoingOn { children: place.resumptions(self), place });
+            let mut after = world.clone();
+            after.resumes -= 1;
+            let mut elsewhere = after.clone();
+            elsewhere.replace_everything(self);
+            for (name, mut after) in [("goes on from its state", after), ("goes on elsewhere", elsewhere)] {
+                after.delivered -= ago;
+                after.begin_epoch(self, Some(Arc::clone(&going_on)));
+                steps.push((Act::Main(name), Ok(after)));
+            }
+        }
+    }
+}
+
+/// How far such items come.
+pub fn account_of(epoch: u32, items: &[u8]) -> Account {
+    let mut account = Account::default();
+    items.iter().for_each(|&item| account.count(digest((epoch, item))));
+    account
+}
+
+impl World {
+    /// The books, and those that forget nothing.
+    pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
+        [&mut self.books, &mut self.all].into_iter().map(Arc::make_mut)
+    }
+
+    /// Begins an epoch, or goes on with it.
+    pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Arc<GoingOn>>) {
+        self.number += 1;
+        self.begin_collecting(setting);
+        let starts: Vec<Account> =
+            going_on.iter().flat_map(|going_on| going_on.place.workers.iter().map(|(given, _)| *given)).collect();
+        self.both_books().for_each(|books| drop(books.begin(&starts)));
+        if let Some(going_on) = &going_on {
+            let turn = going_on.place.turn;
+            self.collecting.begin_at(turn);
+            self.both_books().for_each(|books| books.begin_at(turn));
+            for (worker, given) in starts.iter().enumerate() {
+                let made = setting.made_by(worker);
+                made[..given.items as usize].iter().for_each(|&item| self.seen += 1 << (4 * u32::from(item)));
+            }
+            self.delivered = starts.iter().map(|given| given.items as u8).sum();
+            self.keep_what_goes_on(going_on);
+        }
+        (self.resting, self.told) = (0, 0);
+        self.going_on = going_on;
+        self.main = Main::Telling(self.number, setting.children());
+    }
+
+    /// The command by which a child begins the epoch.
+    pub fn ordered(&self, child: usize) -> Ordered {
+        let start = self.going_on.as_ref().map(|going_on| Arc::clone(&going_on.children[child]));
+        Ordered { command: Command::Epoch(self.number), epoch: self.epoch, start }
+    }
+
+    /// Puts the snapshots into the books from which everybody goes on.
+    fn keep_what_goes_on(&mut self, going_on: &GoingOn) {
+        for books in self.both_books() {
+            for (worker, (_, snapshot)) in going_on.place.workers.iter().enumerate() {
+                snapshot.iter().for_each(|snapshot| drop(books.keep(worker, snapshot.clone(), None)));
+            }
+            going_on.place.dealt.iter().for_each(|dealt| drop(books.keep_dealt(dealt.clone())));
+        }
+    }
+
+    /// Keeps a snapshot that has come.
+    pub fn keep(&mut self, setting: &Setting, peer: usize, kind: &Kind) {
+        let lag = setting.lag(self.books.total(), self.given);
+        for books in self.both_books() {
+            match kind {
+                Kind::Saved(snapshot) => drop(books.keep(peer, (**snapshot).clone(), lag)),
+                Kind::Dealt(dealt) => drop(books.keep_dealt((**dealt).clone())),
+                _ => {}
+            }
+        }
+    }
+
+    /// New processes over new links.
+    fn replace_everything(&mut self, setting: &Setting) {
+        self.children = setting.fresh_children();
+        self.out.iter_mut().chain(self.dealt.iter_mut()).for_each(|link| *link = Link::new());
+    }
+}

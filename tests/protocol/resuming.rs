@@ -1,0 +1,176 @@
+//! Snapshots, places, going on from them and replacing the dead, in every interleaving.
+//!
+//! Checked besides what always is: whatever state is asked for, at any moment, names snapshots of this epoch that are not beyond
+//! what the user was given, a dispatching process's that no worker's reading is before, and what would be made from there on is
+//! what was to follow; nothing is forgotten that may be asked for; what is made again is what the reader has.
+
+use super::explore::explore;
+use super::setting;
+use super::world::{PRESENT, Rules, Setting};
+
+/// Loaders of one epoch, with short books and snapshots at any moments.
+fn saving(workers: usize, dispatches: bool, outputs: &'static [u8]) -> Setting {
+    Setting { snapshots: 2, epochs: 1, ..setting(workers, dispatches, outputs) }
+}
+
+#[track_caller]
+fn holds(what: &str, setting: &Setting) {
+    let began = std::time::Instant::now();
+    match explore(setting) {
+        Ok(explored) => println!("{what}: {explored}, in {:.1} s", began.elapsed().as_secs_f64()),
+        Err(found) => panic!("{what}: {found}"),
+    }
+}
+
+/// What may happen to a worker without a dispatching process.
+fn happenings(resumes: u8, saving: &Setting) -> Vec<(&'static str, Setting)> {
+    let all = Setting { resumes, ..saving.clone() };
+    vec![
+        ("goes on", all.clone()),
+        ("goes on, longer memory", Setting { look_back: 2, ..all.clone() }),
+        ("goes on, breaks, two epochs", Setting { breaks: true, epochs: 2, resumes: 1, ..all.clone() }),
+        ("goes on, an error", Setting { fails_at: Some(1), ..all.clone() }),
+        ("goes on, halts", Setting { pauses: true, resumes: 1, ..all.clone() }),
+        ("goes on, a death", Setting { deaths: 1, resumes: 1, ..all.clone() }),
+        ("goes on, reading ahead", Setting { reads_ahead: true, resumes: 1, ..all.clone() }),
+        ("goes on, reading ahead, untold", Setting { reads_ahead: true, resumes: 1, follows: false, ..all.clone() }),
+        ("goes on, two passes", Setting { passes: 2, resumes: 1, ..all }),
+    ]
+}
+
+#[test]
+fn one_worker_goes_on_from_any_state() {
+    for window in [1, 2] {
+        for outputs in [&[2, 0, 1][..], &[1, 1]] {
+            for (what, setting) in happenings(2, &Setting { window, ..saving(1, false, outputs) }) {
+                holds(&format!("1 worker, window {window}, {outputs:?}: {what}"), &setting);
+            }
+        }
+    }
+}
+
+#[test]
+fn two_workers_go_on_from_any_state() {
+    let base = Setting { resumes: 1, snapshots: 1, ..saving(2, false, &[2, 0, 1]) };
+    holds("2 workers", &base);
+    holds("2 workers, window 2", &Setting { window: 2, ..base.clone() });
+    holds("2 workers, reading ahead", &Setting { reads_ahead: true, ..saving(2, false, &[1, 1]) });
+    holds("2 workers, out of order", &Setting { in_order: false, ..base.clone() });
+    holds("2 workers, two epochs, breaks", &Setting { breaks: true, epochs: 2, resumes: 0, ..base });
+}
+
+#[test]
+fn dispatched_items_go_on_from_any_state() {
+    let one = Setting { resumes: 1, ..saving(1, true, &[2, 1]) };
+    holds("1 worker, dispatching", &one);
+    holds("1 worker, dispatching, two passes", &Setting { passes: 2, snapshots: 1, ..one.clone() });
+    holds(
+        "1 worker, dispatching, a share left early",
+        &Setting { header: Some(1), snapshots: 1, passes: 2, ..one.clone() },
+    );
+    holds("1 worker, dispatching, goes on twice", &Setting { resumes: 2, snapshots: 1, ..saving(1, true, &[2]) });
+    holds("1 worker, dispatching, an error", &Setting { fails_at: Some(1), ..one.clone() });
+    holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
+    let two = saving(2, true, &[1, 1]);
+    holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
+    // One of each, so that there are places with the dispatching process's.
+    holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
+    holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
+}
+
+#[test]
+fn snapshots_of_one_epoch_serve_in_no_other() {
+    let one = Setting { breaks: true, epochs: 2, ..saving(1, true, &[1, 1]) };
+    holds("1 worker, dispatching, breaks", &one);
+    holds("1 worker, dispatching, goes on", &Setting { resumes: 1, snapshots: 1, ..one });
+}
+
+#[test]
+fn dead_workers_are_replaced() {
+    let one = Setting { restarts: true, deaths: 3, ..saving(1, false, &[2, 1]) };
+    holds("1 worker, replaced", &one);
+    holds("1 worker, replaced, window 2, two epochs", &Setting { window: 2, breaks: true, epochs: 2, ..one.clone() });
+    holds("1 worker, replaced, goes on", &Setting { resumes: 1, deaths: 2, ..one.clone() });
+    holds("1 worker, replaced, halts", &Setting { pauses: true, ..one.clone() });
+    holds("1 worker, replaced, an error", &Setting { fails_at: Some(1), ..one });
+    let two = Setting { restarts: true, deaths: 2, snapshots: 1, ..saving(2, false, &[2, 0, 1]) };
+    holds("2 workers, replaced", &two);
+    holds("2 workers, replaced, reading ahead", &Setting { reads_ahead: true, deaths: 1, ..two.clone() });
+    holds("2 workers, replaced, out of order", &Setting { in_order: false, deaths: 1, ..two });
+}
+
+#[test]
+fn with_dispatching_all_are_replaced_together() {
+    let one = Setting { restarts: true, deaths: 2, snapshots: 1, ..saving(1, true, &[2, 1]) };
+    holds("1 worker, dispatching, replaced", &one);
+    holds("1 worker, dispatching, replaced thrice", &Setting { snapshots: 0, deaths: 3, ..one.clone() });
+    holds("1 worker, dispatching, replaced, two passes", &Setting { passes: 2, deaths: 1, ..one });
+    let two = Setting { restarts: true, deaths: 1, snapshots: 0, ..saving(2, true, &[1, 1]) };
+    holds("2 workers, dispatching, replaced", &two);
+}
+
+#[test]
+#[ignore = "takes an hour and some gigabytes: by hand, `cargo test --release --test protocol -- --ignored --nocapture`"]
+fn larger_loaders_go_on_and_are_replaced() {
+    let two = saving(2, true, &[1, 1]);
+    holds("2 workers, dispatching, breaks", &Setting { breaks: true, epochs: 2, snapshots: 1, ..two.clone() });
+    holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 1, ..two.clone() });
+    holds("2 workers, dispatching, goes on from all", &Setting { resumes: 1, snapshots: 3, ..two.clone() });
+    holds("2 workers, dispatching, replaced", &Setting { restarts: true, deaths: 1, snapshots: 1, ..two.clone() });
+    holds("2 workers, dispatching, replaced twice", &Setting { restarts: true, deaths: 2, snapshots: 0, ..two });
+    let three = saving(3, false, &[1, 1, 1]);
+    holds("3 workers, go on", &Setting { resumes: 1, snapshots: 1, ..three.clone() });
+    holds("3 workers, replaced", &Setting { restarts: true, deaths: 1, snapshots: 1, ..three });
+    holds("1 worker, dispatching, goes on twice", &Setting { resumes: 2, ..saving(1, true, &[2, 1]) });
+    holds("1 worker, dispatching, two passes", &Setting { resumes: 1, passes: 2, ..saving(1, true, &[1, 1]) });
+}
+
+// ---- the checker finds what was wrong, and what would be ----------------------------------------------------------
+
+/// What exploring finds with one rule as it was, or as it might have been.
+#[track_caller]
+fn found(setting: Setting, old: impl Fn(&mut Rules), expected: &str) {
+    let present = explore(&setting).map(|explored| println!("{expected}: {explored}"));
+    assert_eq!(present, Ok(()), "with the present rules there is nothing to find");
+    let mut rules = PRESENT;
+    old(&mut rules);
+    // What was checked by other rules is to be checked again.
+    let found = explore(&Setting { rules, checked: Default::default(), ..setting }).expect_err("the rule is wrong");
+    assert!(found.lines().next().is_some_and(|line| line.contains(expected)), "{found}");
+}
+
+#[test]
+fn a_snapshot_that_waits_to_be_passed_on_leaks_into_the_next_epoch() {
+    let setting = Setting { breaks: true, epochs: 2, ..saving(1, true, &[1, 1]) };
+    found(setting, |rules| rules.relays_end = false, "a snapshot of another epoch");
+}
+
+#[test]
+fn a_share_that_is_not_opened_yet_comes_from_its_beginning() {
+    let setting = Setting { resumes: 1, ..saving(1, true, &[2, 1]) };
+    found(setting, |rules| rules.opening = false, "a snapshot was read from another place of its share");
+}
+
+#[test]
+fn a_state_of_what_main_has_taken_loses_what_the_user_was_not_given() {
+    let setting = Setting { reads_ahead: true, ..saving(1, false, &[1, 1]) };
+    found(setting, |rules| rules.rewinding = false, "a place is not where the user is");
+}
+
+#[test]
+fn the_newest_snapshot_of_the_dispatching_process_may_be_ahead_of_a_worker() {
+    let setting = saving(1, true, &[1, 1]);
+    found(setting, |rules| rules.joining = false, "a worker that begins");
+}
+
+#[test]
+fn a_worker_that_is_replaced_by_what_was_delivered_sends_items_twice() {
+    let setting = Setting { restarts: true, deaths: 1, ..saving(1, false, &[1, 1]) };
+    found(setting, |rules| rules.receiving = false, "is delivered as number");
+}
+
+#[test]
+fn a_dispatching_process_that_is_replaced_alone_leaves_the_workers_waiting_or_wrong() {
+    let setting = Setting { restarts: true, deaths: 1, snapshots: 0, ..saving(1, true, &[1, 1]) };
+    found(setting, |rules| rules.together = false, "everybody waits");
+}

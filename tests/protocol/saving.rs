@@ -1,0 +1,187 @@
+//! What a child does about snapshots: it puts its own aside between two items, passes on those of the dispatching process, and
+//! begins from one.
+
+use std::sync::Arc;
+
+use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
+
+use super::child::outgoing;
+use super::memory::{Kind, Pump, Unit};
+use super::world::{Child, Doing, Setting, World};
+
+/// What a snapshot holds of a child's graph.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Graph {
+    /// The epoch whose items it makes.
+    pub epoch: u32,
+    pub read: u8,
+    pub pass: u32,
+    pub made: (u8, u8),
+    pub exhausted: bool,
+}
+
+/// What tells one item from another.
+pub fn digest((epoch, item): (u32, u8)) -> u64 {
+    u64::from(epoch) << 8 | u64::from(item) | 1 << 40
+}
+
+/// Where a child goes on in an epoch, instead of at its beginning.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Resumption {
+    pub graph: Option<Graph>,
+    /// By link: what went out before the snapshot; how many items of those behind it the reader has; the checksum behind these,
+    /// where that is compared.
+    pub starts: Vec<(Account, u64, Option<u64>)>,
+    pub turn: usize,
+    /// What a worker had read of its share.
+    pub share: Account,
+}
+
+/// A command on its way, and what comes with it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Ordered {
+    pub command: Command,
+    /// The epoch by its seeds. One that goes on has a number of its own, as the streams count it.
+    pub epoch: u32,
+    pub start: Option<Arc<Resumption>>,
+}
+
+impl Pump {
+    /// Counts what went out over a link, or nowhere.
+    pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
+        if setting.saves() {
+            self.accounts[link].count(digest);
+        }
+    }
+
+    /// Whether all of a link was made again that was to be, and is not what the reader has.
+    pub fn has_made_other_items_again(&self, link: usize) -> bool {
+        let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
+        expected.is_some_and(|expected| expected != self.accounts[link].checksum)
+    }
+
+    /// Whether items that a reader has did not come again.
+    pub fn lacks_some(&self) -> bool {
+        self.sending.iter().zip(&self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
+    }
+}
+
+impl Child {
+    /// Begins an epoch, from where an earlier run of it was left, if so ordered.
+    pub fn begin(&mut self, setting: &Setting, ordered: &Ordered) {
+        self.epoch = ordered.epoch;
+        (self.may_save, self.looked) = (true, false);
+        (self.share_start, self.share_account) = (Account::default(), Account::default());
+        if setting.rules.relays_end {
+            self.relay = None;
+        }
+        let Some(start) = &ordered.start else { return };
+        if let Some(graph) = start.graph {
+            (self.epoch, self.read, self.pass) = (graph.epoch, graph.read, graph.pass);
+            (self.made, self.exhausted) = (graph.made, graph.exhausted);
+        }
+        self.share_start = start.share;
+        self.pump.dealing.begin_at(start.turn);
+        for (link, &(account, again, expected)) in start.starts.iter().enumerate() {
+            self.pump.accounts[link] = account;
+            self.pump.sending[link].repeat(again);
+            self.pump.expected[link] = expected;
+        }
+    }
+
+    fn graph(&self) -> Graph {
+        Graph { epoch: self.epoch, read: self.read, pass: self.pass, made: self.made, exhausted: self.exhausted }
+    }
+
+    /// From where on its share is to come with a snapshot; None where none is taken, in later passes.
+    fn share_at(&self, setting: &Setting) -> Option<Share> {
+        match self.share.receiving.stream() {
+            _ if !setting.dispatches => Some(Share::default()),
+            reached if self.looked || reached.epoch() != self.pump.stream().epoch() => {
+                let account = if setting.rules.opening { self.share_start } else { Account::default() };
+                Some(Share { pass: self.pass + 1, account })
+            }
+            reached if reached.pass() > 1 => None,
+            _ if self.pass == 0 => Some(Share { pass: 1, account: self.share_account }),
+            _ => Some(Share { pass: 2, account: Account::default() }),
+        }
+    }
+}
+
+impl Setting {
+    /// Whether there are snapshots, or there is anything to go on from.
+    pub fn saves(&self) -> bool {
+        self.snapshots > 0 || self.resumes > 0 || self.restarts
+    }
+
+    /// The world after the first worker has begun its share for the sake of its first snapshot alone, or has taken that.
+    pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
+        let child = &world.children[index];
+        let first = Stream::first(child.pump.stream().epoch());
+        let begins = child.doing == Doing::Pumping && (child.read, child.pass) == (0, 0) && !child.pump.ending;
+        let opened = !child.looked && child.share.receiving.stream() >= first;
+        if !self.looks || index != 0 || !self.dispatches || !begins || opened {
+            return None;
+        }
+        let mut after = world.clone();
+        let World { children, dealt, .. } = &mut after;
+        let (child, link) = (&mut children[index], &mut dealt[index]);
+        if !child.looked {
+            child.looked = true;
+            child.share.begin(link, first, 0);
+            return Some(("looks into its share", after));
+        }
+        let waits = child.share.look(link, self.rules);
+        let unit = link.units.pop_front().filter(|_| waits)?;
+        let Kind::Dealt(dealt) = unit.kind else { return None };
+        child.relay = Some(dealt);
+        Some(("finds a snapshot to be passed on", after))
+    }
+
+    /// The world after a child has put a snapshot aside, where it may and there is room.
+    pub fn saved(&self, world: &World, index: usize) -> Option<World> {
+        let child = &world.children[index];
+        let between = child.doing == Doing::Pumping && child.pump.departing.is_none() && !child.pump.ending;
+        if world.snapshots == 0 || !between || !child.may_save {
+            return None;
+        }
+        let mut after = world.clone();
+        let World { children, out, dealt, .. } = &mut after;
+        let child = &mut children[index];
+        let (links, first) = outgoing(self, index, out, dealt);
+        let stream = child.pump.stream();
+        let kind = if self.is_dispatcher(index) {
+            let accounts = child.pump.accounts.clone();
+            (stream.pass() == 1).then(|| Kind::Dealt(Arc::new(Dealt { pass: 1, accounts, content: child.graph() })))
+        } else {
+            let sent = child.pump.accounts[0];
+            let share = child.share_at(self);
+            share.map(|share| Kind::Saved(Arc::new(Snapshot { sent, share, content: child.graph() })))
+        };
+        let wants = |link: usize| {
+            let there = &links[first + link];
+            let reader = child.pump.sending[link].reader(there.grant);
+            matches!(reader, Some(Reader::Here(_) | Reader::Behind)) && there.units.len() < self.ring
+        };
+        let count = child.pump.sending.len();
+        let link = (0..count).map(|step| (child.next_link + step) % count).find(|&link| wants(link))?;
+        links[first + link].units.push_back(Unit { stream, kind: kind? });
+        child.next_link = (link + 1) % count;
+        child.may_save = false;
+        after.snapshots -= 1;
+        Some(after)
+    }
+}
+
+impl World {
+    /// Between two items a worker passes on what waits for that; where there is no room, nobody gets it.
+    pub fn between_items(&mut self, setting: &Setting, index: usize) {
+        let child = &mut self.children[index];
+        child.may_save = self.snapshots > 0;
+        let Some(dealt) = child.relay.take() else { return };
+        let link = &mut self.out[index];
+        if link.units.len() < setting.ring {
+            link.units.push_back(Unit { stream: child.pump.stream(), kind: Kind::Dealt(dealt) });
+        }
+    }
+}

@@ -1,0 +1,169 @@
+"""Adapters: shuffling, sharding and prefetching of a loader's copy of the graph."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchdata.dataloader2 import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.dataloader2.adapter import (
+    Adapter,
+    CacheTimeout,
+    Headroom,
+    PrefetchPolicy,
+    ShardingPolicy,
+    Shuffle,
+)
+from torchdata.dataloader2.graph import list_dps, traverse_dps
+from torchdata.datapipes import iter as iter_pipes
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Shuffler
+
+
+class Waiting(IterDataPipe):
+    """Has a timeout to set."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        yield from self.source
+
+    def set_timeout(self, timeout):
+        self.timeout = timeout
+
+
+def numbers(count=12):
+    return IterableWrapper(range(count))
+
+
+def test_the_base_adapter_must_be_given_a_call():
+    with pytest.raises(NotImplementedError, match="must define __call__"):
+        DataLoader2(numbers(), Adapter())
+
+
+def test_shuffle_switches_the_shufflers_of_the_loader_only():
+    pipe = numbers().shuffle()
+    assert list(DataLoader2(pipe, Shuffle(False))) == list(range(12))
+    off = pipe.set_shuffle(False)
+    assert list(DataLoader2(off, Shuffle(None))) == list(range(12))
+    on = DataLoader2(off, Shuffle(True))
+    on.seed(1)
+    assert sorted(on) == list(range(12))
+    assert any(list(on) != list(range(12)) for _ in range(3))
+    assert list(off) == list(range(12))
+
+
+def test_shuffle_appends_a_shuffler_where_there_is_none():
+    with pytest.warns(UserWarning, match="does not contain a `Shuffler`"):
+        loader = DataLoader2(numbers(), [Shuffle()])
+    assert type(loader.datapipe) is Shuffler
+    assert sorted(loader) == list(range(12))
+
+
+def test_cache_timeout_reaches_every_pipe_that_waits():
+    loader = DataLoader2(Waiting(Waiting(numbers())).map(str), CacheTimeout(30))
+    waiting = [pipe for pipe in list_dps(traverse_dps(loader.datapipe)) if isinstance(pipe, Waiting)]
+    assert [pipe.timeout for pipe in waiting] == [30, 30]
+
+
+@pytest.mark.parametrize("timeout", [None, 0, -1, "3", True])
+def test_a_timeout_that_is_no_time_is_refused(timeout):
+    with pytest.raises(ValueError, match="timeout should be a positive number"):
+        CacheTimeout(timeout)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_blocks_make_the_same_batches_for_any_number_of_workers(workers):
+    pipe = numbers().sharding_filter().batch(4)
+    service = MultiProcessingReadingService(workers, multiprocessing_context="fork")
+    with DataLoader2(pipe, ShardingPolicy(block=4), service) as loader:
+        assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def shares(policy, workers=2):
+    pipe = DataLoader2(numbers(6).sharding_filter(), policy).datapipe
+    result = []
+    for worker in range(workers):
+        pipe.apply_sharding(workers, worker)
+        result.append(list(pipe))
+    return result
+
+
+def test_sharding_is_per_item_per_block_or_off():
+    assert shares(ShardingPolicy()) == [[0, 2, 4], [1, 3, 5]]
+    assert shares(ShardingPolicy(block=2)) == [[0, 1, 4, 5], [2, 3]]
+    assert shares(ShardingPolicy(enable=False)) == [list(range(6))] * 2
+    assert shares([ShardingPolicy(enable=False), ShardingPolicy()]) == shares(ShardingPolicy())
+
+
+def test_prefetch_policy_sets_every_prefetcher_and_the_service():
+    service = SequentialReadingService(InProcessReadingService(), MultiProcessingReadingService(2))
+    pipe = numbers().prefetch(3).map(str).prefetch(5)
+    loader = DataLoader2(pipe, PrefetchPolicy(7, worker=4), service)
+    assert [p.buffer_size for p in list_dps(traverse_dps(loader.datapipe)) if hasattr(p, "buffer_size")] == [
+        7,
+        7,
+    ]
+    in_process, workers = loader.reading_service.reading_services
+    assert in_process._prefetch_cnt == 7
+    assert (workers.main_prefetch_cnt, workers.worker_prefetch_cnt) == (7, 4)
+    assert service.reading_services[1].main_prefetch_cnt == 10
+    assert pipe.buffer_size == 5
+
+
+def test_prefetch_policy_of_zero_removes_prefetching():
+    pipe = numbers(3).prefetch(3).map(str).prefetch(5).prefetch(2)
+    loader = DataLoader2(pipe, PrefetchPolicy(0), InProcessReadingService(4))
+    assert [type(p).__name__ for p in list_dps(traverse_dps(loader.datapipe))] == [
+        "Mapper",
+        "IterableWrapper",
+    ]
+    assert loader.reading_service._prefetch_cnt == 0
+    assert list(loader) == ["0", "1", "2"]
+
+
+def test_the_in_process_service_reads_ahead_at_the_end_of_the_graph():
+    with DataLoader2(numbers(3), PrefetchPolicy(2), InProcessReadingService()) as loader:
+        for _ in range(2):
+            assert list(loader) == [0, 1, 2]
+        assert type(loader.datapipe) is iter_pipes.Prefetcher
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: ShardingPolicy(0), ValueError, "block must be at least 1, but got 0"),
+        (lambda: ShardingPolicy("2"), TypeError, "block must be an integer, but got '2'"),
+        (lambda: PrefetchPolicy(-1), ValueError, "count must be at least 0, but got -1"),
+        (lambda: PrefetchPolicy(None), TypeError, "count must be an integer, but got None"),
+        (lambda: PrefetchPolicy(1, worker=True), TypeError, "worker must be an integer, but got True"),
+    ],
+)
+def test_counts_that_count_nothing_are_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+@pytest.mark.parametrize("service", [None, MultiProcessingReadingService(2, multiprocessing_context="fork")])
+def test_headroom_serves_what_it_has_kept(service):
+    loaded = IterableWrapper(range(20)).sharding_filter().map(lambda x: [x])
+    with DataLoader2(loaded, Headroom(items=4), service) as loader:
+        for _ in range(2):
+            items = list(loader)
+            assert items == [[0], [1], [2], [3]] * 5
+            assert items[0] is items[4], "nothing is made anew"
+    with DataLoader2(loaded.filter(lambda x: True), [Headroom(3, length=5)], service) as loader:
+        assert list(loader) == [[0], [1], [2], [0], [1]]
+
+
+def test_headroom_ends_where_no_length_is_known_and_where_there_is_nothing():
+    unknown = IterableWrapper(range(20)).filter(lambda x: True)
+    assert len(list(DataLoader2(unknown, Headroom(2)))) == 200
+    assert list(DataLoader2(IterableWrapper([]), Headroom(2))) == []
+    assert list(DataLoader2(IterableWrapper([1]), Headroom(5, length=3))) == [1, 1, 1]
+    with pytest.raises(ValueError, match="Headroom: items must be at least 1"):
+        Headroom(0)

@@ -1,0 +1,147 @@
+"""States of loaders that are damaged, cut off or cannot be loaded here: always an error that says so."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, SequentialReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+FIELDS = ("serialized_datapipe", "reading_service_state", "randomness_state")
+
+
+def services():
+    return SequentialReadingService(InProcessReadingService(), Kept())
+
+
+class Kept(InProcessReadingService):
+    """A service with a state of its own."""
+
+    def checkpoint(self):
+        return b"kept" * 10
+
+    def restore(self, datapipe, serialized_state):
+        return self.initialize(datapipe)
+
+
+def state():
+    loader = DataLoader2(IterableWrapper(list(range(50))).shuffle().map(str), reading_service=services())
+    loader.seed(5)
+    return loader.state_dict()
+
+
+STATE = state()
+
+
+def damaged(field, part, change):
+    """The state with bytes of one field changed; `part` chooses among the two generators."""
+    whole = STATE[field]
+    if isinstance(whole, bytes):
+        return {**STATE, field: change(whole)}
+    parts = list(whole)
+    parts[2 + part] = change(parts[2 + part])
+    return {**STATE, field: tuple(parts)}
+
+
+def refused(state):
+    """Loads the state in both ways, which have to refuse it, and leave the loader that was to take it as it was."""
+    with pytest.raises(ValueError, match=r"state") as caught:
+        DataLoader2.from_state(state, services())
+    loader = DataLoader2(IterableWrapper([1, 2, 3]))
+    with pytest.raises(ValueError, match=r"state"):
+        loader.load_state_dict(state)
+    assert list(loader) == [1, 2, 3]
+    return str(caught.value)
+
+
+@given(st.sampled_from(FIELDS), st.integers(0, 1), st.data())
+def test_any_flipped_bits_are_damage(field, part, data):
+    def flip(whole):
+        flipped = bytearray(whole)
+        places = st.sets(st.integers(0, 8 * len(whole) - 1), min_size=1, max_size=4)
+        for place in data.draw(places):
+            flipped[place // 8] ^= 1 << place % 8
+        return bytes(flipped)
+
+    message = refused(damaged(field, part, flip))
+    assert f"damaged in its field '{field}'" in message
+    assert "load another copy" in message
+
+
+@given(st.sampled_from(FIELDS), st.integers(0, 1), st.data(), st.booleans())
+def test_what_is_cut_off_is_damage_with_checksums_and_without(field, part, data, summed):
+    cut = damaged(field, part, lambda whole: whole[: data.draw(st.integers(0, len(whole) - 1))])
+    if not summed:
+        del cut["checksums"]
+    if not summed and field == "reading_service_state":  # the service's own, which it looks at where it starts
+        loader = DataLoader2.from_state(cut, services())
+        with pytest.raises(ValueError, match="damaged in its field 'reading_service_state'"):
+            iter(loader)
+        return
+    assert f"damaged in its field '{field}'" in refused(cut)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@given(value=st.one_of(st.none(), st.integers(), st.text(), st.binary(max_size=40), st.lists(st.integers())))
+def test_anything_else_in_a_field_is_damage_or_refused_by_name(field, value):
+    assert "state" in refused({**STATE, field: value})
+    # Without checksums: what a service has saved is its own matter, and randomness need not be there.
+    if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
+        assert "state" in refused({**STATE, field: value, "checksums": None})
+
+
+def test_a_service_may_save_what_it_likes():
+    class Odd(Kept):
+        def checkpoint(self):
+            return {"place": object()}
+
+        def restore(self, datapipe, state):
+            assert set(state) == {"place"}
+            return self.initialize(datapipe)
+
+    state = DataLoader2(IterableWrapper(range(3)), reading_service=Odd()).state_dict()
+    assert list(DataLoader2.from_state(state, Odd())) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["checksums", "version"])
+@given(value=st.one_of(st.integers(), st.text(), st.dictionaries(st.sampled_from(FIELDS), st.integers())))
+def test_damage_to_what_describes_the_state_is_noticed(name, value):
+    if value in (STATE[name], None):
+        return
+    assert "state" in refused({**STATE, name: value})
+
+
+def test_a_state_whose_module_is_missing_says_so_and_what_to_do(monkeypatch):
+    module = types.ModuleType("only_where_it_was_saved")
+    exec("def double(x): return 2 * x", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    state = DataLoader2(IterableWrapper(range(3)).map(module.double)).state_dict()
+    assert list(DataLoader2.from_state(state, None)) == [0, 2, 4]
+    monkeypatch.delitem(sys.modules, module.__name__)
+    with pytest.raises(
+        ValueError, match="ModuleNotFoundError: No module named 'only_where_it_was_saved'.*load it where"
+    ):
+        DataLoader2.from_state(state, None)
+    monkeypatch.setitem(sys.modules, module.__name__, types.ModuleType(module.__name__))
+    with pytest.raises(ValueError, match="AttributeError: .*double") as caught:
+        DataLoader2.from_state(state, None)
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_the_state_of_another_service_is_told_from_a_sequence_of_them():
+    other = {**STATE, "reading_service_state": pickle.dumps({"not": "a list"}), "checksums": None}
+    with pytest.raises(ValueError, match="not that of a SequentialReadingService"):
+        iter(DataLoader2.from_state(other, services()))
+
+
+def test_a_state_survives_being_pickled_and_is_as_good_as_new():
+    again = pickle.loads(pickle.dumps(STATE))
+    loader = DataLoader2.from_state(again, services())
+    items = list(loader)
+    assert sorted(items, key=int) == list(map(str, range(50)))

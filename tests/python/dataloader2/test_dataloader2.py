@@ -1,0 +1,455 @@
+"""DataLoader2: epochs, iterators, limits, state and shutdown, whatever the reading service."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DataLoader2Iterator,
+    InProcessReadingService,
+    PauseIteration,
+    ReadingServiceInterface,
+)
+from torchdata.dataloader2.adapter import Adapter, Shuffle
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.map import SequenceWrapper
+
+#: What the services of the current test were told; a service is copied, so it cannot hold the list itself.
+calls: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_calls():
+    gc.collect()  # a loader that an earlier test left would still note its end
+    calls.clear()
+
+
+class Recorder(ReadingServiceInterface):
+    """Notes its calls, and fails in those that it is told to fail in."""
+
+    def __init__(self, *fails):
+        self.fails = fails
+
+    def _note(self, call):
+        calls.append(call)
+        if call in self.fails:
+            raise OSError(f"failed in {call}")
+
+    def initialize(self, datapipe):
+        self._note("initialize")
+        return datapipe
+
+    def initialize_iteration(self, seed_generator, iter_reset_fn=None):
+        self._note("begin")
+
+    def finalize_iteration(self):
+        self._note("end")
+
+    def finalize(self):
+        self._note("finalize")
+
+
+class Failing(IterDataPipe):
+    """Raises an error instead of one of its items."""
+
+    def __init__(self, at=2):
+        self.at = at
+
+    def __iter__(self):
+        for i in range(4):
+            if i == self.at:
+                raise KeyError(f"item {i}")
+            yield i
+
+    def greet(self):
+        return "hello"
+
+
+class Holding(IterDataPipe):
+    def __init__(self, lock):
+        self.lock = lock
+
+    def __iter__(self):
+        return iter(())
+
+
+def loader_of(pipe, *fails):
+    return DataLoader2(pipe, reading_service=Recorder(*fails))
+
+
+def numbers(count=6):
+    return IterableWrapper(range(count))
+
+
+@pytest.mark.parametrize("service", [None, InProcessReadingService(), InProcessReadingService(init_fn=lambda d, i: d)])
+def test_every_loop_is_an_epoch(service):
+    loader = DataLoader2(numbers(), reading_service=service)
+    for _ in range(3):
+        assert list(loader) == list(range(6))
+
+
+def test_the_service_hears_beginning_and_end_of_each_epoch_once():
+    with loader_of(numbers(2)) as loader:
+        for _ in range(2):
+            assert list(loader) == [0, 1]
+        iterator = iter(loader)
+        assert list(iterator) == [0, 1]
+        assert [next(iterator, "over") for _ in range(2)] == ["over", "over"]
+    assert calls == ["initialize", *["begin", "end"] * 3, "finalize"]
+
+
+def test_the_loader_works_on_copies():
+    pipe, service = numbers(), Recorder()
+    loader = DataLoader2(pipe, reading_service=service)
+    assert loader.datapipe is not pipe
+    assert loader.reading_service is not service
+    assert type(loader.datapipe) is type(pipe)
+    iterator, own = iter(loader), iter(pipe)
+    assert (next(iterator), next(own), next(iterator), next(own)) == (0, 0, 1, 1)
+
+
+def test_a_map_pipe_is_read_from_its_first_index():
+    assert list(DataLoader2(SequenceWrapper("abc"))) == ["a", "b", "c"]
+
+
+def test_a_new_iterator_invalidates_the_one_before():
+    loader = loader_of(numbers())
+    first = iter(loader)
+    assert (next(first), first.iterator_id, loader.valid_iterator_id) == (0, 0, 0)
+    second = iter(loader)
+    assert loader.valid_iterator_id == second.iterator_id == 1
+    with pytest.raises(RuntimeError, match="another iterator has been created from the same DataLoader2"):
+        next(first)
+    assert list(second) == list(range(6))
+    assert calls == ["initialize", "begin", "end", "begin", "end"]
+
+
+def test_iter_twice_without_an_item_between_is_one_epoch():
+    loader = loader_of(numbers())
+    first = iter(loader)
+    second = iter(loader)
+    assert list(second) == list(range(6))
+    assert calls == ["initialize", "begin", "end"]
+    with pytest.raises(RuntimeError, match="invalidated"):
+        next(first)
+
+
+def test_after_a_break_the_next_loop_is_a_new_epoch():
+    loader = loader_of(numbers())
+    for item in loader:
+        if item == 2:
+            break
+    assert list(loader) == list(range(6))
+    assert calls == ["initialize", "begin", "end", "begin", "end"]
+
+
+def test_after_an_error_in_a_pipe_the_next_loop_is_a_new_epoch():
+    loader = loader_of(Failing())
+    for _ in range(2):
+        iterator = iter(loader)
+        assert [next(iterator), next(iterator)] == [0, 1]
+        with pytest.raises(KeyError, match="item 2"):
+            next(iterator)
+        assert next(iterator, "over") == "over"
+    assert calls == ["initialize", "begin", "end", "begin", "end"]
+
+
+@pytest.mark.parametrize("stage", ["initialize", "begin", "end", "finalize"])
+def test_an_error_of_the_service_is_raised_and_leaves_the_loader_usable(stage):
+    loader = loader_of(numbers(2), stage)
+
+    def use():
+        list(loader)
+        loader.shutdown()
+
+    with pytest.raises(OSError, match=f"failed in {stage}"):
+        use()
+    if stage != "finalize":
+        loader.reading_service.fails = ()
+        assert list(loader) == [0, 1]
+        loader.shutdown()
+    assert calls.count("begin") == calls.count("end")
+    assert calls.count("finalize") == 1
+    loader.shutdown()
+    assert calls.count("finalize") == 1
+
+
+def test_errors_while_ending_never_hide_the_error_that_came_first():
+    loader = loader_of(Failing(), "end", "finalize")
+
+    def use():
+        with loader:
+            list(loader)
+
+    with pytest.raises(KeyError, match="item 2") as caught:
+        use()
+    notes = "\n".join(caught.value.__notes__)
+    assert "ending the epoch failed, too: OSError('failed in end')" in notes
+    assert "shutting the loader down failed, too: OSError('failed in finalize')" in notes
+
+
+def test_unknown_attributes_are_those_of_the_pipelines_iterator():
+    loader = DataLoader2(Failing(at=9))
+    iterator = iter(loader)
+    assert isinstance(iterator, DataLoader2Iterator)
+    assert next(iterator) == 0
+    assert iterator.gi_frame is not None  # of the pipe's generator
+    with pytest.raises(AttributeError, match="nonsense"):
+        iterator.nonsense  # noqa: B018
+    loader.shutdown()
+    with pytest.raises(AttributeError, match="nonsense"):
+        iterator.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("service", [None, InProcessReadingService()])
+def test_limit_pauses_the_same_iterator_again_and_again(service):
+    loader = DataLoader2(numbers(8), reading_service=service)
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    iterator.limit(3)
+    assert list(iterator) == [1, 2, 3]
+    assert loader._is_paused
+    assert list(iterator) == []
+    iterator.resume()
+    assert list(iterator) == [4, 5, 6]
+    iterator.resume()
+    iterator.limit(None)
+    assert list(iterator) == [7]
+    assert list(loader) == list(range(8))
+
+
+def test_a_new_epoch_of_a_paused_loader_is_not_paused():
+    loader = DataLoader2(numbers(), reading_service=InProcessReadingService())
+    iterator = iter(loader)
+    iterator.limit(2)
+    assert list(iterator) == [0, 1]
+    assert list(loader) == list(range(6))
+
+
+def test_pausing_does_not_end_the_epoch():
+    class Pausing(Recorder):
+        def _pause(self, pause_fn=None):
+            self._note("pause")
+
+        def _resume(self, resume_fn=None):
+            self._note("resume")
+
+        def _limit(self, num_batches, limit_fn=None):
+            self._note(f"limit {num_batches}")
+
+    loader = DataLoader2(numbers(3), reading_service=Pausing())
+    iterator = iter(loader)
+    iterator.limit(2)
+    assert list(iterator) == [0, 1]
+    iterator.resume()
+    assert list(iterator) == [2]
+    assert calls == ["initialize", "begin", "limit 2", "pause", "resume", "end"]
+
+
+def test_a_pipeline_may_pause_itself():
+    class Pausing(IterDataPipe):
+        def __iter__(self):
+            return Steps()
+
+    class Steps:
+        def __init__(self):
+            self.steps = iter([1, PauseIteration(), 2])
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            step = next(self.steps)
+            if isinstance(step, PauseIteration):
+                raise step
+            return step
+
+    class Direct(Recorder):
+        def initialize(self, datapipe):
+            return Steps()  # without the guard of a pipe, which takes any StopIteration for the end
+
+    loader = DataLoader2(Pausing(), reading_service=Direct())
+    iterator = iter(loader)
+    assert list(iterator) == [1]
+    assert list(iterator) == [2]
+    assert calls == ["begin", "end"]
+
+
+def test_a_service_that_cannot_pause_is_warned_about():
+    iterator = iter(loader_of(numbers()))
+    with pytest.warns(UserWarning, match="Recorder doesn't support `limit`"):
+        iterator.limit(1)
+    with pytest.warns(UserWarning, match="Recorder doesn't support `pause`"):
+        assert next(iterator) == 0
+    with pytest.warns(UserWarning, match="Recorder doesn't support `resume`"):
+        iterator.resume()
+
+
+def test_resuming_what_is_not_paused_warns():
+    with pytest.warns(UserWarning, match="not paused"):
+        iter(DataLoader2(numbers())).resume()
+
+
+@pytest.mark.parametrize(("count", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_a_wrong_limit_is_refused(count, error):
+    with pytest.raises(error, match="limit takes a number of items"):
+        iter(DataLoader2(numbers())).limit(count)
+
+
+def shuffled_loader(seed=None):
+    loader = DataLoader2(numbers(20).shuffle(), reading_service=InProcessReadingService())
+    if seed is not None:
+        loader.seed(seed)
+    return loader
+
+
+def test_the_seed_decides_all_epochs():
+    first, second = shuffled_loader(3), shuffled_loader(3)
+    epochs = [list(first) for _ in range(3)]
+    assert epochs == [list(second) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    first.seed(3)
+    assert list(first) == epochs[0]
+    first.seed(2**64 - 1)
+    assert list(first) != epochs[0]
+
+
+@pytest.mark.parametrize(
+    ("seed", "error"),
+    [(-1, ValueError), (2**64, ValueError), ("1", TypeError), (1.0, TypeError), (None, TypeError)],
+)
+def test_a_seed_that_is_no_64_bit_number_is_refused(seed, error):
+    with pytest.raises(error):
+        DataLoader2(numbers()).seed(seed)
+
+
+def test_after_shutdown_nothing_can_be_read():
+    loader = loader_of(numbers())
+    iterator = iter(loader)
+    next(iterator)
+    for _ in range(2):
+        loader.shutdown()
+    assert calls == ["initialize", "begin", "end", "finalize"]
+    with pytest.raises(RuntimeError, match="shut down"):
+        iter(loader)
+    with pytest.raises(RuntimeError, match="shut down"):
+        next(iterator)
+
+
+def test_a_loader_that_is_dropped_shuts_down():
+    loader = loader_of(numbers())
+    next(iter(loader))
+    del loader
+    gc.collect()
+    assert calls == ["initialize", "begin", "end", "finalize"]
+
+
+def test_a_forked_child_leaves_the_service_alone():
+    loader = loader_of(numbers())
+    next(iter(loader))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        loader.shutdown()
+        os.write(write, (b"end" in ",".join(calls).encode() and b"called") or b"left alone")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 20) == b"left alone"
+    os.close(read)
+    os.close(write)
+    loader.shutdown()
+    assert calls[-2:] == ["end", "finalize"]
+
+
+EXITING = """
+from torchdata.dataloader2 import DataLoader2, ReadingServiceInterface
+from torchdata.datapipes.iter import IterableWrapper
+class Service(ReadingServiceInterface):
+    def initialize(self, datapipe):
+        return datapipe
+    def finalize(self):
+        print("finalized")
+loader = DataLoader2(IterableWrapper(range(3)), reading_service=Service())
+next(iter(loader))
+import builtins
+builtins.kept = loader
+"""
+
+
+def test_the_interpreters_exit_shuts_down():
+    done = subprocess.run([sys.executable, "-c", EXITING], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("finalized\n", "", 0)
+
+
+def test_a_pipe_that_cannot_be_copied_is_named_with_its_attribute():
+    with pytest.raises(TypeError, match=r"Holding cannot be copied: its attribute 'lock' holds <unlocked _thread.lock"):
+        DataLoader2(Holding(threading.Lock()).map(str))
+    service = Recorder()
+    service.lock = threading.Lock()
+    with pytest.raises(TypeError, match="Recorder cannot be copied: its attribute 'lock'"):
+        DataLoader2(numbers(), reading_service=service)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((numbers(), 5), "takes adapters.* got 5"),
+        ((numbers(), [Shuffle]), "takes adapters.* got <class"),
+        ((numbers(), None, Recorder), "an instance of a ReadingServiceInterface or None, but got <class"),
+        ((numbers(), lambda datapipe: None), "an adapter must return the pipe to read, .*None"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, words):
+    with pytest.raises(TypeError, match=words):
+        DataLoader2(*arguments)
+
+
+def test_adapters_are_applied_in_order_and_listed():
+    class Add(Adapter):
+        def __init__(self, text):
+            self.text = text
+
+        def __call__(self, datapipe):
+            return datapipe.map(lambda item: f"{item}{self.text}")
+
+        def adapt_reading_service(self, reading_service):
+            calls.append(self.text)
+            return reading_service
+
+    one, two = Add("a"), Add("b")
+    loader = DataLoader2(numbers(2), (adapter for adapter in (one, two)), Recorder())
+    assert loader.datapipe_adapter_fns == [one, two]
+    assert calls == ["a", "b"]
+    assert list(loader) == ["0ab", "1ab"]
+    assert DataLoader2(numbers()).datapipe_adapter_fns is None
+    assert DataLoader2(numbers(), one).datapipe_adapter_fns == [one]
+
+
+@pytest.mark.parametrize("service", [None, InProcessReadingService()])
+@pytest.mark.parametrize("use", [list, len, DataLoader2.state_dict])
+def test_a_loader_of_what_is_no_pipe_fails_when_it_is_used(service, use):
+    loader = DataLoader2({"a": 1}, reading_service=service)
+    with pytest.raises(TypeError, match=r"an IterDataPipe or a MapDataPipe, but got \{'a': 1\} of type dict; put"):
+        use(loader)
+    loader.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_workers": 2}, r"write reading_service=MultiProcessingReadingService\(num_workers=2\) instead"),
+        ({"batch_size": 5}, r"write datapipe.batch\(5\).collate\(\) as the datapipe instead"),
+        ({"shuffle": True}, r"write datapipe.shuffle\(\) as"),
+        ({"nonsense": 1}, "unexpected keyword argument 'nonsense'$"),
+    ],
+)
+def test_arguments_of_torchs_loader_are_refused_with_what_takes_their_place(arguments, words):
+    with pytest.raises(TypeError, match=words):
+        DataLoader2(numbers(), **arguments)

@@ -1,0 +1,434 @@
+"""Plain data sets, samplers and generator functions in the place of pipes, and sources that divide themselves."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from process_checks import loader
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.linter import lint
+from torchdata.datapipes.iter import (
+    SHARDING_PRIORITIES,
+    IterableWrapper,
+    IterDataPipe,
+    IterKeyZipper,
+    MapKeyZipper,
+    SampleMultiplexer,
+    ShardingFilter,
+)
+from torchdata.datapipes.map import Concater as MapConcater
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.map import Zipper as MapZipper
+from torchdata.datapipes.state import load_state, save_state
+
+
+class Tens:
+    """A data set read by index, which never raises IndexError, as many of torch's do not."""
+
+    def __init__(self, count: int = 5) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return 10 * index
+
+
+class Counted:
+    """An iterable data set without a length."""
+
+    def __init__(self, count: int = 5) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+
+def identity(item: Any) -> Any:
+    return item
+
+
+def three() -> Iterator[int]:
+    yield from range(3)
+
+
+def up_to(count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+@pytest.mark.parametrize("deepcopy", [True, False])
+def test_a_data_set_without_iter_is_read_by_its_length(deepcopy: bool) -> None:
+    pipe = IterableWrapper(Tens(), deepcopy=deepcopy)
+    assert list(itertools.islice(pipe, 99)) == [0, 10, 20, 30, 40]
+    assert len(pipe) == 5
+    items = iter(pipe)
+    next(items)
+    other = IterableWrapper(Tens(), deepcopy=deepcopy)
+    load_state(other, save_state(pipe))
+    assert list(itertools.islice(other, 99)) == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        (Tens(), [0, 10, 20, 30, 40]),
+        (Counted(), [0, 1, 2, 3, 4]),
+        ([3, 1], [3, 1]),
+        (range(3), [0, 1, 2]),
+        (three, [0, 1, 2]),
+    ],
+    ids=["by index", "iterable", "list", "range", "generator function"],
+)
+def test_a_loader_takes_a_data_set(dataset: Any, expected: list[int]) -> None:
+    assert list(DataLoader2(dataset)) == expected
+    with DataLoader2.from_dataset(dataset, num_workers=2) as loading:
+        assert list(loading) == list(loading) == expected
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [5, {"a": 1}, "text", iter([1]), type("NoLength", (), {"__getitem__": lambda self, index: index})()],
+    ids=["int", "dict", "str", "iterator", "no length"],
+)
+def test_what_is_no_data_set_is_refused(dataset: Any) -> None:
+    with pytest.raises(TypeError, match="loads from a data set .* put data into"):
+        DataLoader2.from_dataset(dataset)
+
+
+def test_data_sets_stand_among_pipes() -> None:
+    ints = IterableWrapper(range(5))
+    assert list(ints.zip(Tens())) == [(n, 10 * n) for n in range(5)]
+    assert list(ints.concat(Counted(2), Tens(2))) == [0, 1, 2, 3, 4, 0, 1, 0, 10]
+    assert list(ints.mux(Tens(1))) == [0, 0]
+    assert sorted(SampleMultiplexer({Tens(2): 1, Counted(2): 1}, seed=0)) == [0, 0, 1, 10]
+    assert list(IterKeyZipper(ints, Counted(), key_fn=identity)) == [(n, n) for n in range(5)]
+    assert list(MapKeyZipper(ints, Tens(), key_fn=identity)) == [(n, 10 * n) for n in range(5)]
+    assert list(MapZipper(Tens(2), Tens()).to_iter_datapipe()) == [(0, 0), (10, 10)]
+    assert list(MapConcater(SequenceWrapper("a"), Tens(2))) == ["a", 0, 10]
+
+
+@pytest.mark.parametrize("value", [[1], (1,), "a", {"a": 1}, 5])
+def test_plain_data_beside_pipes_is_still_refused(value: Any) -> None:
+    for join in (IterableWrapper([1]).zip, IterableWrapper([1]).concat, SequenceWrapper([1]).zip):
+        with pytest.raises(TypeError, match="input 1"):
+            join(value)
+
+
+# -- generator functions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [three, functools.partial(up_to, 3)])
+def test_a_generator_function_is_called_anew_in_each_epoch(function: Any) -> None:
+    pipe = IterableWrapper(function)
+    assert list(pipe) == list(pipe) == [0, 1, 2]
+    items = iter(pipe)
+    next(items)
+    other = IterableWrapper(function)
+    load_state(other, save_state(pipe))
+    assert list(other) == [1, 2]
+    with pytest.raises(TypeError, match="valid length"):
+        len(pipe)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_what_a_generator_function_yields(method: str) -> None:
+    with loader(IterableWrapper(three).sharding_filter(), multiprocessing_context=method) as loading:
+        assert list(loading) == list(loading) == [0, 1, 2]
+
+
+def test_a_generator_function_is_taken_where_a_pipe_is() -> None:
+    assert list(IterableWrapper([5]).mux_longest(three)) == [5, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [(len, "call it"), (identity, "call it"), (up_to, r"'count'; bind it with functools.partial")],
+)
+def test_other_functions_are_refused_with_what_to_do(function: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        IterableWrapper(function)
+
+
+# -- samplers --------------------------------------------------------------------------------------
+
+
+class Drawn:
+    """A sampler that draws from Python's generator, as users' own often do."""
+
+    def __init__(self, count: int, lazy: bool = False) -> None:
+        self.count, self.lazy = count, lazy
+
+    def __iter__(self) -> Iterator[int]:
+        if self.lazy:
+            return (random.randrange(self.count) for _ in range(self.count))
+        return iter(random.sample(range(self.count), self.count))
+
+
+class Sized(Drawn):
+    def __len__(self) -> int:
+        return self.count
+
+
+class Numbered:
+    """A sampler that is told the epoch."""
+
+    epoch = 3
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch])
+
+
+@pytest.mark.parametrize("sampler", [Drawn(12), Sized(12)], ids=["without length", "with length"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_the_order_of_a_sampler(sampler: Any, method: str) -> None:
+    pipe = SequenceWrapper(Tens(12)).sample_by(sampler).sharding_filter()
+    with loader(pipe, 3, multiprocessing_context=method) as loading:
+        loading.seed(1)
+        first, second = list(loading), list(loading)
+        loading.seed(1)
+        assert [list(loading), list(loading)] == [first, second]
+    assert sorted(first) == sorted(second) == [10 * n for n in range(12)]
+    assert first != second
+
+
+@pytest.mark.parametrize("sampler", [Drawn(9), Drawn(9, lazy=True), Sized(9)], ids=["whole", "lazy", "with length"])
+def test_the_order_of_a_sampler_follows_from_the_seed_and_leaves_the_generator_alone(sampler: Any) -> None:
+    pipe = SequenceWrapper(Tens(9)).sample_by(sampler)
+    random.seed(0)
+    state = random.getstate()
+    orders = [list(pipe.set_seed(seed)) for seed in (1, 2, 1)]
+    assert orders[0] == orders[2] != orders[1]
+    assert random.getstate() == state
+    for place in range(10):
+        pipe.set_seed(1)
+        items = iter(pipe)
+        head = [next(items) for _ in range(place)]
+        other = SequenceWrapper(Tens(9)).sample_by(sampler)
+        load_state(other, save_state(pipe))
+        assert head + list(other) == orders[0]
+
+
+def test_a_sampler_is_told_the_number_of_the_epoch() -> None:
+    pipe = SequenceWrapper(Tens()).sample_by(Numbered())
+    assert [list(pipe) for _ in range(3)] == [[30], [40], [50]]
+
+
+def test_a_sampler_tells_the_length_and_what_cannot_be_read_twice_is_refused() -> None:
+    assert len(SequenceWrapper(Tens()).sample_by(Sized(3))) == 3
+    with pytest.raises(TypeError, match="valid length"):
+        len(SequenceWrapper(Tens()).sample_by(Drawn(3)))
+    with pytest.raises(TypeError, match="can be read once"):
+        SequenceWrapper(Tens()).sample_by(iter([1]))
+    with pytest.raises(TypeError, match="sampler must be iterable"):
+        SequenceWrapper(Tens()).sample_by(5)
+    assert lint(SequenceWrapper(Tens()).sample_by(Sized(3)).sharding_filter()) == []
+
+
+def test_torchs_samplers_give_the_order() -> None:
+    data = pytest.importorskip("torch").utils.data
+    pipe = SequenceWrapper(Tens(6)).sample_by(data.RandomSampler(range(6))).sharding_filter()
+    with loader(pipe, 2) as loading:
+        orders = [list(loading) for _ in range(3)]
+    assert all(sorted(order) == [0, 10, 20, 30, 40, 50] for order in orders)
+    assert len(set(map(tuple, orders))) > 1
+    sampler = data.DistributedSampler(range(6), num_replicas=2, rank=1, shuffle=False)
+    assert list(SequenceWrapper(Tens(6)).sample_by(sampler)) == [10, 30, 50]
+
+
+# -- from_dataset ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "dataset", [Tens(11), Counted(11), IterableWrapper(range(11))], ids=["by index", "iterable", "pipe"]
+)
+def test_batches_do_not_depend_on_the_number_of_workers(dataset: Any, workers: int) -> None:
+    def batches(workers: int, **options: Any) -> list[list[list[int]]]:
+        with DataLoader2.from_dataset(dataset, 4, num_workers=workers, collate_fn=list, **options) as loading:
+            return [list(loading), list(loading)]
+
+    for options in ({}, {"drop_last": True}, {"shuffle": True, "seed": 3}):
+        found = batches(workers, **options)
+        expected = batches(1, **options)
+        assert found[0] == expected[0]
+        assert found == expected or (workers == 0 and "seed" in options), "in this process later seeds are others"
+        assert [len(batch) for batch in found[1]] == [4, 4, 3][: 2 if "drop_last" in options else 3]
+    assert found[0] != found[1]
+    assert sorted(itertools.chain(*found[1])) == sorted(itertools.chain(*batches(0)[0]))
+
+
+def test_batches_become_arrays_and_single_items_stay_what_they_are(no_torch: None) -> None:
+    assert [batch.tolist() for batch in DataLoader2.from_dataset(Tens(3), batch_size=2)] == [[0, 10], [20]]
+    assert list(DataLoader2.from_dataset(Tens(3))) == [0, 10, 20]
+    assert list(DataLoader2.from_dataset(Tens(3), collate_fn=str)) == ["0", "10", "20"]
+
+
+def test_a_sampler_or_a_service_can_be_given() -> None:
+    assert list(DataLoader2.from_dataset(Tens(), sampler=[4, 0])) == [40, 0]
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    with DataLoader2.from_dataset(Tens(), reading_service=service) as loading:
+        assert list(loading) == [0, 10, 20, 30, 40]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+        ({"batch_size": "2"}, TypeError, "batch_size must be an integer"),
+        ({"drop_last": True}, ValueError, "needs a batch_size"),
+        ({"shuffle": True, "sampler": [1]}, ValueError, "shuffle must be False"),
+        ({"collate_fn": 5}, TypeError, "collate_fn must be a function"),
+        ({"num_workers": -1}, ValueError, "num_workers must be at least 0"),
+        ({"num_workers": 2, "reading_service": MultiProcessingReadingService(1)}, ValueError, "not both"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        DataLoader2.from_dataset(Tens(), **options)
+
+
+def test_a_sampler_is_refused_for_what_is_read_by_iterating() -> None:
+    with pytest.raises(ValueError, match="read by iterating"):
+        DataLoader2.from_dataset(Counted(), sampler=[1])
+
+
+# -- sources that divide their items by themselves ---------------------------------------------------
+
+
+def own_share(count: int) -> Iterator[int]:
+    from torch.utils.data import get_worker_info
+
+    info = get_worker_info()
+    yield from range(count) if info is None else range(info.id, count, info.num_workers)
+
+
+class Splitting:
+    """An iterable of a user's that yields its worker's share."""
+
+    def __iter__(self) -> Iterator[int]:
+        return own_share(10)
+
+
+class SplittingPipe(IterDataPipe):
+    def __iter__(self) -> Iterator[int]:
+        yield from own_share(10)
+
+
+class AskingForEach:
+    """An iterable of a user's that asks for its worker at each item."""
+
+    def __iter__(self) -> Iterator[int]:
+        from torch.utils.data import get_worker_info
+
+        for number in range(10):
+            info = get_worker_info()
+            if info is None or number % info.num_workers == info.id:
+                yield number
+
+
+def with_worker(item: int) -> tuple[int, int]:
+    from torch.utils.data import get_worker_info
+
+    return item, get_worker_info().id
+
+
+ALL = list(range(10))
+
+SPLITTING: dict[str, Any] = {
+    "an iterable": lambda: IterableWrapper(Splitting()),
+    "asked for each": lambda: IterableWrapper(AskingForEach()),
+    "a generator function": lambda: IterableWrapper(functools.partial(own_share, 10)),
+    "read ahead": lambda: IterableWrapper(Splitting()).prefetch(2),
+    "a pipe": lambda: SplittingPipe(),
+    "joined": lambda: IterableWrapper(Splitting()).zip(IterableWrapper(range(10))).map(max),
+}
+
+
+@pytest.mark.parametrize("build", SPLITTING.values(), ids=SPLITTING)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_filter_loses_nothing_of_sources_that_divide_themselves(build: Any, method: str) -> None:
+    data = pytest.importorskip("torch").utils.data
+    with loader(build().sharding_filter(), multiprocessing_context=method) as loading:
+        assert sorted(loading) == sorted(loading) == ALL
+    if method == "fork":
+        assert sorted(data.DataLoader(build().sharding_filter(), batch_size=None, num_workers=2)) == ALL
+
+
+def test_torchs_iterable_data_sets_and_pipes_lose_nothing_either() -> None:
+    data = pytest.importorskip("torch").utils.data
+
+    class Set(data.IterableDataset):
+        def __iter__(self) -> Iterator[int]:
+            return own_share(10)
+
+    class Pipe(data.IterDataPipe):
+        def __iter__(self) -> Iterator[int]:
+            yield from own_share(10)
+
+    for pipe in (IterableWrapper(Set()).sharding_filter(), ShardingFilter(Pipe()), Set()):
+        with loader(pipe) as loading:
+            assert sorted(loading) == ALL
+    with DataLoader2.from_dataset(Set(), num_workers=2) as loading:
+        assert sorted(loading) == ALL
+    assert list(DataLoader2(Set())) == ALL
+
+
+def test_all_others_are_told_the_worker_meanwhile() -> None:
+    pytest.importorskip("torch")
+    pipe = IterableWrapper(Splitting()).map(with_worker).sharding_filter().prefetch(2)
+    with loader(pipe.map(lambda pair: (*pair, with_worker(0)[1]))) as loading:
+        assert sorted(loading) == [(n, n % 2, n % 2) for n in ALL]
+
+
+def test_a_source_that_divides_itself_does_so_where_no_filter_divides_among_workers() -> None:
+    pytest.importorskip("torch")
+    for pipe in (
+        IterableWrapper(Splitting()),
+        IterableWrapper(Splitting()).sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED),
+    ):
+        with loader(pipe.map(with_worker)) as loading:
+            assert sorted(loading) == [(n, n % 2) for n in ALL]
+
+
+def test_the_linter_knows_sources_that_divide_themselves() -> None:
+    [finding] = lint(IterableWrapper(AskingForEach()).shuffle().sharding_filter())
+    assert finding.kind == "splits-itself"
+    assert "remove the filter" in str(finding)
+    assert not finding.silent
+    assert lint(IterableWrapper(AskingForEach()).shuffle()) == []
+    assert [finding.kind for finding in lint(IterableWrapper(Counted()).shuffle())] == ["not-sharded"]
+
+
+def test_rows_of_hugging_face_come_once(tmp_path: Any) -> None:
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("torch")
+    rows = datasets.Dataset.from_dict({"n": ALL}).to_iterable_dataset(num_shards=4)
+    for pipe in (IterableWrapper(rows).sharding_filter(), IterableWrapper(rows)):
+        with loader(pipe) as loading:
+            assert sorted(row["n"] for row in loading) == ALL
+    with DataLoader2.from_dataset(rows, num_workers=2) as loading:
+        assert sorted(row["n"] for row in loading) == ALL
+    assert [finding.kind for finding in lint(IterableWrapper(rows).shuffle())] == []
+    assert [finding.kind for finding in lint(IterableWrapper(rows).shuffle().sharding_filter())] == ["splits-itself"]
+
+
+def test_data_sets_need_no_torch() -> None:
+    code = (
+        "import sys\nfrom torchdata.dataloader2 import DataLoader2\n"
+        "class Tens:\n    def __len__(self): return 3\n    def __getitem__(self, index): return 10 * index\n"
+        "assert list(DataLoader2(Tens())) == list(DataLoader2.from_dataset(Tens())) == [0, 10, 20]\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,145 @@
+"""Ranks that are killed, stopped or hang at any moment, rank 0 and with it the job's store included.
+
+Each job is one of `rank_chaos.py`, whose rules it keeps: all other ranks fail in time, with an error that names the one
+that failed, or have all items; their processes end by themselves soon after and leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rank_chaos import MOMENTS, Plan, blamed
+from ranks import environment_of_ranks, gloo_job
+from torchdata.dataloader2.error import RanksLostError
+
+pytest.importorskip("torch", reason="ranks on gloo need torch")
+pytestmark = pytest.mark.alone
+
+SCRIPT = Path(__file__).parents[1] / "support/rank_chaos.py"
+
+#: What the jobs below have in common.
+ORDINARY = Plan(
+    seed=0,
+    ranks=3,
+    timeout=3.0,
+    mode="service",
+    store="outside",
+    victim=1,
+    action="stop",
+    moment="epoch",
+    delay=0.0,
+    pace=0.01,
+    pause=0.1,
+)
+
+
+#: Jobs that differ from it.
+JOBS: list[dict[str, Any]] = [
+    {"moment": "between epochs"},
+    {"moment": "between epochs", "mode": "fullsync"},
+    {"moment": "between epochs", "store": "rank 0", "victim": 0},
+    {"moment": "before the loader", "store": "rank 0", "victim": 0},
+    {"moment": "opening", "store": "rank 0", "victim": 0, "action": "kill"},
+    {"moment": "first item", "store": "rank 0", "victim": 0, "action": "kill", "mode": "workers"},
+    {"moment": "epoch", "store": "rank 0", "victim": 0, "action": "stop and go on late", "ranks": 2},
+    {"moment": "epoch", "action": "stop and go on soon"},
+    {"moment": "epoch", "action": "kill", "ranks": 4},
+    {"moment": "epoch", "leaves": True},
+    {"moment": "epoch", "leaves": True, "mode": "fullsync", "victim": 0, "store": "rank 0"},
+]
+
+
+def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """What came of the jobs."""
+    results = folder / "results.json"
+    command = [sys.executable, str(SCRIPT), "--lanes", "3", "--results", str(results), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment_of_ranks())
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What came of `JOBS`, which run beside each other, in any order."""
+    plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
+    return run_chaos(tmp_path_factory.mktemp("chaos"), "--plans", json.dumps(plans))
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)), ids=lambda number: " ".join(map(str, JOBS[number].values())))
+def test_a_rank_that_fails_is_named_by_all_others_in_time(number: int, jobs: list[dict[str, Any]]) -> None:
+    job = next(job for job in jobs if job["plan"]["seed"] == number)
+    assert job["struck"]
+    assert not job["broken"], job
+
+
+def test_ranks_that_fail_at_random_moments_are_named_by_all_others_in_time(tmp_path: Path) -> None:
+    found = run_chaos(tmp_path, "--seed", "3", "--jobs", "6")
+    assert len(found) == 6
+    assert not [job for job in found if job["broken"]]
+
+
+def test_the_plan_of_a_job_follows_from_its_seed() -> None:
+    plans = [Plan.draw(seed) for seed in range(500)]
+    assert plans == [Plan.draw(seed) for seed in range(500)]
+    assert {plan.moment for plan in plans} == set(MOMENTS)
+    assert {plan.victim for plan in plans} == {0, 1, 2, 3}
+
+
+def test_whom_a_message_blames_is_not_whom_it_comes_from() -> None:
+    text = "FullSync on rank 2: rank 0 of 4 gave up before: ranks 1, 3 of 4 gave no sign of life and must have died"
+    assert blamed(text) == {1, 3}
+    assert blamed("rank 2 raised an exception while it read its items, so that FullSync ends rank 0, too") == {2}
+
+
+def test_a_child_that_outlives_its_rank_does_not_seem_to_be_it(tmp_path: Path) -> None:
+    """Else the connections that it inherited would hide the death until the time-out."""
+    body = """
+    def main(rank):
+        loader = DataLoader2(Counting(1000), reading_service=DistributedReadingService(1000))
+        for number, item in enumerate(loader):
+            if rank == 1 and number == 3:
+                if os.fork() == 0:
+                    time.sleep(60)
+                    os._exit(0)
+                open(os.path.join(os.environ["OUTCOMES"], "forked"), "w").close()
+                time.sleep(1000)
+    """
+    with gloo_job(tmp_path, body) as job:
+        until = time.monotonic() + 60
+        while not (tmp_path / "forked").exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        job.kill(1, signal.SIGKILL)
+        error = job.outcome(0)[0]
+    assert isinstance(error, RanksLostError), error
+    assert "rank 1 of 2 gave no sign of life" in str(error)
+
+
+def test_an_interface_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        os.environ["GLOO_SOCKET_IFNAME"] = "nowhere0"
+        return list(DataLoader2(Counting(3), reading_service=DistributedReadingService(2)))
+    """
+    with gloo_job(tmp_path, body) as job:
+        first, second = job.outcomes()
+    assert "GLOO_SOCKET_IFNAME names the network interface 'nowhere0'" in str(first)
+    assert "rank 0 of 2 did not begin to iterate" in str(second)
+
+
+def test_ranks_find_each_other_without_the_name_of_an_interface(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        del os.environ["GLOO_SOCKET_IFNAME"]
+        return list(DataLoader2(Counting(3), reading_service=DistributedReadingService(20)))
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [[0, 1, 2]] * 2

@@ -1,0 +1,386 @@
+"""Ranks that raise, die, hang or are cut off: the others fail within the time-out, with their names."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from ranks import Job, gloo_job, mpi_job
+from torchdata.dataloader2.error import PrefetchTimeoutError, RanksLostError
+
+pytest.importorskip("torch", reason="ranks on gloo need torch")
+pytest.importorskip("mpi4py", reason="ranks on MPI need mpi4py")
+
+Start = Callable[..., AbstractContextManager[Job]]
+
+each_backend = pytest.mark.parametrize(
+    ("start", "backend"), [(gloo_job, "gloo"), (mpi_job, "mpi")], ids=["gloo", "mpi"]
+)
+
+
+@each_backend
+def test_a_rank_that_raises_makes_the_others_fail_with_its_name(start: Start, backend: str, tmp_path: Path) -> None:
+    body = f"""
+    def fail_on(rank):
+        def check(item):
+            if rank == 1 and item >= 10:
+                raise ValueError("a bad item")
+            return item
+        return check
+    def main(rank):
+        pipe = IterableWrapper(range(30)).sharding_filter().map(fail_on(rank))
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20, backend="{backend}")) as loader:
+            return list(loader)
+    """
+    with start(tmp_path, body, 3) as job:
+        first, second, third = job.outcomes()
+    assert isinstance(second, ValueError)
+    for other in (first, third):
+        assert isinstance(other, RuntimeError)
+        assert "rank 1 raised an exception" in str(other)
+
+
+def test_what_a_rank_was_voting_on_when_another_failed_is_part_of_its_state(tmp_path: Path) -> None:
+    body = """
+    from torchdata.datapipes.state import load_state, save_state
+
+    def build(fails):
+        def check(item):
+            if fails and item == 3:
+                raise ValueError("a bad item")
+            return item
+        return FullSync(IterableWrapper(range(8)).map(check), timeout=20)
+
+    def main(rank):
+        pipe, seen = build(rank == 1), []
+        try:
+            for item in pipe:
+                seen.append(item)
+        except (RuntimeError, ValueError):
+            state = save_state(pipe)
+        again = build(False)
+        if rank == 0:
+            load_state(again, state)
+        return seen, list(again)
+    """
+    with gloo_job(tmp_path, body) as job:
+        first, second = job.outcomes()
+    assert first == ([0, 1, 2], [3, 4, 5, 6, 7])
+    assert second == ([0, 1, 2], [0, 1, 2, 3, 4])
+
+
+WAIT_AT = """
+def slow(rank):
+    def wait(item):
+        if rank == 1 and item >= 12:
+            open(os.path.join(os.environ["OUTCOMES"], "reached"), "w").close()
+            time.sleep({seconds})
+        return item
+    return wait
+
+def main(rank):
+    pipe = IterableWrapper(range(60)).sharding_filter().map(slow(rank))
+    service = DistributedReadingService({timeout}, backend="{backend}")
+    loader = DataLoader2(pipe, reading_service=service)
+    begin = time.monotonic()
+    try:
+        list(loader)
+    except Exception as error:
+        error.add_note(f"{{time.monotonic() - begin}}")
+        raise
+    finally:
+        loader.shutdown()
+"""
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+def test_a_rank_that_is_killed_is_reported_by_the_others_by_name(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, WAIT_AT.format(seconds=1000, timeout=20, backend="gloo"), 3) as job:
+        wait_for(tmp_path / "reached")
+        job.kill(1, signal.SIGKILL)
+        for rank in (0, 2):
+            error, _ = job.outcome(rank, 40)
+            assert isinstance(error, RanksLostError), error
+            assert "rank 1 of 3 gave no sign of life" in str(error)
+
+
+def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_them() -> None:
+    late, lost = PrefetchTimeoutError(2.5, "rank 1 is late"), RanksLostError("rank 1 is gone")
+    assert isinstance(late, TimeoutError)
+    assert isinstance(lost, ConnectionError)
+    for error in (late, lost):
+        error.add_note("in the third epoch")
+        assert isinstance(error, RuntimeError), "which programs for torchdata 0.9 catch"
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+        assert again.__notes__ == ["in the third epoch"]
+    assert pickle.loads(pickle.dumps(late)).timeout == late.timeout == 2.5
+    assert str(PrefetchTimeoutError(30)) == "no data within 30 s"
+
+
+@each_backend
+def test_a_rank_that_hangs_is_reported_within_the_time_out_and_two_seconds(
+    start: Start, backend: str, tmp_path: Path
+) -> None:
+    with start(tmp_path, WAIT_AT.format(seconds=1000, timeout=3, backend=backend), 2) as job:
+        error, _ = job.outcome(0)
+        assert isinstance(error, PrefetchTimeoutError), error
+        assert "rank 1 of 2 did not come along" in str(error)
+        assert 3 <= float(error.__notes__[-1]) < 5 + 1.5, "the time-out and two seconds, and the time to get there"
+
+
+@each_backend
+def test_a_rank_that_comes_when_the_others_have_given_up_is_told_why(
+    start: Start, backend: str, tmp_path: Path
+) -> None:
+    """Rank 1 comes to an operation that the others left; else it would take the network for broken."""
+    with start(tmp_path, WAIT_AT.format(seconds=6, timeout=3, backend=backend), 3) as job:
+        first, late, third = (job.outcome(rank)[0] for rank in range(3))
+    for error in (first, third):
+        assert isinstance(error, (PrefetchTimeoutError, RanksLostError)), error
+        assert "rank 1 of 3 did not come along" in str(error)
+    assert isinstance(late, RanksLostError), late
+    assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not come along", str(late)), late
+
+
+@each_backend
+@pytest.mark.parametrize("late_by", [0.05, 0.4])
+def test_a_rank_that_comes_just_too_late_is_the_one_that_is_named(
+    start: Start, backend: str, late_by: float, tmp_path: Path
+) -> None:
+    with start(tmp_path, WAIT_AT.format(seconds=2 + late_by, timeout=2, backend=backend), 3) as job:
+        for rank in range(3):
+            assert "rank 1 of 3 did not come along" in str(job.outcome(rank)[0])
+
+
+def test_a_rank_that_is_slow_with_its_first_item_is_late_and_not_dead(tmp_path: Path) -> None:
+    body = """
+    def slow(item):
+        time.sleep(5 if int(os.environ["RANK"]) == 1 else 0)
+        return item
+    def main(rank):
+        pipe = IterableWrapper(range(20)).sharding_filter().map(slow)
+        with DataLoader2(pipe, reading_service=DistributedReadingService(2)) as loader:
+            return list(loader)
+    """
+    with gloo_job(tmp_path, body) as job:
+        error = job.outcome(0)[0]
+        assert isinstance(error, PrefetchTimeoutError), error
+        assert "rank 1 of 2 did not come along" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("start", "backend", "who"),
+    [(gloo_job, "gloo", "rank 1"), (mpi_job, "mpi", "another rank")],
+    ids=["gloo", "mpi"],
+)
+def test_a_rank_that_never_begins_is_reported_within_the_time_out(
+    start: Start, backend: str, who: str, tmp_path: Path
+) -> None:
+    body = f"""
+    def main(rank):
+        time.sleep(rank * 1000)
+        with DataLoader2(Counting(3), reading_service=DistributedReadingService(2, backend="{backend}")) as loader:
+            return list(loader)
+    """
+    with start(tmp_path, body) as job:
+        error, seconds = job.outcome(0)
+        assert isinstance(error, PrefetchTimeoutError), error
+        assert f"{who} of 2 did not begin to iterate within 2 s" in str(error)
+        assert seconds < 2 + 2 + 10, "the time-out and two seconds, and the import of torch"
+
+
+def test_a_source_that_fails_to_begin_makes_the_others_fail_with_its_name_at_once(tmp_path: Path) -> None:
+    body = """
+    class Eager(IterDataPipe):
+        def __init__(self, fails):
+            self.fails = fails
+        def __iter__(self):
+            if self.fails:
+                raise FileNotFoundError("no data here")
+            return iter(range(10))
+    def main(rank):
+        loader = DataLoader2(Eager(rank == 1), reading_service=DistributedReadingService(1000))
+        return list(loader)
+    """
+    with gloo_job(tmp_path, body) as job:
+        first, second = job.outcomes()
+    assert isinstance(second, FileNotFoundError)
+    assert isinstance(first, RuntimeError)
+    assert "rank 1 raised an exception" in str(first)
+
+
+def test_an_mpi_that_threads_may_not_call_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    body = """
+    import mpi4py
+    mpi4py.rc.thread_level = "serialized"
+    def main(rank):
+        return list(DataLoader2(Counting(3), reading_service=DistributedReadingService(20, backend="mpi")))
+    """
+    with mpi_job(tmp_path, body, 1) as job:
+        error = job.outcome(0)[0]
+        assert isinstance(error, RuntimeError), error
+        assert "MPI_THREAD_MULTIPLE" in str(error)
+
+
+def test_spawned_workers_that_begin_mpi_as_they_start_are_told_where_to_import_it(tmp_path: Path) -> None:
+    body = """
+    from mpi4py import MPI
+
+    def main(rank):
+        service = SequentialReadingService(
+            DistributedReadingService(20, backend="mpi"),
+            MultiProcessingReadingService(1, multiprocessing_context="spawn"),
+        )
+        with DataLoader2(Counting(20), reading_service=service) as loader:
+            return list(loader)
+    """
+    with mpi_job(tmp_path, body) as job:
+        for error in job.outcomes():
+            assert isinstance(error, RuntimeError), error
+    assert "import it in a function, or under `if __name__" in str(error)
+
+
+def test_on_mpi_nothing_piles_up_where_a_rank_keeps_others_waiting(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        from mpi4py import MPI
+        from torchdata._ranks import open_group, waiting
+        waiting.LONG = 0.0  # every wait is one of which others are told
+        group = open_group("mpi", 20, "test")
+        for _ in range(300):
+            time.sleep(0.0003 * rank)
+            group.all_reduce_min(1)
+        MPI.COMM_WORLD.Barrier()
+        pending = 0
+        while group._comm.Iprobe(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG):
+            group._comm.Recv(bytearray(8), source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+            pending += 1
+        group.close()
+        return pending, len(group._sent)
+    """
+    with mpi_job(tmp_path, body) as job:
+        for pending, kept in job.outcomes():
+            assert pending < 10
+            assert kept < 10
+
+
+def test_a_rank_that_is_stopped_gives_no_sign_of_life(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, WAIT_AT.format(seconds=1000, timeout=3, backend="gloo"), 2) as job:
+        wait_for(tmp_path / "reached")
+        job.kill(1, signal.SIGSTOP)
+        error, _ = job.outcome(0)
+        assert isinstance(error, RanksLostError), error
+        assert "rank 1 of 2 gave no sign of life" in str(error)
+        job.kill(1, signal.SIGCONT)
+
+
+def test_a_slow_rank_within_the_time_out_is_waited_for(tmp_path: Path) -> None:
+    with gloo_job(tmp_path, WAIT_AT.format(seconds=0.2, timeout=20, backend="gloo"), 2) as job:
+        assert job.outcomes() == [None, None]
+
+
+NETWORK = """
+import os, subprocess, sys, time
+from datetime import timedelta
+
+def ip(*command, of=()):
+    subprocess.run([*of, "ip", *command], check=True)
+
+# Rank 1 has a machine of its own. One cable joins it to that of the others: with addresses for the job's store (10.78)
+# and others for the data (10.77).
+ip("link", "set", "lo", "up")
+machine = subprocess.Popen(["unshare", "--net", "sleep", "1000"])
+there = ["nsenter", "--net", "--target", str(machine.pid)]
+while os.readlink(f"/proc/{machine.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+    time.sleep(0.01)
+ip("link", "add", "here", "type", "veth", "peer", "name", "there")
+ip("link", "set", "there", "netns", str(machine.pid))
+ip("link", "set", "lo", "up", of=there)
+for name, host, machine_of in (("here", 2, ()), ("there", 1, there)):
+    ip("link", "set", name, "up", of=machine_of)
+    for net in ("10.77", "10.78"):
+        ip("addr", "add", f"{net}.0.{host}/24", "dev", name, "label", f"{name}:{net}", of=machine_of)
+import torch.distributed as dist
+job, cut = sys.argv[1], sys.argv[2].split()
+store = dist.TCPStore("10.78.0.2", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+ranks = []
+for rank in range(3):
+    environment = os.environ | {
+        "RANK": str(rank), "WORLD_SIZE": "3", "STORE_HOST": "10.78.0.2", "STORE_PORT": str(store.port),
+        "GLOO_SOCKET_IFNAME": "there:10.77" if rank == 1 else "here:10.77",
+    }
+    ranks.append(subprocess.Popen([*(there if rank == 1 else ()), sys.executable, job], env=environment))
+while not os.path.exists(os.path.join(os.environ["OUTCOMES"], "reached")):
+    time.sleep(0.01)
+ip(*cut, of=there)
+for process in ranks:
+    process.wait()
+machine.kill()
+machine.wait()
+"""
+
+#: A network of the test's own, in which it may do what it likes.
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+def runs_networks() -> bool:
+    try:
+        probe = [*NAMESPACE, "ip", "link", "add", "here", "type", "veth", "peer", "name", "there"]
+        return subprocess.run(probe, capture_output=True, timeout=30).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+NO_SIGN = "rank 1 of 3 gave no sign of life and must have died or been cut off"
+NO_RANK_0 = "rank 0 of 3 gave no sign of life and must have died or been cut off"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    ["link set there down", "addr del 10.77.0.1/24 dev there"],
+    ids=["from everything", "from the data of the others"],
+)
+def test_when_a_rank_is_cut_off_all_fail_within_the_time_out(cut: str, tmp_path: Path) -> None:
+    if not runs_networks():
+        pytest.skip("networks of one's own are not allowed here, or iproute2 is missing")
+    body = """
+    def pace(item):
+        if item >= 12:
+            open(os.path.join(os.environ["OUTCOMES"], "reached"), "w").close()
+            time.sleep(0.05)
+        return item
+
+    def main(rank):
+        pipe = IterableWrapper(range(100_000)).sharding_filter().map(pace)
+        with DataLoader2(pipe, reading_service=DistributedReadingService(3)) as loader:
+            last = time.monotonic()
+            try:
+                for _ in loader:
+                    last = time.monotonic()
+            except Exception as error:
+                error.add_note(str(time.monotonic() - last))
+                raise
+    """
+    with gloo_job(tmp_path, body, 0) as job:
+        job.start_in_network([*NAMESPACE, sys.executable, "-c", NETWORK], cut)
+        for rank in range(3):
+            error = job.outcome(rank)[0]
+            assert isinstance(error, RanksLostError), error
+            assert (NO_RANK_0 if rank == 1 else NO_SIGN) in str(error)
+            assert float(error.__notes__[-1]) < 3 + 2 + 1, "the time-out and two seconds, and the pace of items"

@@ -1,0 +1,383 @@
+"""Ranks that leave their loops, shut down or come to an end: what the others hear of it, and what stays behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranks import gloo_job
+from torchdata.dataloader2.error import RanksLostError
+from torchdata.datapipes.iter import IterableWrapper
+
+pytest.importorskip("torch", reason="ranks on gloo need torch")
+
+
+@pytest.mark.parametrize("broken_off_by", [[0], [0, 1]], ids=["one rank", "all ranks"])
+def test_what_a_rank_was_voting_on_when_a_loop_was_left_is_part_of_its_state(
+    broken_off_by: list[int], tmp_path: Path
+) -> None:
+    body = f"""
+    from torchdata.datapipes.state import load_state, save_state
+
+    def build():
+        return FullSync(IterableWrapper(range(12)).map(identity), timeout=20)
+
+    def main(rank):
+        outcomes = []
+        for attempt in range(10):
+            pipe = build()
+            items = iter(pipe)
+            seen = [next(items) for _ in range(5)]
+            if rank in {broken_off_by}:
+                time.sleep(0.002 * (attempt % 4))
+                pipe.leave(for_good=False)
+            time.sleep(0.05)
+            restored = build()
+            load_state(restored, save_state(pipe))
+            outcomes.append(seen + list(restored))
+        return outcomes
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [[list(range(12))] * 10] * 2
+
+
+def test_a_rank_that_came_to_an_end_is_not_waited_for_in_the_next_epoch(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        with DataLoader2(Counting(20), reading_service=DistributedReadingService(1000)) as loader:
+            for epoch in range(2):
+                for item in loader:
+                    pass
+                if rank == 1:
+                    raise KeyError("between epochs")
+                time.sleep(1)
+    """
+    with gloo_job(tmp_path, body) as job:
+        error, failed = job.outcomes()
+    assert isinstance(failed, KeyError)
+    assert isinstance(error, RanksLostError), error
+    assert "rank 1 of 2 had shut down the loader or come to an end" in str(error)
+
+
+def test_an_exception_in_the_loop_of_a_rank_is_told_to_one_that_comes_later(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = IterableWrapper(range(40)).sharding_filter()
+        with DataLoader2(pipe, reading_service=DistributedReadingService(30)) as loader:
+            for number, item in enumerate(loader):
+                if number == 3 and rank == 0:
+                    time.sleep(0.3)
+                    raise KeyError("in the training")
+                if number == 3:
+                    time.sleep(8)
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert isinstance(job.outcome(0)[0], KeyError)
+        error = job.outcome(1)[0]
+        assert isinstance(error, RanksLostError), error
+        assert "rank 0 of 2 gave up before: rank 0 of 2 left its loop" in str(error)
+
+
+def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        import threading
+        from torch.distributed import distributed_c10d
+        found = []
+        for _ in range(6):
+            pipe = IterableWrapper(range(16)).sharding_filter().map(identity)
+            loader = DataLoader2(pipe, reading_service=DistributedReadingService(20))
+            assert len(list(loader)) == len(list(loader)) == 8
+            next(iter(loader))
+            loader.shutdown()
+            loader.shutdown()
+            groups = len(distributed_c10d._world.pg_map)
+            found.append((threading.active_count(), len(os.listdir("/proc/self/fd")), groups))
+        return found
+    """
+    with gloo_job(tmp_path, body) as job:
+        for found in job.outcomes():
+            assert {(threads, groups) for threads, _, groups in found} == {(1, 1)}
+            assert found[-1][1] - found[1][1] < 2, found  # torch may close one of its own
+
+
+def test_a_thread_that_comes_back_late_sends_nothing_in_the_group_of_the_whole_job(tmp_path: Path) -> None:
+    body = """
+    import threading
+
+    waits, go_on = threading.Event(), threading.Event()
+
+    def blocks(item):
+        if item == 2:  # rank 0's second, which it reads ahead
+            waits.set()
+            go_on.wait(60)
+        return item
+
+    def main(rank):
+        import torch, torch.distributed as dist
+        loader = DataLoader2(
+            IterableWrapper(range(20)).sharding_filter().map(blocks), reading_service=DistributedReadingService(20)
+        )
+        items = iter(loader)
+        next(items)
+        assert rank == 1 or waits.wait(60)
+        threads = [thread for thread in threading.enumerate() if thread.name == "torchdata-prefetch"]
+        loader.shutdown()
+        go_on.set()
+        for thread in threads:
+            thread.join(20)
+        total = torch.tensor(10)
+        dist.all_reduce(total)
+        return len(threads), int(total)
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [(1, 20)] * 2
+
+
+def test_a_process_that_ends_in_the_middle_of_an_epoch_says_nothing(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        os._exit = lambda code: None  # the interpreter ends in the ordinary way
+        loader = DataLoader2(
+            IterableWrapper(range(20_000)).sharding_filter(), reading_service=DistributedReadingService(20)
+        )
+        globals().update(kept=loader, items=iter(loader))
+        return next(items)
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [0, 1]
+        for process in job.processes:
+            assert process.communicate(timeout=60)[0] == ""
+            assert process.returncode == 0
+
+
+def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        import multiprocessing
+        pipe = FullSync(IterableWrapper(range(40)).sharding_filter(), timeout=20)
+        items = iter(pipe)
+        next(items)
+        child = multiprocessing.get_context("fork").Process(target=pipe.shutdown)
+        child.start()
+        child.join(15)
+        ended = child.exitcode
+        child.kill()
+        return ended, len(list(items))
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [(0, 39)] * 2
+
+
+#: What the program of rank 1 does at its fourth item.
+GOING = {
+    "an exception": "raise KeyError('in the training')",
+    "an exception that is reported": "raise Reported",
+    "an exit": "sys.exit(3)",
+    "a shutdown": "loader.shutdown(); break",
+    "a break, and then the end": "break",
+}
+
+#: A program of the user's for each rank, whose end is that of its interpreter where it is rank 1.
+GOES = """
+class Reported(Exception):
+    pass
+
+def main(rank):
+    {pipe}
+    seen = 0
+    for item in loader:
+        seen += 1
+        if rank == 1 and seen == 4:
+            {going}
+    return seen
+
+if __name__ == "__main__" and os.environ["RANK"] == "1":
+    try:
+        main(join_gloo())
+    except Reported as error:
+        print("reported:", error)
+    sys.exit(0)
+"""
+
+WITH_SERVICE = """
+    service = DistributedReadingService(20)
+    if {workers}:
+        service = SequentialReadingService(service, MultiProcessingReadingService({workers}))
+    loader = DataLoader2(IterableWrapper(range(100)).sharding_filter(), reading_service=service)
+"""
+
+
+def _fault_of_rank_0(tmp_path: Path, pipe: str, going: str) -> BaseException:
+    with gloo_job(tmp_path, GOES.format(pipe=pipe.strip(), going=going)) as job:
+        error, seconds = job.outcome(0)
+        job.processes[1].wait(20)
+    assert isinstance(error, RuntimeError), error
+    assert seconds < 15, "nobody waited for a time-out"
+    return error
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("how", GOING)
+def test_a_rank_that_goes_in_its_last_epoch_makes_the_others_fail_with_its_name(
+    how: str, workers: int, tmp_path: Path
+) -> None:
+    error = _fault_of_rank_0(tmp_path, WITH_SERVICE.format(workers=workers), GOING[how])
+    assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
+
+
+@pytest.mark.parametrize("how", ["an exception", "an exception that is reported", "a break, and then the end"])
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        "loader = DataLoader2(IterableWrapper(range(50)).fullsync(20))",
+        "loader = IterableWrapper(range(50)).fullsync(20)",
+        "loader = IterableWrapper(range(50)).fullsync(20).map(identity)",
+    ],
+    ids=["no service", "no loader", "a pipe behind"],
+)
+def test_a_rank_that_goes_without_a_service_makes_the_others_fail_with_its_name(
+    pipe: str, how: str, tmp_path: Path
+) -> None:
+    error = _fault_of_rank_0(tmp_path, pipe, GOING[how])
+    assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
+
+
+def test_an_exception_behind_fullsync_makes_the_others_fail_with_its_rank(tmp_path: Path) -> None:
+    body = """
+    def fail_on(rank):
+        def check(item):
+            if rank == 1 and item == 5:
+                raise ValueError("a bad item")
+            return item
+        return check
+
+    def main(rank):
+        loader = DataLoader2(IterableWrapper(range(50)).fullsync(20).map(fail_on(rank)))
+        outcomes = []
+        for epoch in range(2):  # the loaders stay usable, and the ranks in step
+            try:
+                outcomes.append(len(list(loader)))
+            except Exception as error:
+                outcomes.append(error)
+        return outcomes
+    """
+    with gloo_job(tmp_path, body) as job:
+        outcomes = job.outcomes()
+    for other, own in zip(*outcomes, strict=True):
+        assert isinstance(own, ValueError), own
+        assert isinstance(other, RuntimeError), other
+        assert "rank 1" in str(other)
+
+
+class Records:
+    """A job of two ranks, of which the other always has an item."""
+
+    rank, world_size = 1, 2
+
+    def __init__(self) -> None:
+        self.votes: list[int] = []
+
+    def all_reduce_min(self, value: int) -> int:
+        self.votes.append(value)
+        return value
+
+
+def _left_loop(group: Records) -> Any:
+    """A pipe whose reader was dropped after two items."""
+    pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
+    for _, item in zip(range(2), pipe, strict=False):
+        assert item < 2
+    return pipe
+
+
+def _last_vote(group: Records) -> int:
+    """What the rank votes when it has left, which its thread does in its own time."""
+    until = time.monotonic() + 20
+    while group.votes[-1] == 1 and time.monotonic() < until:
+        time.sleep(0.001)
+    return group.votes[-1]
+
+
+def test_a_loop_that_was_left_counts_by_what_comes_after_it() -> None:
+    group = Records()
+    pipe = _left_loop(group)
+    time.sleep(0.2)
+    assert set(group.votes) == {1}, "the others wait until it shows what this rank is up to"
+    again = iter(pipe)
+    assert next(again) == 0
+    assert group.votes.count(0) == 1, "their loops end with this one, and all begin anew"
+    del pipe
+    assert next(again) == 1, "the reader is enough to go on"
+    assert group.votes.count(0) == 1
+    del again
+    assert _last_vote(group) == -2
+
+
+@pytest.mark.parametrize(
+    ("goes", "vote"),
+    [
+        (lambda pipe: pipe.reset(), 0),
+        (lambda pipe: pipe.leave(for_good=False), 0),
+        (lambda pipe: pipe.leave(for_good=True), -2),
+        (lambda pipe: pipe.shutdown(), -2),
+    ],
+    ids=["reset", "leave", "leave for good", "shutdown"],
+)
+def test_a_rank_tells_the_others_what_became_of_its_loop(goes: Callable[[Any], None], vote: int) -> None:
+    group = Records()
+    pipe = _left_loop(group)
+    goes(pipe)
+    pipe.shutdown()  # after which nothing is told any more
+    assert _last_vote(group) == vote
+
+
+def _ends(comes: threading.Event, error: Exception | None) -> Iterator[int]:
+    yield from range(2)
+    comes.wait(20)
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize("error", [None, ValueError("the worker is gone")], ids=["end", "error"])
+def test_a_source_that_ends_because_its_rank_goes_is_no_end_of_the_data(error: Exception | None) -> None:
+    group, comes = Records(), threading.Event()
+    pipe = IterableWrapper(_ends(comes, error), deepcopy=False).fullsync(20, process_group=group)
+    items = iter(pipe)
+    assert [next(items), next(items)] == [0, 1]
+    time.sleep(0.1)  # its thread asks for the third item
+    pipe.leave(for_good=True)
+    comes.set()
+    assert _last_vote(group) == -2
+
+
+def test_a_reader_that_was_closed_yields_nothing_more() -> None:
+    group = Records()
+    pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
+    items = iter(pipe)
+    assert next(items) == 0
+    items.close()
+    assert list(items) == []
+    assert set(group.votes) == {1}
+
+
+def test_ranks_that_take_so_many_items_and_go_do_not_disturb_each_other(tmp_path: Path) -> None:
+    body = """
+    def main(rank):
+        pipe = IterableWrapper(range(100)).sharding_filter()
+        loader = DataLoader2(pipe, reading_service=DistributedReadingService(20))
+        items = iter(loader)
+        taken = []
+        for step in range(5):
+            taken.append(next(items))
+            time.sleep(0.1 * rank)
+        loader.shutdown()
+        return taken
+    """
+    with gloo_job(tmp_path, body) as job:
+        assert job.outcomes() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]

@@ -1,0 +1,156 @@
+"""What lasts beyond an epoch in the dispatching process is in the states of later epochs, from their first moment."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+State = dict[str, Any]
+
+
+def half_of_them(item: int) -> bool:
+    return random.random() < 0.5
+
+
+def loader(workers: int, state: State | None = None) -> DataLoader2[Any]:
+    """Items that are chosen at random in the first epoch, and are the same in all later ones."""
+    pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
+    made: DataLoader2[Any] = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork"))
+    if state is None:
+        made.seed(3)
+    else:
+        made.load_state_dict(state)
+    return made
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_cache_before_the_dispatch_is_in_the_states_of_all_moments_of_later_epochs(workers: int) -> None:
+    states: dict[tuple[int, int], State] = {}
+    with loader(workers) as whole:
+        for epoch in range(3):
+            items = []
+            iterator = iter(whole)
+            states[epoch, 0] = whole.state_dict()  # the epoch has begun, and nothing was read of it
+            for item in iterator:
+                items.append(item)
+                states[epoch, len(items)] = whole.state_dict()
+    for (epoch, at), state in list(states.items())[len(items) + 1 :: 4]:
+        assert epoch > 0
+        random.seed(9)
+        with loader(workers, state) as again:
+            assert [list(again), list(again)] == [items[at:], items]
+
+
+class Counting(IterDataPipe[int]):
+    """A pipe of a user that counts its epochs, and thinks about each before it yields the first item."""
+
+    def __init__(self, source: Any, seconds: float) -> None:
+        self.source, self.seconds, self.epochs = source, seconds, 0
+
+    def reset(self) -> None:
+        self.epochs += 1
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(self.seconds)
+        for item in self.source:
+            yield 100 * self.epochs + item
+
+    def state_dict(self) -> int:
+        return self.epochs
+
+    def load_state_dict(self, epochs: int) -> None:
+        self.epochs = epochs
+
+
+class Silent(IterDataPipe[int]):
+    """Yields items of its own, and comes to those of the dispatching process late or never."""
+
+    def __init__(self, source: Any, ever: bool) -> None:
+        self.source, self.ever = source, ever
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(1000, 1040)
+        if self.ever:
+            yield from self.source
+
+
+@pytest.mark.parametrize(
+    ("method", "after"), [("fork", "all"), ("fork", "a break"), ("spawn", "a break"), ("forkserver", "all")]
+)
+def test_the_epochs_of_a_user_s_pipe_go_on_from_the_first_moment_of_a_later_one(method: str, after: str) -> None:
+    def made(state: State | None = None) -> DataLoader2[Any]:
+        pipe = Counting(IterableWrapper(range(9)), 0.05).sharding_round_robin_dispatch()
+        service = MultiProcessingReadingService(2, method, on_worker_exit="restart")
+        found: DataLoader2[Any] = DataLoader2(pipe, reading_service=service)
+        if state is not None:
+            found.load_state_dict(state)
+        return found
+
+    with made() as whole:
+        for item in whole:
+            if after == "a break" and item % 100 == 4:
+                break
+        iterator = iter(whole)
+        state = whole.state_dict()
+        items = list(iterator)
+    with made(state) as again:
+        assert list(again) == items == [200 + item for item in range(9)]
+
+
+@pytest.mark.parametrize("ever", [True, False])
+def test_workers_that_come_late_or_never_to_what_is_dealt_do_not_keep_a_state_waiting(ever: bool) -> None:
+    def made() -> DataLoader2[Any]:
+        dealt = Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch()
+        pipe = Silent(dealt, ever)
+        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork", worker_prefetch_cnt=1))
+
+    def epoch(number: int) -> list[int]:
+        own = [item for item in range(1000, 1040) for _ in range(2)]
+        return own + [100 * number + item for item in range(6)] * ever
+
+    with made() as whole:
+        assert list(whole) == epoch(1)
+        began = time.monotonic()
+        iterator = iter(whole)
+        first = whole.state_dict()
+        found = [next(iterator) for _ in range(50)]
+        middle = whole.state_dict()
+        assert found + list(iterator) == epoch(2)
+        assert time.monotonic() - began < 4, "nothing was waited for in vain"
+    for state, at in ((first, 0), (middle, 50)):
+        with made() as again:
+            again.load_state_dict(state)
+            assert list(again) == epoch(2)[at:]
+            assert list(again) == epoch(3)
+
+
+def test_a_failure_at_the_beginning_of_a_later_epoch_is_not_lost_while_its_snapshot_is_awaited() -> None:
+    class Failing(Counting):
+        def __iter__(self) -> Iterator[int]:
+            if self.epochs == 2:
+                raise LookupError("the second epoch fails")
+            return super().__iter__()
+
+    pipe = Failing(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch()
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as whole:
+        assert list(whole) == [100 + item for item in range(6)]
+        with pytest.raises(LookupError, match="the second epoch fails"):
+            list(whole)
+        assert list(whole) == [300 + item for item in range(6)]
+
+
+def test_an_empty_epoch_ends_while_its_snapshot_is_awaited() -> None:
+    class Once(Counting):
+        def __iter__(self) -> Iterator[int]:
+            return super().__iter__() if self.epochs != 2 else iter(())
+
+    pipe = Once(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch()
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as whole:
+        assert [list(whole) for _ in range(3)] == [[100 + i for i in range(6)], [], [300 + i for i in range(6)]]

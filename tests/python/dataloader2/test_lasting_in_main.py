@@ -1,0 +1,159 @@
+"""What lasts beyond an epoch in pipes that stay in main over workers' items stands in the states of later epochs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pipes_table import ROWS
+from random_graphs.users import ByHand, unpinned
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+Pipe = Any
+
+
+def in_main() -> Pipe:
+    """Items in another order in each epoch, in the main process."""
+    pipe = IterableWrapper(range(12)).shuffle(buffer_size=3).sharding_filter()
+    return pipe.pin_memory(pin_memory_fn=unpinned)
+
+
+def fails_at_nine(item: int) -> int:
+    if item == 9:
+        raise ValueError("nine")
+    return item
+
+
+PIPES: dict[str, Callable[[], Pipe]] = {
+    "cache": lambda: in_main().in_memory_cache(),
+    "cache of batches": lambda: in_main().batch(2).in_memory_cache().unbatch(),
+    "cache and prefetch": lambda: in_main().in_memory_cache().prefetch(2),
+    "cache below a random pipe": lambda: in_main().in_memory_cache().shuffle(buffer_size=3),
+    "user's pipe": lambda: ByHand(in_main()),
+    "user's pipe that begins at once": lambda: CountsEpochs(in_main()),
+    "cut off": lambda: ByHand(in_main()).header(5),
+}
+each_pipe = pytest.mark.parametrize("build", PIPES.values(), ids=PIPES)
+pytestmark = pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe")
+
+
+def loader_of(pipe: Pipe, workers: int = 2, state: dict[str, Any] | None = None) -> DataLoader2[Any]:
+    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork"))
+    if state is None:
+        loader.seed(3)
+    else:
+        loader.load_state_dict(state)
+    return loader
+
+
+@each_pipe
+def test_what_pipes_in_main_remember_is_in_the_states_of_every_moment(build: Callable[[], Pipe]) -> None:
+    with loader_of(build()) as loader:
+        whole, states = [], {}
+        for epoch in range(4):
+            iterator, items = iter(loader), list[Any]()
+            states[epoch, 0] = loader.state_dict()
+            for item in iterator:
+                items.append(item)
+                states[epoch, len(items)] = loader.state_dict()
+            states[epoch + 1, -1] = loader.state_dict()
+            whole.append(items)
+    for epoch, at in [(1, -1), (1, 0), (1, 4), (1, 5), (2, -1), (2, 0), (2, 3)]:
+        with loader_of(build(), state=states[epoch, at]) as loader:
+            assert [list(loader), list(loader)] == [whole[epoch][max(at, 0) :], whole[epoch + 1]], (epoch, at)
+
+
+def drawn(item: int) -> bool:
+    return random.random() < 0.5
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_workers_end_an_epoch_whose_last_items_main_had_read_ahead(dispatched: bool) -> None:
+    """They complete what they remember, though nobody asks them for another item."""
+
+    (caches,) = (row for row in ROWS if row.name == "on_disk_caches_in_turn")  # these read ahead
+
+    def build() -> Pipe:
+        pipe = IterableWrapper(range(30)).filter(drawn)
+        pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
+        pipe = pipe.in_memory_cache().pin_memory(pin_memory_fn=unpinned)
+        return caches.build(lambda: pipe, **caches.example)
+
+    with loader_of(build()) as loader:
+        first, states = [], []
+        for item in loader:
+            first.append(item)
+            states.append(loader.state_dict())
+        states.append(loader.state_dict())
+        later = [list(loader), list(loader)]
+    for at in (1, len(first) // 2, len(first), len(first) + 1):
+        with loader_of(build(), state=states[at - 1]) as loader:
+            if at <= len(first):
+                assert list(loader) == first[at:], at
+            behind = loader.state_dict()
+            assert [list(loader), list(loader)] == later, at
+        with loader_of(build(), state=behind) as loader:
+            assert [list(loader), list(loader)] == later, f"{at}, and a state at the end"
+
+
+@each_pipe
+def test_it_is_there_with_other_numbers_of_workers_in_the_next_epoch(build: Callable[[], Pipe]) -> None:
+    with loader_of(build()) as loader:
+        list(loader)
+        state = loader.state_dict()
+        expected = list(loader)
+    with loader_of(build(), 3, state) as loader:
+        found = list(loader)
+    if build is PIPES["cache"] or build is PIPES["cache of batches"]:
+        assert found == expected
+    else:
+        assert len(found) == len(expected)
+
+
+class CountsEpochs(IterDataPipe[int]):
+    """A user's pipe that begins to read its source at once, and not when its first item is asked for."""
+
+    def __init__(self, source_datapipe: Pipe) -> None:
+        self.source_datapipe, self.epoch = source_datapipe, 0
+
+    def reset(self) -> None:
+        self.epoch += 1
+
+    def __iter__(self) -> Iterator[int]:
+        return map(self.epoch.__add__, self.source_datapipe)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.epoch = state_dict["epoch"]
+
+
+@pytest.mark.parametrize("kind", [ByHand, CountsEpochs])
+def test_a_state_after_an_error_begins_the_next_epoch(kind: Any) -> None:
+    def until_nine(loader: DataLoader2[Any]) -> list[Any]:
+        items: list[Any] = []
+        with pytest.raises(ValueError, match="nine"):
+            items.extend(loader)
+        return items
+
+    with loader_of(kind(in_main().map(fails_at_nine))) as loader:
+        until_nine(loader)
+        state = loader.state_dict()
+        expected = [until_nine(loader), until_nine(loader)]
+    with loader_of(kind(in_main().map(fails_at_nine)), state=state) as loader:
+        assert [until_nine(loader), until_nine(loader)] == expected
+
+
+def test_it_is_refused_where_main_runs_the_whole_pipeline() -> None:
+    with loader_of(PIPES["cache"]()) as loader:
+        list(loader)
+        state = loader.state_dict()
+    with DataLoader2(PIPES["cache"](), reading_service=InProcessReadingService()) as loader:
+        loader.load_state_dict(state)
+        with pytest.raises(ValueError, match="worker processes"):
+            list(loader)

@@ -1,0 +1,216 @@
+"""`len(loader)` with workers, dispatching and ranks is the number of items that come, or names the pipe at fault."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from process_checks import MULTIPROCESSING, loader, nothing_is_left  # noqa: F401
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, ShuffledFlatMapper
+from torchdata.datapipes.map import SequenceWrapper
+
+
+class InMain(IterDataPipe):
+    """A user's pipe that must exist once."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def is_replicable(self) -> bool:
+        return False
+
+
+class Closing(IterDataPipe):
+    """A user's pipe whose end would end what a copy shares with it."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+    def __len__(self) -> int:
+        return 3
+
+    def __del__(self) -> None:
+        pass
+
+
+def even(number: Any) -> bool:
+    return bool(number)
+
+
+def keep(datapipe: Any, *_: Any) -> Any:
+    return datapipe
+
+
+#: Steps of random pipelines, each from a pipe and a number of 1 to 5.
+STEPS: dict[str, Callable[[Any, int], Any]] = {
+    "map": lambda pipe, n: pipe.map(str),
+    "shuffle": lambda pipe, n: pipe.shuffle(),
+    "batch": lambda pipe, n: pipe.batch(n),
+    "drop_last": lambda pipe, n: pipe.batch(n, drop_last=True),
+    "header": lambda pipe, n: pipe.header(n),
+    "repeat": lambda pipe, n: pipe.repeat(n + 1),
+    "cycle": lambda pipe, n: pipe.cycle(n),
+    "enumerate": lambda pipe, n: pipe.enumerate(),
+    "concat": lambda pipe, n: pipe.concat(IterableWrapper(range(n)).sharding_filter()),
+    "zip": lambda pipe, n: pipe.zip(IterableWrapper(range(3 * n)).sharding_filter()),
+    "mux_longest": lambda pipe, n: pipe.mux_longest(IterableWrapper(range(n)).sharding_filter()),
+    "fork": lambda pipe, n: (lambda a, b: a.zip(b))(*pipe.fork(2)),
+    "in main": lambda pipe, n: InMain(pipe),
+}
+
+#: Those that bring a branch of their own.
+JOINS = {"concat", "zip", "mux_longest"}
+
+SOURCES: dict[str, Callable[[int], Any]] = {
+    "iterable": lambda n: IterableWrapper(range(n)).sharding_filter(),
+    "blocks": lambda n: IterableWrapper(range(n)).sharding_filter().set_sharding_block(3),
+    "by index": lambda n: SequenceWrapper(range(n)).shuffle().sharding_filter(),
+    "batches": lambda n: IterableWrapper(range(n)).batch(2).sharding_filter(),
+    "dispatched": lambda n: IterableWrapper(range(n)).sharding_round_robin_dispatch(MULTIPROCESSING),
+    "all in each": lambda n: Replicated(range(n)),
+}
+
+
+class Replicated(IterableWrapper):
+    """Divides nothing, of which no linter warns, because it is a user's."""
+
+
+Replicated.__module__ = __name__
+
+
+@settings(max_examples=15)
+@given(
+    source=st.sampled_from([*SOURCES]),
+    count=st.integers(0, 17),
+    steps=st.lists(st.tuples(st.sampled_from([*STEPS]), st.integers(1, 5)), max_size=3),
+    workers=st.integers(1, 4),
+)
+def test_the_length_is_the_number_of_items(source: str, count: int, steps: list[tuple[str, int]], workers: int) -> None:
+    pipe = SOURCES[source](count)
+    for place, (step, number) in enumerate(steps):
+        if step in JOINS and "in main" in dict(steps[:place]):
+            continue  # a second branch, which loaders refuse
+        pipe = STEPS[step](pipe, number)
+    with warnings.catch_warnings(), loader(pipe, workers) as loading:
+        warnings.simplefilter("ignore")  # of the linter: sources that are not sharded, on purpose
+        before = len(loading)
+        assert loading.reading_service._children is None, "asking starts no process"
+        items = sum(1 for _ in loading)
+        assert before == items == len(loading)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_the_length_is_known_whatever_starts_the_workers(method: str) -> None:
+    with loader(IterableWrapper(range(7)).sharding_filter().batch(2), multiprocessing_context=method) as loading:
+        assert len(loading) == len(list(loading)) == len(loading) == 4
+
+
+class Alone:
+    """A rank among others, which always agree."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def broadcast(self, value: int) -> int:
+        return 5
+
+    def all_reduce_min(self, value: int) -> int:
+        return value
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_have_the_length_of_the_shortest_before_and_after_the_first_epoch(ranks: int, workers: int) -> None:
+    counted, told = [], []
+    for rank in range(ranks):
+        service: Any = DistributedReadingService(process_group=Alone(rank, ranks))
+        if workers:
+            service = SequentialReadingService(
+                service, MultiProcessingReadingService(workers, multiprocessing_context="fork")
+            )
+        pipe = IterableWrapper(range(17)).sharding_filter().batch(2)
+        with DataLoader2(pipe, reading_service=service) as loading:
+            told.append(len(loading))
+            counted.append(sum(1 for _ in loading))  # as no rank ends the others here
+            assert len(loading) == told[-1]
+    assert told == [min(counted)] * ranks
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: IterableWrapper(range(4)).sharding_filter().filter(even), "Filter"),
+        (lambda: IterableWrapper(range(4)).filter(even).sharding_filter().batch(2), "Filter"),
+        (lambda: IterableWrapper(range(9)).filter(even).header(3).sharding_filter(), "Header"),
+        (lambda: IterableWrapper(range(9)).sharding_filter().set_length(9).batch(2), "LengthSetter"),
+        (lambda: ShuffledFlatMapper(IterableWrapper([[1], [2]]).sharding_filter()), "ShuffledFlatMapper"),
+        (lambda: Closing().sharding_filter(), "Closing"),
+    ],
+)
+def test_the_pipe_that_does_not_know_its_length_is_named(build: Callable[[], Any], words: str) -> None:
+    with loader(build()) as loading:
+        assert loading
+        for _ in range(2):
+            with pytest.raises(TypeError, match=words):
+                len(loading)
+            assert list(loading) is not None
+
+
+@pytest.mark.parametrize("option", ["worker_init_fn", "worker_reset_fn"])
+def test_functions_that_may_change_the_graph_are_named(option: str) -> None:
+    with (
+        loader(IterableWrapper(range(4)).sharding_filter(), **{option: keep}) as loading,
+        pytest.raises(TypeError, match=option),
+    ):
+        len(loading)
+
+
+def longer(datapipe: Any, *_: Any) -> Any:
+    return datapipe.cycle(2)
+
+
+def test_a_loader_in_this_process_knows_what_its_function_made_of_the_graph() -> None:
+    with DataLoader2(IterableWrapper(range(4)), reading_service=InProcessReadingService(init_fn=longer)) as loading:
+        with pytest.raises(TypeError, match="init_fn"):
+            len(loading)
+        assert len(list(loading)) == len(loading) == 8
+
+
+def test_a_length_that_was_set_is_that_of_the_whole() -> None:
+    for pipe in (
+        IterableWrapper(range(9)).filter(even).set_length(8).sharding_filter(),
+        IterableWrapper(range(9)).sharding_filter().filter(even).set_length(8),
+    ):
+        with loader(pipe, 3) as loading:
+            assert len(loading) == len(list(loading)) == 8
+
+
+def test_asking_does_not_disturb_an_epoch_or_the_graph() -> None:
+    with loader(IterableWrapper(range(10)).sharding_filter(), 2) as loading:
+        graph = loading.datapipe
+        len(loading)
+        assert graph is loading.datapipe
+        assert graph.groups == {}
+        items = iter(loading)
+        first = [next(items), next(items)]
+        assert len(loading) == 10
+        assert [*first, *items] == list(range(10))
+    assert len(loading) == 10

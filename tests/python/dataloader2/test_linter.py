@@ -1,0 +1,278 @@
+"""The linter: what it finds in graphs, what it passes, and of what the multi-process service warns."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.adapter import ShardingPolicy
+from torchdata.dataloader2.linter import DataPipeLintWarning, lint
+from torchdata.datapipes.iter import (
+    SHARDING_PRIORITIES,
+    IterableWrapper,
+    IterDataPipe,
+    Mapper,
+    SampleMultiplexer,
+)
+from torchdata.datapipes.map import SequenceWrapper
+
+
+def ints() -> Any:
+    return IterableWrapper(range(6))
+
+
+def sharded() -> Any:
+    return ints().shuffle().sharding_filter()
+
+
+def dispatched(pipe: Any) -> Any:
+    return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+
+
+class Mine(IterDataPipe):
+    """A user's pipe, of which nobody knows whether it divides its items."""
+
+    def __init__(self, *datapipes: Any) -> None:
+        self.datapipes = datapipes
+
+    def __iter__(self) -> Iterator[Any]:
+        for datapipe in self.datapipes:
+            yield from datapipe
+
+
+class MySharding(Mine):
+    """A user's pipe that divides its items."""
+
+    def apply_sharding(self, num_of_instances: int, instance_id: int) -> None:
+        self.share = (num_of_instances, instance_id)
+
+
+class InMain(Mine):
+    """A user's pipe that must exist once."""
+
+    def is_replicable(self) -> bool:
+        return False
+
+
+class MyIterable:
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2])
+
+
+class Foreign:
+    """What looks like a pipe of another library, of which the linter knows nothing."""
+
+    IterDataPipe = type("IterDataPipe", (), {"__iter__": lambda self: iter([1])})
+
+    @classmethod
+    def wrapped(cls) -> Any:
+        return Mapper(cls.IterDataPipe(), str)
+
+
+def key(item: Any) -> Any:
+    return item
+
+
+#: Graphs, and the kinds of what is found in each; those of which the service warns end with "!".
+GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "shuffled and sharded": (lambda: sharded().map(str).batch(2), []),
+    "sharded without shuffle": (lambda: ints().map(str).sharding_filter(), ["no-shuffle-before-sharding"]),
+    "shuffled too late": (lambda: ints().sharding_filter().shuffle(), ["no-shuffle-before-sharding"]),
+    "shuffled on one of two ways": (
+        lambda: ints().shuffle().concat(ints()).sharding_filter(),
+        ["no-shuffle-before-sharding"],
+    ),
+    "shuffled on both ways": (lambda: ints().shuffle().concat(ints().shuffle()).sharding_filter(), []),
+    "shuffled by a map pipe": (lambda: SequenceWrapper(range(6)).shuffle().sharding_filter(), []),
+    "one pipe": (lambda: ints(), ["not-sharded!"]),
+    "not sharded": (lambda: ints().map(str).shuffle().batch(2), ["not-sharded!"]),
+    "a map pipe, not sharded": (
+        lambda: SequenceWrapper(range(6)).to_iter_datapipe().batch(2),
+        ["not-sharded!"],
+    ),
+    "sharded among ranks only": (
+        lambda: ints().shuffle().sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED),
+        ["not-sharded!"],
+    ),
+    "sharded for ranks and for workers": (
+        lambda: (
+            ints()
+            .shuffle()
+            .sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
+            .sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)
+        ),
+        [],
+    ),
+    "a pipe of one's own": (lambda: Mine(ints()), ["not-sharded"]),
+    "a source of one's own": (lambda: Mine().batch(2), ["not-sharded"]),
+    "an iterable of one's own": (lambda: IterableWrapper(MyIterable()), ["not-sharded"]),
+    "sharding of one's own": (lambda: MySharding(ints().shuffle()), []),
+    "a pipe of another library": (lambda: Foreign.wrapped(), ["not-sharded"]),
+    "for ever": (lambda: ints().shuffle().cycle(), ["not-sharded"]),
+    "twice": (lambda: ints().shuffle().cycle(2), ["not-sharded!"]),
+    "in main": (lambda: InMain(sharded()).batch(2), []),
+    "not sharded, then in main": (lambda: InMain(ints().map(str)).batch(2), ["not-sharded!"]),
+    "all in main": (lambda: InMain().map(str), []),
+    "children of a fork": (lambda: Mine(*sharded().fork(2)), []),
+    "children of a fork, not sharded": (lambda: (lambda a, b: a.zip(b))(*ints().fork(2)), ["not-sharded!"]),
+    "dispatched": (lambda: dispatched(ints().shuffle()).map(str), []),
+    "nothing but dispatched": (lambda: dispatched(ints()), []),
+    "dispatched and sharded": (lambda: dispatched(sharded()).zip(sharded()), []),
+    "dispatched beside a whole": (lambda: dispatched(ints()).concat(ints()), ["partly-sharded!"]),
+    "shuffled after dispatch": (lambda: dispatched(ints()).shuffle().map(str), ["shuffle-after-dispatch"]),
+    "shuffled before and after dispatch": (lambda: dispatched(ints().shuffle()).shuffle(), []),
+    "shuffled in main after dispatch": (lambda: InMain(dispatched(ints())).shuffle(), []),
+    "concatenated with a whole": (lambda: sharded().concat(ints()), ["partly-sharded!"]),
+    "in turn with a whole": (lambda: ints().mux(sharded()), ["partly-sharded!"]),
+    "zipped with a whole": (lambda: sharded().zip(ints().map(str)).batch(2), ["partly-sharded!"]),
+    "zipped with something endless": (lambda: sharded().zip(ints().cycle()), ["partly-sharded"]),
+    "zipped with a counter": (
+        lambda: sharded().zip(IterableWrapper(itertools.count(), deepcopy=False)),
+        ["partly-sharded"],
+    ),
+    "joined by a pipe of one's own": (lambda: Mine(sharded(), ints()), ["partly-sharded"]),
+    "joined and then sharded": (lambda: ints().shuffle().zip(ints().shuffle()).sharding_filter(), []),
+    "looking up in a whole": (lambda: sharded().zip_with_iter(ints(), key), []),
+    "looking up in a share": (lambda: ints().zip_with_iter(sharded(), key), ["partly-sharded"]),
+    "looking up in a map pipe": (lambda: sharded().zip_with_map(SequenceWrapper(range(6)), key), []),
+    "a whole looked up in a map pipe": (
+        lambda: ints().zip_with_map(SequenceWrapper(range(6)), key),
+        ["not-sharded!"],
+    ),
+    "chosen from a share and a whole": (
+        lambda: SampleMultiplexer({sharded(): 0.5, ints(): 0.5}, seed=1),
+        ["partly-sharded!"],
+    ),
+    "a share and the longer whole": (lambda: sharded().zip_longest(ints()), ["partly-sharded!"]),
+    "dealt out among children": (lambda: Mine(*sharded().round_robin_demux(2)), []),
+    "split at random": (
+        lambda: ints().random_split(total_length=6, weights={"a": 1, "b": 1}, seed=0, target="a"),
+        ["not-sharded!"],
+    ),
+    "sharded twice": (lambda: sharded().map(str).sharding_filter(), ["sharded-twice"]),
+}
+
+each_graph = pytest.mark.parametrize(("make", "kinds"), GRAPHS.values(), ids=GRAPHS)
+
+
+@each_graph
+def test_the_linter_finds_what_is_wrong_and_nothing_else(make: Callable[[], Any], kinds: list[str]) -> None:
+    found = lint(make())
+    assert [finding.kind + "!" * finding.silent for finding in found] == kinds
+
+
+def test_an_endless_graph_of_one_pipe_in_a_circle_is_looked_at_once() -> None:
+    pipe = Mine()
+    pipe.datapipes = (pipe.map(str),)
+    assert [finding.kind for finding in lint(pipe)] == ["not-sharded"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_less_than_two_workers_duplicate_nothing(num_workers: int) -> None:
+    for make, kinds in GRAPHS.values():
+        expected = [kind for kind in kinds if kind in ("no-shuffle-before-sharding", "sharded-twice")]
+        assert [finding.kind for finding in lint(make(), num_workers)] == expected
+
+
+def test_shuffling_after_a_dispatch_is_fine_with_a_seed() -> None:
+    assert lint(dispatched(ints()).shuffle(), seeded=True) == []
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(TypeError, match=r"datapipe must be the last pipe of a graph, but got \[1\] of type list"):
+        lint([1])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="num_workers must be an integer"):
+        lint(ints(), 2.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_workers must be at least 0"):
+        lint(ints(), -1)
+
+
+def test_a_finding_is_a_sentence_with_the_pipe_s_place_and_the_remedy() -> None:
+    [finding] = lint(ints().map(str).sharding_filter().batch(2).map(len))
+    assert str(finding).startswith(
+        "ShardingFilter (third from the end: IterableWrapper → Mapper → ShardingFilter): no `shuffle` comes before it"
+    )
+    assert str(finding).endswith("put `.shuffle()` before `.sharding_filter()`")
+    [finding] = lint(ints().map(str), 3)
+    assert "IterableWrapper (second from the end): " in str(finding)
+    assert "each of 3 workers yields all of them and every item comes 3 times" in str(finding)
+    assert "unless" not in str(finding)
+    [finding] = lint(Mine(ints()))
+    assert "(unless a pipe or an iterable of your own divides them)" in str(finding)
+    [finding] = lint(sharded().concat(ints()))
+    assert str(finding).startswith(
+        "Concater (the last pipe: IterableWrapper → Shuffler → ShardingFilter → Concater): its input IterableWrapper "
+        "(second from the end) is not sharded, while ShardingFilter (second from the end: "
+    )
+
+
+def test_the_way_to_a_pipe_of_a_long_graph_is_cut_short() -> None:
+    pipe = ints()
+    for _ in range(12):
+        pipe = pipe.map(str)
+    [finding] = lint(pipe.sharding_filter())
+    assert str(finding).startswith(f"ShardingFilter (the last pipe: … → {'Mapper → ' * 5}ShardingFilter): no `shuffle`")
+    [finding] = lint(pipe)
+    assert str(finding).startswith("IterableWrapper (number 13 from the end): ")
+
+
+def run(pipe: Any, num_workers: int = 2, **options: Any) -> tuple[list[Any], list[str]]:
+    """What a loader with workers yields in two epochs, and of what it warns."""
+    service = MultiProcessingReadingService(num_workers, multiprocessing_context="fork", **options)
+    with warnings.catch_warnings(record=True) as caught, DataLoader2(pipe, reading_service=service) as loader:
+        warnings.simplefilter("always")
+        items = [*loader, *loader]
+    assert all(warning.category is DataPipeLintWarning for warning in caught)
+    assert all(warning.filename == __file__ for warning in caught), "a warning names the caller's line"
+    return items, [str(warning.message) for warning in caught]
+
+
+def test_the_service_warns_once_where_workers_yield_the_same_items() -> None:
+    items, said = run(ints().map(str))
+    assert sorted(items) == sorted([*map(str, range(6))] * 4)
+    assert said == [str(finding) for finding in lint(ints().map(str))]
+    assert len(said) == 1
+
+
+def keep(pipe: Any, *args: Any) -> Any:
+    return pipe
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (sharded, {}),
+        (lambda: ints().sharding_filter(), {}),
+        (lambda: dispatched(ints()).shuffle(), {}),
+        (lambda: Mine(ints()), {}),
+        (lambda: Mine(sharded(), ints()), {}),
+        (lambda: MySharding(ints()), {}),
+        (ints, {"num_workers": 1}),
+        (ints, {"worker_init_fn": keep}),
+        (ints, {"worker_reset_fn": keep}),
+    ],
+    ids=[
+        "sharded",
+        "sharded without shuffle",
+        "shuffled after dispatch",
+        "a pipe of one's own",
+        "a join of one's own",
+        "sharding of one's own",
+        "one worker",
+        "worker_init_fn",
+        "worker_reset_fn",
+    ],
+)
+def test_the_service_does_not_warn_where_it_cannot_be_certain(make: Callable[[], Any], options: dict[str, Any]) -> None:
+    assert run(make(), **options)[1] == []
+
+
+def test_the_service_does_not_warn_where_sharding_was_switched_off_on_purpose() -> None:
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    with DataLoader2(sharded(), ShardingPolicy(enable=False), service) as loader:
+        assert len(list(loader)) == 12

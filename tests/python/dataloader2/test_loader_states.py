@@ -1,0 +1,265 @@
+"""The states of a loader: what stands in them, what they bring back, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+
+from torchdata.dataloader2 import (
+    CheckpointableReadingServiceInterface,
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    ReadingServiceInterface,
+)
+from torchdata.dataloader2.adapter import Shuffle
+from torchdata.dataloader2.graph.serialization import deserialize_datapipe
+from torchdata.datapipes.iter import IterableWrapper
+
+
+class Stateless(ReadingServiceInterface):
+    """A service of the user's."""
+
+    def initialize(self, datapipe):
+        return datapipe
+
+
+class Checkpointed(Stateless, CheckpointableReadingServiceInterface):
+    """One with a state, which notes what it is restored from."""
+
+    restored: ClassVar[list[bytes]] = []
+
+    def checkpoint(self):
+        return b"state"
+
+    def restore(self, datapipe, serialized_state):
+        self.restored.append(serialized_state)
+        return datapipe
+
+
+def numbers(count=6):
+    return IterableWrapper(range(count))
+
+
+def shuffled_loader(seed=None):
+    loader = DataLoader2(numbers(20).shuffle(), reading_service=InProcessReadingService())
+    if seed is not None:
+        loader.seed(seed)
+    return loader
+
+
+def test_a_loader_goes_on_from_its_state_epoch_by_epoch():
+    loader = shuffled_loader(5)
+    list(loader)
+    second_epoch = list(loader)
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    third_epoch = list(loader)
+
+    restored = DataLoader2.from_state(state, InProcessReadingService())
+    assert restored.state_dict() == state
+    assert list(restored) == third_epoch
+
+    again = DataLoader2(None, reading_service=InProcessReadingService())
+    again.load_state_dict(state)
+    again._restore_checkpoint_beginning_of_epoch()
+    assert [list(again), list(again)] == [second_epoch, third_epoch]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_the_epoch_of_the_state_can_be_repeated_with_and_without_a_seed(seed):
+    loader = shuffled_loader(seed)
+    epoch = list(loader)
+    restored = DataLoader2.from_state(loader.state_dict(), InProcessReadingService())
+    restored._restore_checkpoint_beginning_of_epoch()
+    assert list(restored) == epoch
+
+
+def test_a_state_taken_before_the_first_epoch_keeps_the_seed():
+    loader = shuffled_loader(5)
+    restored = DataLoader2.from_state(loader.state_dict(), InProcessReadingService())
+    assert list(restored) == list(loader)
+
+
+def test_the_state_has_the_documented_keys_and_holds_the_pipe_before_the_service():
+    loader = DataLoader2(numbers().sharding_filter().map(lambda x: x + 1), reading_service=InProcessReadingService())
+    next(iter(loader))
+    state = loader.state_dict()
+    assert set(state) == {
+        *("serialized_datapipe", "reading_service_state", "randomness_state", "version", "iteration_state"),
+        *("checksums", "pipeline"),
+    }
+    assert (state["version"], state["reading_service_state"]) == (2, None)
+    assert (state["iteration_state"]["given"], state["iteration_state"]["ended"]) == (1, False)
+    assert list(deserialize_datapipe(state["serialized_datapipe"])) == list(range(1, 7))
+    assert list(loader._datapipe_before_reading_service_adapt) == list(range(1, 7))
+
+
+def test_the_state_of_a_service_goes_to_its_restore():
+    saved = DataLoader2(numbers(2), reading_service=Checkpointed())
+    state = saved.state_dict()
+    assert state["reading_service_state"] == b"state"
+    restored = DataLoader2.from_state(state, Checkpointed())
+    Checkpointed.restored.clear()
+    assert list(restored) == [0, 1]
+    assert Checkpointed.restored == [b"state"]
+    with pytest.raises(TypeError, match="Cannot restore from non-checkpointable reading service"):
+        iter(DataLoader2.from_state(state, Stateless()))
+
+
+def test_a_loaded_pipe_goes_through_the_adapters():
+    state = DataLoader2(numbers().shuffle()).state_dict()
+    loader = DataLoader2(None, Shuffle(False))
+    loader.load_state_dict(state)
+    assert list(loader) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda state: [], TypeError, "dictionary"),
+        (lambda state: {}, ValueError, "lacks 'serialized_datapipe', 'reading_service_state'"),
+        (
+            lambda state: {**state, "version": 99},
+            ValueError,
+            "version 99, but this release reads versions 1 to 2",
+        ),
+        (
+            lambda state: {**state, "iteration_state": {}},
+            ValueError,
+            "damaged in its field 'iteration_state'",
+        ),
+        (
+            lambda state: {**state, "serialized_datapipe": pickle.dumps(3), "checksums": None},
+            ValueError,
+            "holds 3 where a datapipe",
+        ),
+    ],
+)
+def test_what_is_no_state_of_this_release_is_refused(change, error, words):
+    state = DataLoader2(numbers()).state_dict()
+    with pytest.raises(error, match=words):
+        DataLoader2(None).load_state_dict(change(state))
+
+
+def test_a_loader_without_a_pipe_or_already_read_says_what_is_wrong():
+    with pytest.raises(RuntimeError, match="Please provide datapipe"):
+        iter(DataLoader2(None))
+    with pytest.raises(RuntimeError, match="no state to save"):
+        DataLoader2(None).state_dict()
+    loader = DataLoader2(numbers())
+    state = loader.state_dict()
+    list(loader)
+    with pytest.raises(RuntimeError, match="iterator has already been created"):
+        loader.load_state_dict(state)
+    loader.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        loader.load_state_dict(state)
+
+
+def test_a_state_of_the_layout_of_torchdata_0_9_is_taken():
+    state = shuffled_loader(5).state_dict()
+    old = {key: state[key] for key in ("serialized_datapipe", "reading_service_state", "randomness_state")}
+    assert list(DataLoader2.from_state(old, InProcessReadingService())) == list(shuffled_loader(5))
+    del old["randomness_state"]
+    assert sorted(DataLoader2.from_state(old, None)) == list(range(20))
+
+
+SERVICES = {
+    "none": lambda: None,
+    "in process": InProcessReadingService,
+    "workers": lambda: MultiProcessingReadingService(num_workers=2),
+}
+
+
+def shuffled(items=40):
+    return IterableWrapper(list(range(items))).shuffle().sharding_filter()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_state_is_taken_after_iter_as_long_as_no_item_was_asked_for(service):
+    with DataLoader2(shuffled(), reading_service=SERVICES[service]()) as first:
+        first.seed(5)
+        reading = iter(first)
+        next(reading)
+        state = first.state_dict()
+        expected = [list(reading), list(first)]
+    with DataLoader2(shuffled(), reading_service=SERVICES[service]()) as second:
+        iterator = iter(second)
+        second.load_state_dict(state)
+        assert [list(iterator), list(second)] == expected
+        with pytest.raises(RuntimeError, match="already been created"):
+            second.load_state_dict(state)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_state_of_other_data_is_refused_after_iter_and_the_epoch_goes_on(service):
+    state = DataLoader2(IterableWrapper([1, 2, 3]).sharding_filter()).state_dict()
+    with DataLoader2(IterableWrapper([7, 8]).sharding_filter(), reading_service=SERVICES[service]()) as loader:
+        iterator = iter(loader)
+        with pytest.raises(ValueError, match=r"pipe 1 .*IterableWrapper, has iterable=list\(1, 2, 3\) in the state"):
+            loader.load_state_dict(state)
+        assert list(iterator) == [7, 8]
+
+
+def test_a_damaged_state_leaves_the_epoch_that_was_begun_as_it_is():
+    loader = DataLoader2(IterableWrapper([1, 2]))
+    iterator = iter(loader)
+    with pytest.raises(ValueError, match="not the state of a DataLoader2"):
+        loader.load_state_dict({})
+    assert list(iterator) == [1, 2]
+
+
+def of_version_1(state):
+    return {
+        **{name: value for name, value in state.items() if name not in ("pipeline", "checksums")},
+        **{"version": 1, "iteration_state": None},
+    }
+
+
+def test_a_state_of_another_pipeline_is_refused_with_the_difference_unless_that_is_meant():
+    state = DataLoader2(IterableWrapper([1, 2]).map(str).batch(2)).state_dict()
+    loader = DataLoader2(IterableWrapper([1, 2]).filter(bool).batch(2))
+    with pytest.raises(ValueError, match="pipe 2 .* is Mapper in the state and Filter in this loader.*strict=False"):
+        loader.load_state_dict(state)
+    loader.load_state_dict(state, strict=False)
+    assert list(loader) == [[1, 2]]
+    with pytest.raises(ValueError, match="Batcher, has batch_size=2 in the state and 3 in this loader"):
+        DataLoader2(IterableWrapper([1, 2]).map(str).batch(3)).load_state_dict(state)
+    with pytest.raises(ValueError, match="Mapper, has fn=builtins.str in the state and builtins.repr in this"):
+        DataLoader2(IterableWrapper([1, 2]).map(repr).batch(2)).load_state_dict(state)
+
+
+def test_a_state_of_an_earlier_release_says_that_its_pipeline_replaces_the_loaders_own():
+    state = of_version_1(DataLoader2(IterableWrapper([1, 2]).map(str).batch(2)).state_dict())
+    loader = DataLoader2(IterableWrapper([1, 2]).filter(bool).batch(2))
+    with pytest.warns(
+        UserWarning, match="pipe 2 from the source on is Mapper where this loader has Filter.*from_state"
+    ):
+        loader.load_state_dict(state)
+    assert list(loader) == [["1", "2"]]
+    loader = DataLoader2(IterableWrapper([1, 2]))
+    with pytest.warns(UserWarning, match="pipe 2 from the source on is Mapper where this loader has none"):
+        loader.load_state_dict(state)
+
+
+def test_a_function_of_another_programs_main_module_is_named_with_the_remedy(tmp_path):
+    program = """
+import pickle, sys
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+{function}
+if sys.argv[1] == "save":
+    pickle.dump(DataLoader2(IterableWrapper([1]).map(decode)).state_dict(), open("state", "wb"))
+else:
+    DataLoader2.from_state(pickle.load(open("state", "rb")), None)
+"""
+    (tmp_path / "train.py").write_text(program.format(function="def decode(x): return x"))
+    (tmp_path / "other.py").write_text(program.format(function=""))
+    subprocess.run([sys.executable, "train.py", "save"], cwd=tmp_path, check=True)
+    done = subprocess.run([sys.executable, "other.py", "load"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "it names 'decode' of the program's own file (`__main__`)" in done.stderr

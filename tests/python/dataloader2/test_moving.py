@@ -1,0 +1,182 @@
+"""States that go from workers to none and back, inside an epoch: the same items, the same later epochs."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import warnings
+from typing import Any
+
+import pytest
+
+import random_elastic
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.dataloader2.adapter import ShardingPolicy
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+pytestmark = pytest.mark.alone
+
+UNITS = 30
+
+
+class Generated(IterDataPipe):
+    """A user's pipe without a state."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        yield from self.source
+
+
+def unpinned(item: Any, device: Any) -> Any:
+    return item
+
+
+def shuffled(items: int = UNITS) -> Any:
+    return IterableWrapper(range(items)).shuffle()
+
+
+PIPES = {
+    "items": (lambda: shuffled().sharding_filter().map(str), 1),
+    "batches": (lambda: shuffled(3 * UNITS - 1).sharding_filter().batch(3).map(list), 3),
+    "two passes": (lambda: shuffled(UNITS // 2).cycle(2).shuffle(buffer_size=4).sharding_filter().map(str), 1),
+    "what is replayed": (lambda: Generated(shuffled()).sharding_filter().map(str), 1),
+    "what main reads ahead": (lambda: shuffled().sharding_filter().pin_memory(pin_memory_fn=unpinned), 1),
+}
+SERVICES = {
+    "none": lambda: None,
+    "in process": InProcessReadingService,
+    "in process, ahead": lambda: InProcessReadingService(prefetch_cnt=3),
+}
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+
+
+def loader(pipe: Any, service: Any, state: Any = None, block: int = 1) -> DataLoader2[Any]:
+    made = DataLoader2(pipe, ShardingPolicy(block), service)
+    if state is None:
+        made.seed(3)
+    else:
+        made.load_state_dict(state)
+    return made
+
+
+def saved(made: DataLoader2[Any], **options: Any) -> Any:
+    return pickle.loads(pickle.dumps(made.state_dict(**options)))
+
+
+def stopped(pipe: Any, service: Any, count: int, seed: int | None = 3) -> Any:
+    with DataLoader2(pipe, reading_service=service) as made:
+        if seed is not None:
+            made.seed(seed)
+        reading = iter(made)
+        for _ in range(count):
+            next(reading)
+        return saved(made)
+
+
+@pytest.mark.parametrize("kind", PIPES)
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_state_goes_from_workers_to_none_and_back_in_the_same_order(kind: str, service: str) -> None:
+    (pipe, block), in_main = PIPES[kind], SERVICES[service]
+    with loader(pipe(), in_main(), block=block) as made:
+        whole = [list(made) for _ in range(3)]
+    got: list[Any] = []
+    state = None
+    services = [in_main(), MultiProcessingReadingService(2), in_main(), MultiProcessingReadingService(3), in_main()]
+    for number, (each, ago) in enumerate(zip(services, [0, 2, 1, 0, 0], strict=True)):
+        random.seed(number)  # the generators of the program are not what anything follows from
+        with loader(pipe(), each, state, block) as made:
+            if not number:
+                assert list(made) == whole[0]
+            reading = iter(made)
+            got += [next(reading) for _ in range(6)]
+            state = saved(made, items_ago=ago)
+            del got[len(got) - ago :]
+    with loader(pipe(), MultiProcessingReadingService(1), state, block) as made:
+        assert got + list(made) == whole[1]
+        assert list(made) == whole[2]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_state_of_workers_is_saved_again_in_main_before_an_item_was_asked_for(service: str) -> None:
+    pipe, _ = PIPES["two passes"]
+    with loader(pipe(), None) as made:
+        whole = list(made)
+    state = stopped(pipe(), MultiProcessingReadingService(2), 20)
+    for workers in None, 3, None:
+        with loader(pipe(), MultiProcessingReadingService(workers) if workers else SERVICES[service](), state) as made:
+            iter(made)
+            state = saved(made)
+    with loader(pipe(), SERVICES[service](), state) as made:
+        assert list(made) == whole[20:]
+
+
+def test_epochs_are_alike_with_any_number_of_workers_and_without_a_service() -> None:
+    epochs = []
+    for service in None, InProcessReadingService(), MultiProcessingReadingService(1), MultiProcessingReadingService(3):
+        with loader(PIPES["two passes"][0](), service) as made:
+            epochs.append([list(made) for _ in range(3)])
+    assert all(each == epochs[0] for each in epochs)
+
+
+@pytest.mark.parametrize(
+    ("pipe", "count", "message"),
+    [
+        (
+            lambda: shuffled().sharding_round_robin_dispatch(),
+            3,
+            "A dispatching process reads what stands before the .*share out by `sharding_filter`",
+        ),
+        (lambda: shuffled().sharding_filter().shuffle(), 3, "Shuffler, which stands behind the sharding"),
+        (lambda: shuffled(), 3, "No `sharding_filter`"),
+        (
+            lambda: shuffled().sharding_filter().pin_memory(pin_memory_fn=unpinned).batch(3),
+            3,
+            "Batcher(, which stands behind the workers, keeps| makes batches of 3) items",
+        ),
+    ],
+)
+def test_what_forbids_it_is_named(pipe: Any, count: int, message: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for old, new in [(2, 0), (0, 2)]:
+            services = [MultiProcessingReadingService(n) if n else InProcessReadingService() for n in (old, new)]
+            state = stopped(pipe(), services[0], count)
+            with loader(pipe(), services[1], state) as made:
+                for _ in range(2):  # no other epoch begins in its stead
+                    with pytest.raises(ValueError, match=f"(?s)saved inside an epoch with .* now there are.*{message}"):
+                        iter(made)
+
+
+def test_seeds_that_pipes_drew_by_themselves_are_not_taken_to_workers() -> None:
+    state = stopped(shuffled().sharding_filter(), None, 3, seed=None)
+    made = loader(shuffled().sharding_filter(), MultiProcessingReadingService(2), state)
+    with made, pytest.raises(ValueError, match=r"pipes drew their seeds by themselves.*Call `loader\.seed"):
+        iter(made)
+    with loader(shuffled().sharding_filter(), None, state) as made:
+        assert len(list(made)) == UNITS - 3
+
+
+def test_before_the_first_item_any_pipeline_moves() -> None:
+    def pipe() -> Any:
+        return shuffled().sharding_filter().shuffle()
+
+    for old, new in [(2, 0), (0, 2)]:
+        services = [MultiProcessingReadingService(n) if n else InProcessReadingService() for n in (old, new, new)]
+        state = stopped(pipe(), services[0], 0)
+        with loader(pipe(), services[1], state) as made, loader(pipe(), services[2]) as other:
+            assert list(made) == list(other)
+
+
+@pytest.mark.parametrize("seed", [3, 7, 15, 31, 49, 54, 57, 59])
+def test_random_loaders_that_move_go_on_as_the_model_says(seed: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        random_elastic.check(random_elastic.Plan(seed, moving=True))

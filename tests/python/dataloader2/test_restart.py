@@ -1,0 +1,430 @@
+"""Processes that die and are replaced in the middle of an epoch: all items in their order, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+import random_restart
+from leftovers import children, descendants
+from one_rank import Alone
+from process_checks import (  # noqa: F401 - a fixture
+    METHODS,
+    MULTIPROCESSING,
+    is_gone,
+    nothing_is_left,
+    wait_for,
+)
+from restarted import pids_of, pipeline, restarting, undisturbed
+from torchdata._engine import snapshots
+from torchdata._engine.restarting import Restarts
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+]
+
+#: What tells of a death.
+TOLD = "has taken its place"
+
+
+def array(item):
+    return np.full(4000, item)
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_the_order_of_thousands_of_items_survives_processes_that_are_killed(dispatched):
+    dice = random.Random(7)
+    expected = undisturbed(pipeline(3000, dispatched), 2, num_workers=3)
+    with restarting(pipeline(3000, dispatched), num_workers=3) as loader:
+        for epoch in range(2):
+            got = []
+            for number, item in enumerate(loader):
+                got.append(item)
+                if number % (250 if dispatched else 131) == 65:  # all are replaced together
+                    os.kill(dice.choice(pids_of(loader)), signal.SIGKILL)
+            assert got == expected[epoch]
+        assert loader.stats().restarts > 0
+
+
+SPAWNED = [("spawn", False), *((method, True) for method in METHODS if method != "fork")]
+
+
+@pytest.mark.parametrize(("method", "dispatched"), SPAWNED)
+def test_processes_that_are_spawned_take_places_too(method, dispatched):
+    epochs = 1 if dispatched else 2
+    expected = undisturbed(pipeline(400, dispatched), epochs)
+    with restarting(pipeline(400, dispatched), multiprocessing_context=method) as loader:
+        for epoch in range(epochs):
+            got = []
+            for number, item in enumerate(loader):
+                got.append(item)
+                if number == 60 + 50 * epoch:
+                    os.kill(pids_of(loader)[-1 - epoch], signal.SIGKILL)
+            assert got == expected[epoch]
+        assert loader.stats().restarts > 0
+
+
+class Poisoned:
+    """Kills its process at an item: always."""
+
+    def __init__(self, at, folder):
+        self.at = at
+        self.folder = folder
+
+    def __call__(self, item):
+        if item == self.at:
+            open(f"{self.folder}/{os.getpid()}", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+
+def test_an_item_that_kills_its_process_each_time_is_named_after_three_tries(tmp_path):
+    pipe = IterableWrapper(range(40)).sharding_filter().map(Poisoned(21, str(tmp_path)))
+    with restarting(pipe) as loader:
+        got = []
+        with pytest.raises(
+            WorkerExitedError, match=r"worker process 1 .*its item number 10 .*as 2 before it"
+        ) as caught:
+            for item in loader:
+                got.append(item)
+    assert got == list(range(21))
+    assert (caught.value.item, caught.value.worker, caught.value.exitcode) == (10, 1, -signal.SIGKILL)
+    assert len(os.listdir(tmp_path)) == 3
+    assert pickle.loads(pickle.dumps(caught.value)).item == 10
+
+
+def test_a_poisoned_item_of_the_dispatching_process_is_named_too(tmp_path):
+    pipe = IterableWrapper(range(40)).map(Poisoned(21, str(tmp_path))).sharding_round_robin_dispatch(MULTIPROCESSING)
+    with restarting(pipe) as loader:
+        got = []
+        with pytest.raises(WorkerExitedError, match="the dispatching process .*the item number 21") as caught:
+            for item in loader:
+                got.append(item)
+    assert got == list(range(len(got)))
+    assert (caught.value.item, caught.value.worker, caught.value.stage) == (21, None, "dispatching items")
+
+
+def test_deaths_with_progress_in_between_are_no_reason_to_give_up():
+    with restarting(
+        IterableWrapper(range(300)).sharding_filter(), worker_prefetch_cnt=1, main_prefetch_cnt=1
+    ) as loader:
+        got = []
+        for number, item in enumerate(loader):
+            got.append(item)
+            if number % 20 == 10:
+                os.kill(pids_of(loader)[0], signal.SIGKILL)
+        assert got == list(range(300))
+        assert loader.stats().restarts > 5
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_arrays_in_the_memory_of_one_that_died_stay_as_they_are(dispatched):
+    pipe = IterableWrapper(range(120))
+    pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
+    with restarting(pipe.map(array)) as loader:
+        kept = []
+        for number, item in enumerate(loader):
+            kept.append(item)
+            if number in (15, 50, 90):
+                os.kill(pids_of(loader)[number % 2], signal.SIGKILL)
+        assert all((item == number).all() for number, item in enumerate(kept))
+        kept[3][:] = 1000  # it is writable memory of the old link
+        assert (kept[4] == 4).all()
+    assert (kept[3] == 1000).all()
+
+
+def test_each_death_is_told_once_and_counted():
+    with restarting(pipeline(2000)) as loader, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number, _ in enumerate(loader):
+            if number in (100, 500):
+                os.kill(pids_of(loader)[1], signal.SIGTERM)
+        stats = loader.stats()
+    texts = [str(one.message) for one in told if TOLD in str(one.message)]
+    assert len(texts) == 2
+    assert all(
+        "worker process 1 (pid " in text and "was killed by SIGTERM at its item number" in text for text in texts
+    )
+    assert stats.restarts == 2
+    assert [process.restarts for process in stats.processes if process.role == "worker"] == [0, 2]
+    assert sum(process.items for process in stats.processes if process.role == "worker") == 1000
+
+
+def test_one_that_dies_after_its_last_item_disturbs_nobody_and_is_there_in_the_next_epoch():
+    pipe = IterableWrapper(range(11)).sharding_filter()
+    with restarting(pipe, worker_prefetch_cnt=20) as loader:
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(10)]
+        pid = pids_of(loader)[1]
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: is_gone(pid))
+        assert got + list(iterator) == list(range(11))
+        assert list(loader) == list(range(11))
+        assert loader.stats().restarts == 1
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_deaths_before_the_first_item_and_between_epochs_and_of_all_at_once(dispatched):
+    expected = undisturbed(pipeline(60, dispatched), 3)
+    with restarting(pipeline(60, dispatched)) as loader:
+        for epoch in range(3):
+            iterator = iter(loader)
+            for pid in pids_of(loader):
+                os.kill(pid, signal.SIGKILL)
+            assert list(iterator) == expected[epoch]
+            for pid in pids_of(loader)[: 1 + epoch]:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_one_that_is_stopped_is_not_dead():
+    with restarting(pipeline(400)) as loader:
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(5)]
+        pid = pids_of(loader)[0]
+        os.kill(pid, signal.SIGSTOP)
+        resumer = subprocess.Popen(["sh", "-c", f"sleep 0.4; kill -CONT {pid}"])
+        got += list(iterator)
+        resumer.wait()
+        assert got == undisturbed(pipeline(400))[0]
+        assert loader.stats().restarts == 0
+        assert pids_of(loader)[0] == pid
+
+
+class Failing:
+    def __call__(self, item):
+        if item == 7:
+            raise KeyError(item)
+        return item
+
+
+def test_an_exception_is_no_death():
+    with restarting(IterableWrapper(range(20)).sharding_filter().map(Failing())) as loader:
+        with pytest.raises(KeyError):
+            list(loader)
+        assert loader.stats().restarts == 0
+
+
+def double(item):
+    return 2 * item
+
+
+def same(item):
+    return item
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_paused_and_limited_loader_goes_on_and_who_takes_a_place_gets_the_calls_before(dispatched):
+    pipe = IterableWrapper(range(40))
+    pipe = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
+    with restarting(pipe.map(same)) as loader:
+        assert list(loader) == list(range(40))
+        loader.reading_service._children.call(_Doubles())
+        iterator = iter(loader)
+        iterator.limit(5)
+        got = []
+        for number in range(8):
+            got += list(iterator)
+            if number % 3 == 0:
+                os.kill(pids_of(loader)[number // 3 % 2], signal.SIGKILL)
+            if not dispatched:  # where it would be an error
+                loader.reading_service._children.call(_Nothing())
+            iterator.resume()
+        assert got == [2 * item for item in range(40)]
+
+
+class _Doubles:
+    def __call__(self, pipe):
+        if hasattr(pipe, "fn"):
+            pipe.fn = double
+
+
+class _Nothing:
+    def __call__(self, pipe):
+        pass
+
+
+def test_the_functions_of_a_service_are_kept_for_who_takes_a_place():
+    with restarting(IterableWrapper(range(40)).sharding_filter()) as loader:
+        service, iterator = loader.reading_service, iter(loader)
+        got = [next(iterator)]
+        for count in range(1, 5):
+            service._limit(count, limited)
+            service._pause(paused)
+            service._resume(paused)
+        os.kill(pids_of(loader)[0], signal.SIGKILL)
+        assert got + list(iterator) == list(range(40))
+
+
+def limited(pipe, _count):
+    return pipe
+
+
+def paused(pipe):
+    return pipe
+
+
+def test_states_after_a_death_are_those_of_a_run_without(monkeypatch):
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+    expected = undisturbed(pipeline(100, True), 2)
+    with restarting(pipeline(100, True)) as loader:
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(9)]
+        for number in (0, 2):
+            os.kill(pids_of(loader)[number], signal.SIGKILL)
+            got += [next(iterator) for _ in range(15)]
+        states = [pickle.loads(pickle.dumps(loader.state_dict(items_ago=ago))) for ago in (0, 4)]
+    for ago, state in zip((0, 4), states, strict=True):
+        with DataLoader2.from_state(state, MultiProcessingReadingService(2, on_worker_exit="restart")) as other:
+            iterator = iter(other)
+            rest = [next(iterator)]
+            os.kill(pids_of(other)[1], signal.SIGKILL)
+            rest += list(iterator)
+            assert got[: len(got) - ago] + rest == expected[0]
+            assert list(other) == expected[1]
+
+
+def test_pipes_in_main_that_read_ahead_in_threads_notice_nothing():
+    expected = undisturbed(pipeline(2000).prefetch(5))[0]
+    with restarting(pipeline(2000).prefetch(5)) as loader:
+        got = []
+        for number, item in enumerate(loader):
+            got.append(item)
+            if number % 200 == 100:
+                os.kill(pids_of(loader)[number // 200 % 2], signal.SIGKILL)
+        assert got == expected
+
+
+def test_ranks_with_workers_restart_each_for_itself():
+    def service(how):
+        workers = MultiProcessingReadingService(2, on_worker_exit=how)
+        return SequentialReadingService(DistributedReadingService(process_group=Alone()), workers)
+
+    def read(how):
+        random.seed(4)
+        with DataLoader2(pipeline(300), reading_service=service(how)) as loader:
+            loader.seed(3)
+            got = []
+            for number, item in enumerate(loader):
+                got.append(item)
+                if how == "restart" and number in (30, 90):
+                    os.kill(loader.reading_service.reading_services[1]._children.pids[0], signal.SIGKILL)
+            return got
+
+    assert read("restart") == read("error")
+
+
+def test_ctrl_c_while_another_takes_a_place_costs_no_item(monkeypatch):
+    replace = Restarts._replace
+
+    def interrupted(self, *arguments):
+        made = replace(self, *arguments)
+        signal.raise_signal(signal.SIGINT)
+        return made
+
+    monkeypatch.setattr(Restarts, "_replace", interrupted)
+    with restarting(pipeline(200)) as loader:
+        iterator, got, pressed = iter(loader), [], 0
+        os.kill(pids_of(loader)[0], signal.SIGKILL)
+        while True:
+            try:
+                got.append(next(iterator))
+            except KeyboardInterrupt:
+                pressed += 1
+            except StopIteration:
+                break
+        assert pressed == 1
+        assert got == undisturbed(pipeline(200))[0]
+
+
+def test_a_loader_can_be_shut_down_whenever_a_process_dies():
+    dice = random.Random(3)
+    for number in range(8):
+        loader = restarting(pipeline(200, number % 2 == 1))
+        iterator = iter(loader)
+        next(iterator)
+        before = pids_of(loader)
+        for pid in dice.sample(before, 2):
+            os.kill(pid, signal.SIGKILL)
+        for _ in range(dice.randrange(4)):
+            next(iterator)
+        started = time.monotonic()
+        loader.shutdown()
+        assert time.monotonic() - started < 10
+        assert all(map(is_gone, before))
+
+
+MAIN = """
+import os, random, signal, warnings
+from restarted import pids_of, pipeline, restarting
+warnings.simplefilter("ignore")
+loader = restarting(pipeline(100000, {dispatched}))
+for number, item in enumerate(loader):
+    if number % 10 == 0:
+        print(*pids_of(loader), flush=True)
+        os.kill(random.choice(pids_of(loader)), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_nothing_outlives_a_main_process_that_is_killed_while_places_are_taken(dispatched):
+    program = MAIN.format(dispatched=dispatched)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    dice = random.Random(dispatched)
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment, text=True, bufsize=1
+        )
+        for _ in range(3):
+            assert process.stdout.readline()
+        time.sleep(dice.uniform(0, 0.1))
+        process.send_signal(signal.SIGSTOP)
+        left = descendants(process.pid)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        wait_for(lambda left=left: all(map(is_gone, left)))
+
+
+def test_only_two_ways_of_taking_a_death_are_known():
+    with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', not 'again'"):
+        MultiProcessingReadingService(2, on_worker_exit="again")
+    service = MultiProcessingReadingService(2, on_worker_exit="restart")
+    assert pickle.loads(pickle.dumps(service)).on_worker_exit == "restart"
+    assert "on_worker_exit='restart'" in repr(DataLoader2(IterableWrapper([1]), reading_service=service))
+
+
+def test_without_restarts_no_process_is_kept_for_them():
+    with restarting(pipeline(20), how="error") as loader:
+        next(iter(loader))
+        assert set(children()) == set(pids_of(loader))
+    with restarting(pipeline(20)) as loader:
+        next(iter(loader))
+        assert len(set(children()) - set(pids_of(loader))) == 1
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_random_loaders_give_the_same_whoever_is_killed(first, monkeypatch):
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)  # put back afterwards
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+    warnings.filterwarnings("ignore", "the main process holds")
+    for seed in range(first, first + 4):
+        random_restart.check(random_restart.Plan(seed))

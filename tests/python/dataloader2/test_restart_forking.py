@@ -1,0 +1,164 @@
+"""The process that forks others in the places of those that die: killed, stopped, out of room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from leftovers import descendants
+from process_checks import is_gone, nothing_is_left, wait_for  # noqa: F401 - a fixture
+from restarted import pids_of, pipeline, restarting, undisturbed
+from torchdata._engine import forking
+from torchdata._engine import restarting as taking_places
+from torchdata.dataloader2.error import WorkerExitedError
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+]
+
+
+def forker_of(loader):
+    return loader.reading_service._children._restarts._forker._process.pid
+
+
+def begun(**options):
+    loader = restarting(pipeline(2000), **options)
+    iterator = iter(loader)
+    return loader, iterator, [next(iterator)]
+
+
+def kill_first(loader):
+    pid = pids_of(loader)[0]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_where_the_process_that_forks_is_gone_the_error_names_the_worker_and_the_cause(dispatched):
+    with restarting(pipeline(2000, dispatched)) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(forker_of(loader), signal.SIGKILL)
+        pid = kill_first(loader)
+        for items in (iterator, loader):  # the next epoch is told the same
+            with pytest.raises(WorkerExitedError, match="forks others .*has ended: somebody has killed it") as caught:
+                list(items)
+            assert isinstance(caught.value.__cause__, OSError)
+            assert caught.value.worker == 0
+        assert is_gone(pid)
+
+
+def test_one_that_was_forked_before_lives_on_and_can_be_shut_down():
+    loader, iterator, got = begun()
+    with loader:
+        kill_first(loader)
+        got += [next(iterator) for _ in range(300)]
+        pids = pids_of(loader)
+        os.kill(forker_of(loader), signal.SIGKILL)
+        assert got + list(iterator) == undisturbed(pipeline(2000))[0]
+    assert all(map(is_gone, pids))
+
+
+def test_a_process_that_forks_and_is_stopped_is_waited_for_but_not_for_ever(monkeypatch):
+    monkeypatch.setitem(forking._PATIENCE, "fork", 0.3)
+    loader, iterator, _ = begun()
+    with loader:
+        os.kill(forker_of(loader), signal.SIGSTOP)
+        kill_first(loader)
+        with pytest.raises(WorkerExitedError, match=r"worker process 0 .*has not answered for 0 s.*SIGSTOP"):
+            list(iterator)
+
+
+def test_one_that_is_stopped_for_a_moment_costs_nothing():
+    loader, iterator, got = begun()
+    with loader:
+        pid = forker_of(loader)
+        os.kill(pid, signal.SIGSTOP)
+        resumer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -CONT {pid}"])
+        kill_first(loader)
+        got += list(iterator)
+        resumer.wait()
+    assert got == undisturbed(pipeline(2000))[0]
+
+
+def test_what_was_forked_ends_where_main_was_never_told_of_it(monkeypatch, tmp_path):
+    fork = forking._Forking._fork
+
+    def last(self, *arguments):
+        (tmp_path / "pid").write_text(str(fork(self, *arguments)))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(forking._Forking, "_fork", last)
+    loader, iterator, _ = begun()
+    with loader:
+        kill_first(loader)
+        with pytest.raises(WorkerExitedError, match="somebody has killed it"):
+            list(iterator)
+        wait_for(lambda: is_gone(int((tmp_path / "pid").read_text())))
+
+
+def full(times):
+    """A way to fork that finds no room so many times."""
+    fork = forking._Forking._fork
+
+    def tried(self, *arguments):
+        nonlocal times
+        times -= 1
+        if times >= 0:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork(self, *arguments)
+
+    return tried
+
+
+def test_room_for_another_process_is_waited_for(monkeypatch):
+    monkeypatch.setattr(forking._Forking, "_fork", full(5))
+    monkeypatch.setattr(taking_places, "ROOM", 60.0)
+    loader, iterator, got = begun()
+    with loader:
+        kill_first(loader)
+        got += list(iterator)
+    assert got == undisturbed(pipeline(2000))[0]
+
+
+def test_where_there_is_no_room_the_error_says_so_and_the_next_epoch_tries_again(monkeypatch):
+    monkeypatch.setattr(forking._Forking, "_fork", full(1))
+    monkeypatch.setattr(taking_places, "ROOM", 0.0)
+    loader, iterator, _ = begun()
+    with loader:
+        kill_first(loader)
+        with pytest.raises(WorkerExitedError, match=r"worker process 0 .*SIGKILL.*ulimit -u") as caught:
+            list(iterator)
+        assert (caught.value.worker, caught.value.exitcode) == (0, -signal.SIGKILL)
+        assert list(loader) == undisturbed(pipeline(2000), 2)[1]
+
+
+MAIN = """
+import time
+from restarted import pipeline, pids_of, restarting
+if __name__ == "__main__":
+    loader = restarting(pipeline(100000))
+    next(iter(loader))
+    print(loader.reading_service._children._restarts._forker._process.pid, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_one_that_is_stopped_when_main_is_killed_ends_when_it_goes_on():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, "-c", MAIN]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        forker = int(process.stdout.readline())
+        os.kill(forker, signal.SIGSTOP)
+        left = descendants(process.pid)
+        process.kill()
+        process.wait()
+        wait_for(lambda: all(is_gone(pid) for pid in left if pid != forker))
+        os.kill(forker, signal.SIGCONT)
+        wait_for(lambda: is_gone(forker))

@@ -1,0 +1,495 @@
+"""Loaders that go on from a state: any moment, any service, another process, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+import random_resume
+from one_rank import Alone
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+    describe,
+)
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+
+pytestmark = pytest.mark.alone
+
+
+def drawing(item):
+    return item, random.random(), int(np.random.randint(1000))
+
+
+def halting(item):
+    time.sleep(0.3 if item == 5 else 0)
+    return item
+
+
+def pipeline(dispatched=False):
+    pipe = IterableWrapper(range(50)).shuffle()
+    if dispatched:
+        pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    else:
+        pipe = pipe.sharding_filter()
+    return pipe.map(drawing).shuffle(buffer_size=6).batch(2)
+
+
+def workers(**options):
+    return MultiProcessingReadingService(2, **options)
+
+
+SERVICES = {
+    "none": lambda: None,
+    "in process": InProcessReadingService,
+    "in process, ahead": lambda: InProcessReadingService(prefetch_cnt=4),
+    "workers": workers,
+    "spawned workers": lambda: workers(multiprocessing_context="spawn"),
+    "workers of a server": lambda: workers(multiprocessing_context="forkserver"),
+    "ranks": lambda: DistributedReadingService(process_group=Alone()),
+    "ranks and workers": lambda: SequentialReadingService(DistributedReadingService(process_group=Alone()), workers()),
+}
+
+
+@pytest.fixture
+def often(monkeypatch):
+    """A snapshot after each item."""
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+
+
+def begun(service, pipe=pipeline, epochs=0, items=0):
+    random.seed(4)
+    np.random.seed(4)
+    loader = DataLoader2(pipe(), reading_service=service)
+    loader.seed(7)
+    for _ in range(epochs):
+        list(loader)
+    iterator = iter(loader)
+    return loader, iterator, [next(iterator) for _ in range(items)]
+
+
+def through_pickle(state):
+    return pickle.loads(pickle.dumps(state))
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_rest_and_the_next_epochs_are_those_of_the_run_that_was_never_stopped(service):
+    slow_to_start = "spawned" in service or "server" in service
+    for epochs, items in [(1, 9)] if slow_to_start else [(0, 0), (1, 9), (1, 24)]:
+        loader, iterator, _ = begun(SERVICES[service](), epochs=epochs, items=items)
+        with loader:
+            state = through_pickle(loader.state_dict())
+            expected = [list(iterator), list(loader), list(loader)]
+        random.seed(99)
+        with DataLoader2(pipeline(), reading_service=SERVICES[service]()) as other:
+            other.load_state_dict(state)
+            assert [list(other) for _ in range(3)] == expected, (epochs, items)
+
+
+def tripled():
+    pipe = IterableWrapper(range(8)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    return pipe.flatmap(lambda number: [(number, each) for each in range(3)])
+
+
+@pytest.mark.usefixtures("often")
+def test_a_state_of_workers_that_have_not_opened_their_share_since_they_went_on_goes_on_alike():
+    loader, iterator, _ = begun(workers(), tripled, items=4)
+    with loader:
+        state = loader.state_dict()
+        expected = list(iterator)
+    for given in range(1, 4):
+        with DataLoader2(tripled(), reading_service=workers()) as other:
+            other.load_state_dict(state)
+            iterator = iter(other)
+            assert [next(iterator) for _ in range(given)] == expected[:given]
+            later = through_pickle(other.state_dict())
+        with DataLoader2(tripled(), reading_service=workers()) as third:
+            third.load_state_dict(later)
+            assert list(third) == expected[given:], given
+
+
+def beginnings():
+    pipe = IterableWrapper(range(8)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+    return pipe.header(2).cycle(2)
+
+
+@pytest.mark.usefixtures("often")
+def test_workers_that_had_enough_of_a_pass_go_on_with_the_next_one():
+    for items in range(1, 8):
+        loader, iterator, _ = begun(workers(), beginnings, items=items)
+        with loader:
+            state = loader.state_dict()
+            expected = list(iterator)
+        with DataLoader2(beginnings(), reading_service=workers()) as other:
+            other.load_state_dict(state)
+            assert list(other) == expected, items
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("service", ["none", "in process", "workers", "ranks and workers"])
+def test_after_the_last_item_the_epoch_ends_and_after_its_end_the_next_one_begins(service):
+    loader, _, _ = begun(SERVICES[service]())
+    with loader:
+        size = len(list(loader))
+    loader, iterator, got = begun(SERVICES[service](), items=size)
+    with loader:
+        before = through_pickle(loader.state_dict())
+        assert next(iterator, None) is None
+        after = through_pickle(loader.state_dict())
+        following = list(loader)
+    assert len(got) == size
+    for state, expected in [(before, [[], following]), (after, [following])]:
+        with DataLoader2.from_state(state, SERVICES[service]()) as other:
+            assert [list(other) for _ in expected] == expected
+
+
+@pytest.mark.parametrize("service", ["none", "in process", "workers"])
+def test_a_state_of_some_items_ago_brings_them_again(service):
+    loader, iterator, got = begun(SERVICES[service](), epochs=1, items=8)
+    with loader:
+        states = [through_pickle(loader.state_dict(items_ago=ago)) for ago in range(9)]
+        with pytest.raises(ValueError, match="of 9 items ago was asked for, but 8 items were given"):
+            loader.state_dict(items_ago=9)
+        rest = list(iterator)
+    for ago in (1, 3, 8):
+        with DataLoader2.from_state(states[ago], SERVICES[service]()) as other:
+            assert list(other) == got[8 - ago :] + rest
+
+
+@pytest.mark.parametrize("service", ["none", "in process", "workers"])
+def test_items_ago_in_the_first_epoch_behind_a_loaded_one_know_what_outlived_that(service):
+    def made():
+        return DataLoader2(random_resume.Summed(IterableWrapper(range(6))), reading_service=SERVICES[service]())
+
+    with made() as loader:
+        loader.seed(3)
+        assert len(list(loader)) == len(list(loader))
+        between = through_pickle(loader.state_dict())
+        expected = list(loader)
+    with made() as loader:
+        loader.load_state_dict(between)
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(4)]
+        states = [through_pickle(loader.state_dict(items_ago=ago)) for ago in range(5)]
+    assert got == expected[:4]
+    for ago, state in enumerate(states):
+        with made() as loader:
+            loader.load_state_dict(state)
+            assert list(loader) == expected[4 - ago :]
+
+
+def test_saving_changes_nothing_and_nothing_changes_what_was_saved():
+    for service in ("none", "in process", "workers"):
+        loader, iterator, _ = begun(SERVICES[service](), items=3)
+        with loader:
+            quiet = list(iterator)
+        loader, iterator, _ = begun(SERVICES[service](), items=3)
+        with loader:
+            state = loader.state_dict()
+            pickled = pickle.dumps(state)
+            rest = []
+            for item in iterator:
+                rest.append(item)
+                loader.state_dict()
+            assert rest == quiet
+            assert pickle.dumps(state) == pickled
+
+
+def test_a_paused_and_a_limited_loader_have_a_state():
+    for service in ("in process", "workers"):
+        loader, iterator, _ = begun(SERVICES[service]())
+        with loader:
+            iterator.limit(4)
+            assert len(list(iterator)) == 4
+            state = through_pickle(loader.state_dict())
+            iterator.limit(None)
+            iterator.resume()
+            expected = [list(iterator), list(loader)]
+        with DataLoader2.from_state(state, SERVICES[service]()) as other:
+            assert [list(other), list(other)] == expected
+
+
+@pytest.mark.parametrize("service", ["none", "in process", "in process, ahead", "workers"])
+def test_a_signal_handler_saves_while_main_waits_for_an_item(service):
+    def slow():
+        return IterableWrapper(range(12)).sharding_filter().map(halting)
+
+    states = []
+    loader, iterator, got = begun(SERVICES[service](), slow)
+    before = signal.signal(signal.SIGALRM, lambda *_: states.append((len(got), loader.state_dict())))
+    try:
+        with loader:
+            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.03)
+            for item in iterator:
+                got.append(item)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert got == list(range(12))
+    assert states
+    for given, state in states[:: max(1, len(states) // 3)]:
+        with DataLoader2.from_state(through_pickle(state), SERVICES[service]()) as other:
+            # What was given may have been on its way to `got` when the signal came.
+            assert list(other) in (got[given:], got[given + 1 :])
+
+
+@pytest.mark.parametrize("service", ["in process", "workers"])
+def test_another_thread_saves_while_main_reads(service):
+    loader, iterator, got = begun(SERVICES[service]())
+    states, done = [], threading.Event()
+
+    def save():
+        while not done.is_set():
+            states.append(loader.state_dict())
+            time.sleep(0.001)
+
+    with loader:
+        thread = threading.Thread(target=save)
+        thread.start()
+        for item in iterator:
+            got.append(item)
+            time.sleep(0.002)
+        done.set()
+        thread.join()
+    inside = [state for state in states if state["iteration_state"] and not state["iteration_state"]["ended"]]
+    for state in inside[:: max(1, len(inside) // 4)]:
+        with DataLoader2.from_state(through_pickle(state), SERVICES[service]()) as other:
+            assert list(other) == got[state["iteration_state"]["given"] :]
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("budget", [0, 1 << 20])
+def test_full_arenas_and_none_only_make_snapshots_rarer(dispatched, budget, recwarn):
+    def large():
+        return pipeline(dispatched).map(random_resume.large)
+
+    warnings.filterwarnings("default", "the main process holds .* more than the memory budget")
+    loader, iterator, _ = begun(workers(memory_budget=budget), large, items=7)
+    with loader:
+        state = through_pickle(loader.state_dict())
+        expected = [item.tolist() for item in iterator]
+    with DataLoader2.from_state(state, workers(memory_budget=budget)) as other:
+        assert [item.tolist() for item in other] == expected
+    # Only without a budget is what dispatched workers are waited for with beyond it.
+    assert not recwarn.list or (dispatched and budget == 0), [str(one.message) for one in recwarn.list]
+
+
+def ten_times(item):
+    return [item] * 10
+
+
+@pytest.mark.usefixtures("often")
+def test_a_state_that_a_worker_saves_again_before_it_has_read_what_is_dispatched_is_as_good():
+    def held():
+        pipe = IterableWrapper(range(12)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+        return pipe.flatmap(ten_times)
+
+    loader, iterator, _ = begun(workers(), held, items=46)
+    with loader:
+        state = through_pickle(loader.state_dict())
+        rest = list(iterator)
+    for _ in range(3):
+        with DataLoader2.from_state(state, workers()) as other:
+            iterator = iter(other)
+            assert [next(iterator), next(iterator)] == rest[:2]
+            state, rest = through_pickle(other.state_dict()), rest[2:]
+    with DataLoader2.from_state(state, workers()) as other:
+        assert list(other) == rest
+
+
+class Unsteady:
+    """A function that does not repeat itself."""
+
+    def __call__(self, item):
+        return item, time.perf_counter_ns()
+
+
+def unsteady():
+    return IterableWrapper(range(40)).sharding_filter().map(Unsteady())
+
+
+def test_a_pipeline_that_does_not_repeat_itself_is_an_error_that_names_worker_and_item(monkeypatch):
+    monkeypatch.setattr(snapshots, "SECONDS", 1000.0)  # the epoch's beginning is all there is
+    loader, _, _ = begun(workers(), unsteady, items=9)
+    with loader:
+        state = through_pickle(loader.state_dict())
+    with DataLoader2.from_state(state, workers()) as other, pytest.raises(RuntimeError) as caught:
+        list(other)
+    assert "worker process" in str(caught.value)
+    assert "does not repeat itself" in str(caught.value)
+    assert "items up to number 5" in str(caught.value) or "items up to number 4" in str(caught.value)
+    with DataLoader2.from_state(state, workers(), strict=False) as other:
+        assert [item for item, _ in other] == list(range(9, 40))
+
+
+def test_a_state_with_a_shuffle_behind_the_sharding_goes_to_as_many_workers_as_it_came_from():
+    loader, _, _ = begun(workers(), items=3)
+    with loader:
+        state = loader.state_dict()
+    for service, words in [
+        (
+            MultiProcessingReadingService(3),
+            "with 2 workers, and now there are 3 workers. Shuffler, which stands behind",
+        ),
+        (InProcessReadingService(), "with 2 workers, and now there are no workers. Shuffler, which stands behind"),
+    ]:
+        with DataLoader2.from_state(state, service) as other, pytest.raises(ValueError, match=words):
+            iter(other)
+
+
+@pytest.mark.parametrize("service", ["none", "workers"])
+def test_states_are_plain_data_that_torch_loads_without_trust(service, tmp_path):
+    torch = pytest.importorskip("torch", reason="it is its way to load")
+    loader, iterator, _ = begun(SERVICES[service](), items=5)
+    with loader:
+        torch.save(loader.state_dict(), tmp_path / "state.pt")
+        rest = list(iterator)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    with DataLoader2(pipeline(), reading_service=SERVICES[service]()) as other:
+        other.load_state_dict(state)
+        assert list(other) == rest
+
+
+@pytest.mark.usefixtures("often")
+def test_damage_anywhere_is_noticed_before_anything_is_unpickled():
+    loader, _, _ = begun(workers(), items=9)
+    with loader:
+        state = loader.state_dict()
+    pickled = pickle.dumps(state)
+    for what in ("given", "turn"):
+        damaged = pickle.loads(pickled)
+        place = damaged["iteration_state"] if what == "given" else damaged["iteration_state"]["workers"]
+        place[what] += 1
+        with pytest.raises(ValueError, match="damaged in its field 'iteration_state'"):
+            DataLoader2.from_state(damaged, workers())
+    damaged = pickle.loads(pickled)
+    worker = damaged["iteration_state"]["workers"]["workers"][0]
+    sent, read_pass, share, content = worker["snapshot"]
+    content = bytearray(content)
+    content[len(content) // 2] ^= 1
+    worker["snapshot"] = sent, read_pass, share, bytes(content)
+    with pytest.raises(ValueError, match="damaged in its field 'iteration_state'.*checksum"):
+        DataLoader2.from_state(damaged, workers())
+
+
+def test_much_data_is_not_part_of_each_state():
+    data = list(range(400_000))
+
+    def much():
+        return IterableWrapper(data, deepcopy=False).sharding_filter()
+
+    with DataLoader2(much(), reading_service=workers()) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        assert len(pickle.dumps(state)) < 100_000
+        assert len(loader.state_dict(with_pipe=True)["serialized_datapipe"]) > 1 << 20
+        following = next(iterator)
+    with pytest.raises(ValueError, match="was saved without its pipe.*with_pipe=True"):
+        DataLoader2.from_state(state, workers())
+    with DataLoader2(much(), reading_service=workers()) as other:
+        other.load_state_dict(state)
+        assert next(iter(other)) == following
+
+
+KILLED = """
+import os, pickle, sys
+sys.path.insert(0, {folder!r})
+from test_resume import pipeline, workers
+from torchdata.dataloader2 import DataLoader2
+loader = DataLoader2(pipeline(True), reading_service=workers())
+loader.seed(7)
+if os.path.exists("state"):
+    loader.load_state_dict(pickle.load(open("state", "rb")))
+while True:
+    for item in loader:
+        state = loader.state_dict()
+        with open("new", "wb") as file:
+            pickle.dump((state, item), file)
+            file.flush()
+        pickle.dump(state, open("newer", "wb"))
+        with open("log", "a") as log:
+            log.write(repr(item) + "\\n")
+        os.replace("newer", "state")
+"""
+
+
+def test_a_program_that_is_killed_while_it_saves_goes_on_from_its_last_file(tmp_path):
+    program = KILLED.format(folder=os.path.dirname(__file__))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    dice = random.Random(5)
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment)
+        log = tmp_path / "log"
+        size = log.stat().st_size if log.exists() else 0
+        deadline = time.monotonic() + 60
+        while not log.exists() or log.stat().st_size == size:
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.005)
+        time.sleep(dice.uniform(0, 0.1))
+        process.kill()
+        process.wait()
+    lines = (tmp_path / "log").read_text().splitlines()
+    # An item was logged before its state took the old one's place, so the one at the kill may come again.
+    once = [line for number, line in enumerate(lines) if number == 0 or line != lines[number - 1]]
+    with DataLoader2(pipeline(True), reading_service=workers()) as loader:
+        loader.seed(7)
+        whole: list[str] = []
+        while len(whole) < len(once):
+            whole += [repr(item) for item in loader]
+    assert once == whole[: len(once)]
+
+
+@pytest.mark.filterwarnings("ignore:the main process holds")
+@pytest.mark.parametrize("first", range(1, 61, 15))
+def test_random_loaders_go_on_as_if_nothing_had_happened(first, monkeypatch):
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)  # put back afterwards
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+    for seed in range(first, first + 15):
+        random_resume.check(random_resume.Plan(seed))
+
+
+def test_a_state_is_described_in_words_and_items_are_skipped():
+    loader, _, _ = begun(workers(), items=7)
+    with loader:
+        text = describe(loader.state_dict())
+    assert text.startswith("inside an epoch, after 7 items\nseed 7\npipeline (")
+    assert "worker 0: 4 items given" in text
+    assert "worker 1: 3 items given" in text
+    loader = DataLoader2(IterableWrapper(range(10)))
+    assert (loader.skip(3), list(loader)) == (3, list(range(3, 10)))
+    assert list(loader) == list(range(10))
+    assert loader.skip(99) == 10
+    iterator = iter(loader)
+    assert (next(iterator), loader.skip(2), next(iterator)) == (0, 2, 3)
+
+
+def test_a_changed_data_set_and_another_function_are_refused_by_name():
+    with DataLoader2(IterableWrapper(list(range(50))).map(drawing)) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    for pipe, words in [
+        (IterableWrapper(list(range(51))).map(drawing), "list of length 50 in the state and .*length 51"),
+        (IterableWrapper(list(range(50))).map(halting), "fn=.*drawing in the state and .*halting"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            DataLoader2(pipe).load_state_dict(state)

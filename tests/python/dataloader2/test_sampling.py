@@ -1,0 +1,148 @@
+"""Choosing among inputs: at random by their weights, or in turn until the longest ends."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import Counter
+
+import cloudpickle
+import pytest
+
+from pipes_table import seed
+from pipes_table.core import Doubling
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, MultiplexerLongest, SampleMultiplexer
+from torchdata.datapipes.state import load_state, save_state
+
+
+def letters(seed: int | None = None, **weights: float) -> SampleMultiplexer:
+    """An endless pipe of each letter."""
+    return SampleMultiplexer({IterableWrapper(letter).cycle(): w for letter, w in weights.items()}, seed)
+
+
+def finite(seed: int | None = None) -> SampleMultiplexer:
+    sizes = {"a": (8, 5), "b": (4, 2), "c": (2, 1)}
+    return SampleMultiplexer({IterableWrapper(key * size): w for key, (size, w) in sizes.items()}, seed)
+
+
+def test_a_seed_gives_the_choices_that_torchdata_0_9_gives_in_every_epoch() -> None:
+    pipe = finite(11)
+    assert ["".join(pipe), "".join(pipe)] == ["aacaaaaabbabcb", "accbaaaaaaabbb"]
+
+
+def test_a_seed_of_the_constructor_is_not_replaced_by_those_of_a_loader() -> None:
+    pipe = finite(11)
+    assert pipe.set_seed(3) is pipe
+    with DataLoader2(pipe, reading_service=InProcessReadingService()) as loader:
+        loader.seed(5)
+        assert "".join(loader) == "aacaaaaabbabcb"
+
+
+def test_a_pipe_without_a_seed_follows_the_one_of_the_loader() -> None:
+    runs = []
+    for run_seed in (5, 5, 6):
+        with DataLoader2(letters(a=1, b=1).header(64), reading_service=InProcessReadingService()) as loader:
+            loader.seed(run_seed)
+            runs.append("".join(loader))
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_without_any_seed_every_epoch_chooses_anew(no_torch: None) -> None:
+    pipe = letters(a=1, b=1).header(64)
+    random.seed(1)
+    first, second = "".join(pipe), "".join(pipe)
+    random.seed(1)
+    assert ["".join(pipe), "".join(pipe)] == [first, second]
+    assert first != second
+
+
+@pytest.mark.parametrize("weights", [{"a": 1}, {"a": 1, "b": 3}, {"a": 0.2, "b": 10, "c": 3.3, "d": 1}])
+def test_choices_have_the_frequencies_of_the_weights(weights: dict[str, float]) -> None:
+    total = 20_000
+    counts = Counter(letters(7, **weights).header(total))
+    expected = {key: weight / sum(weights.values()) * total for key, weight in weights.items()}
+    chi_square = sum((counts[key] - expected[key]) ** 2 / expected[key] for key in weights)
+    assert chi_square < 16.3  # 3 degrees of freedom at most, of which 0.1 % are beyond; the seed is fixed
+
+
+def test_after_an_input_has_ended_the_others_keep_their_ratio() -> None:
+    brief, many, few = IterableWrapper("-"), IterableWrapper("m").cycle(), IterableWrapper("f").cycle()
+    pipe = SampleMultiplexer({brief: 1000, many: 3, few: 1}, seed=3)
+    counts = Counter(pipe.header(8001))
+    assert counts["-"] == 1
+    assert counts["m"] / counts["f"] == pytest.approx(3, rel=0.1)
+
+
+def test_weights_of_any_magnitude_leave_no_item_behind() -> None:
+    pipes = {IterableWrapper("aa"): 1e300, IterableWrapper("bb"): 1e-300, IterableWrapper("cc"): 1}
+    assert sorted(SampleMultiplexer(pipes, seed=0)) == list("aabbcc")
+
+
+@pytest.mark.parametrize("position", [0, 1, 9, 14])
+def test_the_epochs_of_a_pipe_with_a_seed_of_its_own_are_restored_exactly(position: int) -> None:
+    pipe = finite(11)
+    whole = [list(pipe) for _ in range(3)]
+    pipe = finite(11)
+    list(pipe)
+    iterator = iter(pipe)
+    head = [next(iterator) for _ in range(position)]
+    other = finite(11)
+    load_state(other, pickle.loads(cloudpickle.dumps(save_state(pipe))))
+    assert [head + list(other), list(other)] == whole[1:]
+
+
+@pytest.mark.parametrize("position", [1, 9, 14])
+def test_a_replayed_epoch_makes_the_choices_that_the_saved_one_made(position: int) -> None:
+    pipe = Doubling(finite(11))
+    whole = [list(pipe) for _ in range(3)]
+    pipe = Doubling(finite(11))
+    list(pipe)
+    iterator = iter(pipe)
+    head = [next(iterator) for _ in range(position)]
+    other = Doubling(finite(11))
+    load_state(other, pickle.loads(cloudpickle.dumps(save_state(pipe))))
+    assert [head + list(other), list(other)] == whole[1:]
+
+
+def test_workers_choose_alike_in_front_of_a_sharding_filter() -> None:
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    pipe = SampleMultiplexer({IterableWrapper(range(20)): 1, IterableWrapper(range(20, 30)): 1})
+    with DataLoader2(pipe.sharding_filter(), reading_service=service) as loader:
+        assert [sorted(loader) for _ in range(2)] == [list(range(30))] * 2
+
+
+def test_an_input_is_read_only_when_it_has_the_turn() -> None:
+    taken: list[str] = []
+    left = IterableWrapper("ab").map(lambda item: taken.append(item) or item)
+    right = IterableWrapper("xy").map(lambda item: taken.append(item) or item)
+    reader = iter(left.mux_longest(right))
+    assert next(reader) == "a"
+    assert taken == ["a"]
+    sampled = seed(SampleMultiplexer({left: 1, right: 1}), 1)
+    taken.clear()
+    assert taken == [next(iter(sampled))]
+
+
+def test_plain_iterables_are_inputs_too_and_none_at_all_is_an_empty_pipe() -> None:
+    assert list(IterableWrapper("ab").mux_longest([1, 2, 3])) == ["a", 1, "b", 2, 3]
+    assert (list(MultiplexerLongest()), len(MultiplexerLongest())) == ([], 0)
+
+
+def test_the_length_of_the_longest_is_unknown_where_one_is() -> None:
+    unsized = IterableWrapper("ab").filter(bool)
+    for pipe in (
+        IterableWrapper("ab").mux_longest(unsized),
+        IterableWrapper("ab").zip_longest(unsized),
+        SampleMultiplexer({unsized: 1}),
+    ):
+        with pytest.raises(TypeError, match="Filter has no length. So this .* instance doesn't have valid length$"):
+            len(pipe)
+
+
+def test_the_form_takes_its_pipe_with_the_weight_that_the_dict_gives_it() -> None:
+    left, right = IterableWrapper("aaaa"), IterableWrapper("bbbb")
+    by_dict = left.sample_multiplex({right: 1, left: 3}, seed=5)
+    assert list(by_dict) == list(SampleMultiplexer({right: 1, left: 3}, seed=5))
+    by_weight = left.sample_multiplex({right: 1}, 5, 3)
+    assert list(by_weight) == list(SampleMultiplexer({left: 3, right: 1}, seed=5))

@@ -1,0 +1,154 @@
+"""What goes on slowly is said: pipelines that cannot be saved, and states from which much is made again."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from typing import Any
+
+import pytest
+
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, _replaying
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+
+
+class Unsaveable(IterDataPipe):
+    """A user's pipe that cannot say where it is."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def reset(self) -> None:
+        pass
+
+    def __iter__(self) -> Any:
+        yield from self.source
+
+    def state_dict(self) -> Any:
+        raise OSError("no place to be had from Unsaveable")
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError("never saved")
+
+
+class Silent(IterDataPipe):
+    """A user's pipe without a state."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        yield from self.source
+
+
+def slowly(item: Any) -> Any:
+    time.sleep(0.03)
+    return item
+
+
+def service(workers: int) -> Any:
+    return MultiProcessingReadingService(workers) if workers else None
+
+
+PIPES = {
+    "behind": lambda: Unsaveable(IterableWrapper(range(40)).shuffle().sharding_filter()),
+    "dispatched": lambda: Unsaveable(IterableWrapper(range(40)).shuffle()).sharding_round_robin_dispatch(
+        SHARDING_PRIORITIES.MULTIPROCESSING
+    ),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", PIPES)
+def test_a_pipeline_that_cannot_be_saved_is_said_once_with_the_reason_and_goes_on_from_the_beginning(
+    kind: str, workers: int
+) -> None:
+    with DataLoader2(PIPES[kind](), reading_service=service(workers)) as loader:
+        loader.seed(3)
+        reading = iter(loader)
+        for _ in range(9):
+            next(reading)
+        with pytest.warns(RuntimeWarning, match="go on from the beginning of the epoch.*no place to be had from Unsav"):
+            state = loader.state_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            loader.state_dict()
+        rest, following = list(reading), list(loader)
+    with DataLoader2(PIPES[kind](), reading_service=service(workers)) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+        assert list(loader) == following
+
+
+def test_a_pipeline_that_could_be_saved_once_in_the_epoch_goes_on_from_there() -> None:
+    class Later(Unsaveable):
+        """Cannot be saved from its twentieth item on."""
+
+        def __iter__(self) -> Any:
+            while self.at < 40:
+                yield self.at
+                self.at += 1
+
+        at = 0
+
+        def reset(self) -> None:
+            self.at = 0
+
+        def state_dict(self) -> Any:
+            return {"at": self.at + 1} if self.at < 20 else super().state_dict()
+
+        def load_state_dict(self, state: Any) -> None:
+            self.at = state["at"]
+
+    with DataLoader2(Later(None), reading_service=service(1)) as loader:
+        reading = iter(loader)
+        for _ in range(35):
+            next(reading)
+        state = loader.state_dict()
+        rest = list(reading)
+    assert 0 < state["iteration_state"]["workers"]["workers"][0]["snapshot"][0][0] <= 20
+    with DataLoader2(Later(None), reading_service=service(1)) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_from_which_much_is_made_again_says_what_and_how_long(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_replaying, "_LEAST", 1.0)
+
+    def pipe() -> Any:
+        return Silent(IterableWrapper(range(60)).map(slowly)).sharding_filter().map(abs)
+
+    with DataLoader2(pipe(), reading_service=service(workers)) as loader:
+        reading = iter(loader)
+        for _ in range(40):
+            next(reading)
+        state = loader.state_dict()
+    where = " in worker 0" if workers else ""
+    with DataLoader2(pipe(), reading_service=service(workers)) as loader:
+        with pytest.warns(
+            RuntimeWarning, match=rf"about [1-9] s at most.*again: \d\d items of Silent{where}.*one_to_one = True"
+        ):
+            loader.load_state_dict(state)
+        assert next(iter(loader)) == 40
+
+
+def test_what_takes_no_time_is_not_warned_of() -> None:
+    with DataLoader2(Silent(IterableWrapper(range(9)))) as loader:
+        reading = iter(loader)
+        next(reading)
+        state = loader.state_dict()
+    with DataLoader2(Silent(IterableWrapper(range(9)))) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == list(range(1, 9))

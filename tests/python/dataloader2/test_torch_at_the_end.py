@@ -1,0 +1,189 @@
+"""Graphs that end in a pipe of torch's go on from any place, before the first item of a later epoch included."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import warnings
+from itertools import islice
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="it is its pipes that are tried here")
+
+from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper  # noqa: E402
+
+from random_graphs.users import ByHand, Declared, drawn, is_odd, kept, up_to  # noqa: E402
+from torchdata._engine import snapshots  # noqa: E402
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService  # noqa: E402
+from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer  # noqa: E402
+from torchdata.datapipes.state import (  # noqa: E402
+    iterate,
+    load_generators,
+    load_state,
+    save_generators,
+    save_state,
+)
+
+pytestmark = pytest.mark.alone
+
+
+def plus_one(item: int) -> int:
+    return item + 1
+
+
+def shuffled() -> Any:
+    return IterableWrapper(range(6)).shuffle().sharding_filter()
+
+
+def sampled() -> Any:
+    return SampleMultiplexer({IterableWrapper(range(4)): 1, IterableWrapper(range(4, 8)): 2}, seed=3)
+
+
+class Mapping(torch.utils.data.IterDataPipe):
+    """A user's pipe on torch's base that returns an iterator, and is no generator."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        return map(plus_one, self.source)
+
+
+PIPES = {
+    "a batcher": lambda: Batcher(Mapper(shuffled(), plus_one), 2),
+    "over passes, draws and epochs that are counted": lambda: Mapper(
+        ByHand(IterableWrapper(range(3)).shuffle().cycle(2).sharding_filter().map(drawn)), plus_one
+    ),
+}
+GRAPHS = {
+    **PIPES,
+    "a mapper": lambda: Mapper(shuffled(), plus_one),
+    "over declared numbers of epochs": lambda: Mapper(Declared(shuffled()), plus_one),
+    "over random functions": lambda: Batcher(shuffled().map(drawn), 2),
+    "over random functions that leave items out": lambda: Mapper(shuffled().filter(kept), plus_one),
+    "over a generator that goes on through the epochs": lambda: Mapper(sampled(), plus_one),
+    "not at the end, below a function that makes several items": lambda: Filter(shuffled(), is_odd).flatmap(up_to),
+    "one that returns an iterator": lambda: Mapping(Declared(shuffled().map(drawn))),
+}
+#: Torch tells neither when the one begins nor when the other ends.
+NEED_ITERATE = ("one that returns an iterator", "over random functions that leave items out")
+SERVICES = {
+    "none": lambda: None,
+    "in process": InProcessReadingService,
+    "workers": lambda: MultiProcessingReadingService(2),
+}
+
+
+def start(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("chain", [[], [0], [0, 1], [1, 0]], ids=str)
+def test_a_graph_goes_on_from_every_position_and_in_the_next_epoch(kind: str, chain: list[int]) -> None:
+    build = GRAPHS[kind]
+    start(1)
+    pipe = build()
+    epochs = [list(iterate(pipe)) for _ in range(4)]
+    for epoch in range(3):
+        for position in range(len(epochs[epoch]) + 2):
+            start(1)
+            pipe = build()
+            for _ in range(epoch):
+                list(iterate(pipe))
+            reading = iterate(pipe)
+            rest = epochs[epoch][len(list(islice(reading, position))) :]
+            for count in [*chain, None]:
+                saved = pickle.dumps((save_state(pipe), save_generators()))
+                start(99)
+                pipe = build()
+                state, generators = pickle.loads(saved)
+                load_state(pipe, state)
+                load_generators(generators)
+                if count is not None:
+                    reading = iterate(pipe)
+                    rest = rest[len(list(islice(reading, count))) :]
+            assert [list(iterate(pipe)), list(iterate(pipe))] == [rest, epochs[epoch + 1]], (epoch, position)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GRAPHS if kind not in NEED_ITERATE])
+def test_without_a_loader_iter_is_enough_once_the_first_item_was_asked_for(kind: str) -> None:
+    build = GRAPHS[kind]
+    start(1)
+    pipe = build()
+    epochs = [list(pipe) for _ in range(3)]
+    for epoch in range(2):
+        for position in range(1, len(epochs[epoch]) + 2):
+            start(1)
+            pipe = build()
+            for _ in range(epoch):
+                list(pipe)
+            list(islice(iter(pipe), position))
+            saved = pickle.dumps((save_state(pipe), save_generators()))
+            start(99)
+            pipe = build()
+            state, generators = pickle.loads(saved)
+            load_state(pipe, state)
+            load_generators(generators)
+            assert [list(pipe), list(pipe)] == [epochs[epoch][position:], epochs[epoch + 1]], (epoch, position)
+
+
+def test_one_that_returns_an_iterator_and_began_unnoticed_is_refused_with_the_remedy() -> None:
+    words = "ends in Mapping cannot be saved or gone on with.*state.iterate.*or append a pipe of this package"
+    pipe = Mapping(shuffled())
+    save_state(pipe)  # nothing has begun
+    next(iter(pipe))
+    with pytest.raises(TypeError, match=words):
+        save_state(pipe)
+    next(iterate(pipe))
+    state = save_state(pipe)
+    load_state(pipe, state)
+    with pytest.raises(TypeError, match=words):
+        next(iter(pipe))
+
+
+def following(epochs: list[list[int]], epoch: int, position: int) -> list[list[int]]:
+    """What comes behind a position; one beyond the last item is behind the epoch's end."""
+    after = epochs[epoch + 1 : epoch + 2]
+    return after if position > len(epochs[epoch]) else [epochs[epoch][position:], *after]
+
+
+@pytest.mark.parametrize("kind", PIPES)
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_loader_goes_on_from_every_position_and_in_the_next_epoch(
+    kind: str, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+
+    def loader(state: Any = None) -> DataLoader2[Any]:
+        start(1 if state is None else 99)
+        made = DataLoader2(PIPES[kind](), reading_service=SERVICES[service]())
+        if state is None:
+            made.seed(5)
+        else:
+            made.load_state_dict(pickle.loads(state))
+        return made
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with loader() as made:
+            epochs = [list(made) for _ in range(4)]
+        for epoch in 0, 2:
+            for position in range(len(epochs[epoch]) + 2):
+                with loader() as made:
+                    for _ in range(epoch):
+                        list(made)
+                    reading = iter(made)
+                    list(islice(reading, position))
+                    state = pickle.dumps(made.state_dict())
+                with loader(state) as made:  # and what was loaded and only begun is saved again
+                    if position <= len(epochs[epoch]):
+                        iter(made)
+                    state = pickle.dumps(made.state_dict())
+                with loader(state) as made:
+                    for expected in following(epochs, epoch, position):
+                        assert list(made) == expected, (epoch, position)

@@ -1,0 +1,528 @@
+"""Archives and files that are hostile, damaged or huge: a clear error or constant memory, and no file stays open."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import gzip
+import io
+import lzma
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+from stream_checks import check_abandoned, check_restore, open_files, read
+from torchdata.datapipes.iter import (
+    FileLister,
+    FileOpener,
+    IterableWrapper,
+    TarArchiveLoader,
+    ZipArchiveLoader,
+)
+from torchdata.datapipes.iter.archives import archive, tar
+
+KINDS = ["tar", "tar.gz", "zip"]
+
+
+def write(path, members, kind, links=()):
+    """An archive of `members`, and of symbolic links, with the names as they are given."""
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members.items():
+                archive.writestr(name, content)
+            for name, target in links:
+                info = zipfile.ZipInfo(name)
+                info.create_system, info.external_attr = 3, 0o120777 << 16
+                archive.writestr(info, target)
+        return
+    with tarfile.open(path, "w:gz" if kind == "tar.gz" else "w") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+        for name, target in links:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            archive.addfile(info)
+
+
+def loaded(path, **options):
+    files = FileOpener([str(path)], mode="b")
+    return files.load_from_zip(**options) if str(path).endswith("zip") else files.load_from_tar(**options)
+
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+ERRORS = (tarfile.ReadError, zipfile.BadZipFile)
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+@each_kind
+@pytest.mark.parametrize("name", ["../x", "../../../../etc/x", "a/../../x", "a/b/../../../x", "..", "/../x", "."])
+def test_a_name_that_leads_out_of_the_archive_is_refused(tmp_path, kind, name):
+    path = tmp_path / f"bad.{kind}"
+    write(path, {"fine": b"1", name: b"2", "after": b"3"}, kind)
+    before = open_files()
+    pipe = loaded(path)
+    for _ in range(2):
+        items = iter(pipe)
+        assert read(next(items))[1] == b"1"
+        with pytest.raises(ERRORS, match=rf"will not read the .* archive '.*bad\.{kind}' in .*Loader.*leads out"):
+            next(items)
+        del items
+        assert open_files() == before
+
+
+@each_kind
+def test_names_that_only_look_as_if_they_led_out_are_read_where_they_lie(tmp_path, kind):
+    names = {
+        "a/../b": "b",
+        "./c": "c",
+        "..d": "..d",
+        "e..": "e..",
+        ".../f": ".../f",
+        "/g/h": "g/h",
+        "//i": "i",
+        "j//k": "j/k",
+        "..\\l": "..\\l",
+    }
+    path = tmp_path / f"odd.{kind}"
+    write(path, {name: name.encode() for name in names}, kind)
+    found = dict(map(read, loaded(path)))
+    assert found == {os.path.join(path, inside): name.encode() for name, inside in names.items()}
+
+
+@pytest.mark.parametrize("folder", ["", ".", "./x/..", "a.tar", "up/../a.tar", "../a.tar", "/a.tar"])
+def test_a_name_leads_out_of_no_folder(folder):
+    data = io.BytesIO()
+    write_to = {"in/x": b"", "/etc/y": b""}
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name in write_to:
+            archive.addfile(tarfile.TarInfo(name))
+    data.seek(0)
+    base = os.path.normpath(folder)
+    assert [path for path, _ in TarArchiveLoader([(folder, data)])] == [
+        os.path.normpath(os.path.join(base, "in/x")),
+        os.path.normpath(os.path.join(base, "etc/y")),
+    ]
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../x"))
+    data.seek(0)
+    with pytest.raises(tarfile.ReadError, match="leads out"):
+        list(TarArchiveLoader([(folder, data)]))
+
+
+@each_kind
+def test_symbolic_links_are_left_out_and_nothing_is_written_outside(tmp_path, kind):
+    path, target = tmp_path / f"links.{kind}", tmp_path / "target"
+    outside = [("up", ".."), ("root", "/"), ("up/passwd", "/etc/passwd")]
+    write(path, {"up/pwned": b"data", "fine": b"data"}, kind, links=outside)
+    pipe = loaded(path).read_from_stream()
+    saved = pipe.save_to_disk("wb", lambda name: os.path.join(target, os.path.relpath(name, path)))
+    assert sorted(saved) == [str(target / "fine"), str(target / "up" / "pwned")]
+    assert sorted(os.listdir(tmp_path)) == [path.name, "target"]
+    assert not any(entry.is_symlink() for entry in target.rglob("*"))
+
+
+def test_devices_and_pipes_are_left_out(tmp_path):
+    path = tmp_path / "special.tar"
+    with tarfile.open(path, "w") as archive:
+        for number, kind in enumerate((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(str(number))
+            info.type, info.linkname = kind, "/etc/passwd"
+            archive.addfile(info)
+    assert list(loaded(path)) == []
+
+
+# --------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("mode", ["r:*", "r|*", "r:gz", "r|gz"])
+def test_a_wrong_checksum_of_a_compressed_tar_archive_is_an_error_at_its_end(tmp_path, mode):
+    path = tmp_path / "sum.tar.gz"
+    write(path, {"a": b"alpha"}, "tar.gz")
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    items = iter(FileOpener([str(path)], mode="b").load_from_tar(mode=mode))
+    assert read(next(items))[1] == b"alpha"
+    with pytest.raises(tarfile.ReadError, match=r"sum\.tar\.gz' in TarArchiveLoader: .*checksum"):
+        next(items)
+    write(path, {"a": b"alpha"}, "tar.gz")
+    path.write_bytes(path.read_bytes() + b"something else")
+    assert len(list(FileOpener([str(path)], mode="b").load_from_tar(mode=mode))) == 1
+
+
+@each_kind
+def test_a_damaged_archive_is_an_error_that_names_pipe_and_path_or_shows_no_other_data(tmp_path, kind):
+    members = {f"{number}.txt": b"content %d\n" % number * 20 for number in range(4)}
+    whole, path = tmp_path / f"whole.{kind}", tmp_path / f"bad.{kind}"
+    write(whole, members, kind)
+    data = whole.read_bytes()
+    before, errors = open_files(), 0
+    for place in range(0, len(data), max(1, len(data) // 211)):
+        damaged = bytearray(data)
+        damaged[place] ^= 0x55
+        path.write_bytes(damaged)
+        try:
+            found = [read(item) for item in loaded(path)]
+        except (*ERRORS, NotImplementedError, RuntimeError) as error:
+            errors += 1
+            said = str(error) + "".join(getattr(error, "__notes__", []))
+            assert f"bad.{kind}" in said
+            assert "ArchiveLoader" in said
+        else:
+            assert kind == "tar" or {content for _, content in found} <= {*members.values()}
+    assert open_files() == before
+    assert errors > 5
+
+
+def test_a_wrong_checksum_is_an_error_that_names_member_archive_and_pipe(tmp_path):
+    path = tmp_path / "sum.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", b"alpha")
+        archive.writestr("b.txt", b"beta")
+    path.write_bytes(path.read_bytes().replace(b"alpha", b"alphA"))
+    items = iter(loaded(path))
+    with pytest.raises(zipfile.BadZipFile, match=r"'a\.txt' of '.*sum\.zip' in ZipArchiveLoader: Bad CRC-32"):
+        read(next(items))
+    assert read(next(items))[1] == b"beta"
+
+
+def header(name, **fields):
+    """A tar header with a right checksum, whatever its fields are (numbers go in as binary)."""
+    block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
+    places = {"size": (124, 12), "type": (156, 1), "real": (483, 12), "holes": (386, 96)}
+    for field, value in fields.items():
+        start, width = places[field]
+        if isinstance(value, int):
+            value = (b"\xff" if value < 0 else b"\x80") + (value % 256 ** (width - 1)).to_bytes(width - 1, "big")
+        block[start : start + len(value)] = value
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def holes(*pairs):
+    return b"".join(b"%011o\0" % number for pair in pairs for number in pair)
+
+
+@pytest.mark.parametrize("mode", ["r:*", "r|*"])
+@pytest.mark.parametrize(
+    "block",
+    [
+        header("back", size=-512),
+        header("far back", size=-(1 << 40)),
+        header("long", size=1 << 62),
+        header("too long", size=1 << 80),
+        header("sparse", type=b"S", size=512, holes=holes((0, 512)), real=-5),
+    ],
+)
+def test_headers_that_lie_are_errors_and_neither_loops_nor_floods(tmp_path, mode, block):
+    path = tmp_path / "lie.tar"
+    with tarfile.open(path, "w") as archive:
+        info = tarfile.TarInfo("fine")
+        info.size = 4
+        archive.addfile(info, io.BytesIO(b"fine"))
+    data = path.read_bytes()[:1024] + block + bytes(4096)
+    path.write_bytes(data)
+    items = iter(FileOpener([str(path)], mode="b").load_from_tar(mode=mode))
+    assert read(next(items))[1] == b"fine"
+    with pytest.raises(tarfile.ReadError, match=r"lie\.tar.* in TarArchiveLoader"):
+        for item in items:
+            read(item)
+
+
+def test_a_member_of_a_tar_archive_cut_short_names_member_archive_and_pipe(tmp_path):
+    path = tmp_path / "cut.tar"
+    write(path, {"a.txt": bytes(5000)}, "tar")
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(tarfile.ReadError, match=r"'a\.txt' of '.*cut\.tar' in TarArchiveLoader: unexpected end"):
+        list(map(read, loaded(path)))
+
+
+@each_kind
+def test_no_file_waits_for_the_garbage_collector_after_an_error(tmp_path, kind):
+    path = tmp_path / f"bad.{kind}"
+    write(path, {"a": os.urandom(5000), "../b": b"", "c": b""}, kind)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        for length in (None, 4000, 1000, 300):
+            if length is not None:
+                os.truncate(path, length)
+            with pytest.raises(ERRORS):
+                list(loaded(path))
+            assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda files: files.load_from_tar(),
+        lambda files: files.load_from_zip(),
+        lambda files: files.decompress("gzip"),
+        lambda files: files.load_from_rar(),
+    ],
+)
+def test_an_unreadable_file_is_an_error_that_names_it(tmp_path, load):
+    for missing, error in ((tmp_path / "missing", FileNotFoundError), (tmp_path, IsADirectoryError)):
+        with pytest.raises(error) as failure:
+            list(load(FileOpener([str(missing)], mode="b")))
+        assert str(missing) in str(failure.value)
+        assert f"FileOpener cannot open {str(missing)!r}." in failure.value.__notes__
+
+
+def test_a_file_that_fails_while_it_is_read_is_an_error_that_names_pipe_and_path():
+    class Failing(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def seekable(self):
+            return True
+
+        def seek(self, *_):
+            return 0
+
+        def tell(self):
+            return 0
+
+        def readinto(self, _):
+            raise OSError(5, "Input/output error")
+
+        def read(self, _=-1):
+            raise OSError(5, "Input/output error")
+
+    for load in ("load_from_tar", "load_from_zip", "load_from_rar", "decompress"):
+        with pytest.raises(OSError, match="Input/output error") as failure:
+            list(map(read, getattr(IterableWrapper([("a.gz", Failing())], deepcopy=False), load)()))
+        assert failure.value.errno == 5
+        notes = " ".join(failure.value.__notes__)
+        assert "'a.gz'" in notes
+        assert "Loader" in notes or "Decompressor" in notes
+
+
+# ----------------------------------------------------------------------------------------------------------- CSV
+
+BAD_TABLE = b'a,b\n1,"2\n' + b"3,4\n" * 40_000
+
+
+def test_an_unbalanced_quote_that_swallows_the_rest_is_an_error_that_names_path_and_line(tmp_path):
+    (tmp_path / "bad.csv").write_bytes(BAD_TABLE)
+    before = open_files()
+    for mode in ("b", "t"):
+        pipe = FileLister(str(tmp_path)).open_files(mode=mode).parse_csv()
+        for _ in range(2):
+            with pytest.raises(csv.Error, match=r"bad\.csv', line \d+: field larger than field limit") as failure:
+                list(pipe)
+            assert any("CSVParser was reading" in note for note in failure.value.__notes__)
+            assert open_files() == before
+
+
+def test_broken_encodings_are_what_errors_says_or_an_error_that_names_the_path(tmp_path):
+    (tmp_path / "bad.csv").write_bytes(b"a,\xff\xfeb\nc,d\n")
+    files = FileLister(str(tmp_path)).open_files(mode="b")
+    assert list(files.parse_csv(errors="replace")) == [["a", "\ufffd\ufffdb"], ["c", "d"]]
+    with pytest.raises(UnicodeDecodeError, match=r"bad\.csv'"):
+        list(FileLister(str(tmp_path)).open_files(mode="b").parse_csv(errors="strict"))
+    before = open_files()
+    with pytest.raises(UnicodeDecodeError, match=r"bad\.csv'"):
+        list(FileLister(str(tmp_path)).open_files(mode="t", encoding="utf-8").parse_csv_as_dict())
+    assert open_files() == before
+
+
+# ---------------------------------------------------------------------------------------------------------------- bombs
+
+
+@pytest.fixture
+def small_bombs(monkeypatch):
+    """Makes a bomb of what is larger than 1 MiB and out of proportion."""
+    for module in (archive, tar):
+        monkeypatch.setattr(module, "SMALLEST_BOMB", 1 << 20)
+    monkeypatch.setattr(tar, "PIECE", 1 << 18)
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+def test_a_decompression_bomb_is_refused_by_an_error_that_names_pipe_path_and_the_way_out(small_bombs, tmp_path, kind):
+    path = tmp_path / f"bomb.{kind}"
+    write(path, {"small": b"fine", "bomb": bytes(4 << 20)}, kind)
+    items = iter(loaded(path))
+    assert read(next(items))[1] == b"fine"
+    with pytest.raises(ERRORS, match=rf"bomb\.{kind}' in .*ArchiveLoader.*decompression bomb.*max_ratio=100.*None"):
+        read(next(items))
+    for ratio in (None, 5000):
+        assert [len(content) for _, content in map(read, loaded(path, max_ratio=ratio))] == [4, 4 << 20]
+
+
+def test_a_bomb_in_a_stream_that_only_reads_ahead_is_refused(small_bombs, tmp_path):
+    path = tmp_path / "bomb.tar.gz"
+    write(path, {"bomb": bytes(4 << 20)}, "tar.gz")
+    with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as process:
+        pipe = TarArchiveLoader([("bomb.tar.gz", process.stdout)])
+        with pytest.raises(tarfile.ReadError, match="decompression bomb"):
+            list(map(read, pipe))
+
+
+def test_large_members_in_proportion_are_no_bombs(small_bombs, tmp_path):
+    content = os.urandom(3 << 20)
+    for kind in KINDS:
+        write(tmp_path / f"fine.{kind}", {"large": content}, kind)
+        assert [found for _, found in map(read, loaded(tmp_path / f"fine.{kind}"))] == [content]
+
+
+def test_a_sparse_member_can_be_read_in_pieces_but_not_at_once_where_it_is_all_holes(small_bombs, tmp_path):
+    with open(tmp_path / "holes", "wb") as file:
+        file.truncate(4 << 20)
+    for style in ("gnu", "pax"):
+        path = tmp_path / f"{style}.tar"
+        subprocess.run(["tar", f"--format={style}", "-cSf", path, "holes"], cwd=tmp_path, check=True)
+        with pytest.raises(tarfile.ReadError, match=r"'holes' of .*TarArchiveLoader.*decompression bomb"):
+            list(map(read, loaded(path)))
+        pieces = [content for _, content in loaded(path).read_from_stream(chunk=1 << 20)]
+        assert pieces == [bytes(1 << 20)] * 4
+        assert [len(content) for _, content in map(read, loaded(path, max_ratio=None))] == [4 << 20]
+
+
+@pytest.mark.parametrize("style", ["gnu", "pax"])
+@pytest.mark.parametrize("flag", ["", "z"])
+def test_sparse_members_are_restored_at_every_position(tmp_path, style, flag):
+    for number in range(3):
+        with open(tmp_path / f"{number}", "wb") as file:
+            file.seek(1 << 18)
+            file.write(b"%d" % number)
+    names = ["0", "1", "2"]
+    path = tmp_path / "sparse.tar"
+    subprocess.run(["tar", f"--format={style}", f"-c{flag}Sf", path, *names], cwd=tmp_path, check=True)
+    check_restore(lambda: loaded(path))
+    check_restore(lambda: loaded(path).shuffle(buffer_size=2).set_seed(1), seeded=True)
+    check_abandoned(lambda: loaded(path))
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+GROWTH = """
+import resource, sys
+from torchdata.datapipes.iter import FileOpener
+path, load, chunk = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def run(path):
+    pipe = getattr(FileOpener([path], mode="b"), load)()
+    total = 0
+    for _, stream in pipe:
+        if chunk:
+            while data := stream.read(chunk):
+                total += len(data)
+    return total
+run(sys.argv[4])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+total = run(path)
+print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def growth(path, load, chunk, small):
+    """Bytes read, and KiB by which the peak of a process's memory grew from reading a small archive to a large one."""
+    command = [sys.executable, "-c", GROWTH, str(path), load, str(chunk), str(small)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    return tuple(map(int, output.split()))
+
+
+def sparse_tar(path, size):
+    """A tar archive in which the content of the first member is a hole of the file."""
+    with open(path, "wb") as file:
+        info = tarfile.TarInfo("large")
+        info.size = size
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        file.seek(-(-size // 512) * 512, os.SEEK_CUR)
+        info = tarfile.TarInfo("small")
+        info.size = 5
+        file.write(info.tobuf(tarfile.GNU_FORMAT) + b"small".ljust(512, b"\0") + bytes(1024))
+
+
+def sparse_zip(path, size):
+    """A zip archive in which the content of the first, stored member is a hole of the file."""
+    crc_of_nothing_known = 0
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        info = zipfile.ZipInfo("large")
+        info.file_size = info.compress_size = size
+        info.CRC, info.header_offset = crc_of_nothing_known, archive.fp.tell()
+        archive.fp.write(info.FileHeader(zip64=True))
+        archive.fp.seek(size, os.SEEK_CUR)
+        archive.start_dir = archive.fp.tell()
+        archive.filelist.append(info)
+        archive.NameToInfo[info.filename] = info
+        archive.writestr("small", b"small")
+
+
+@pytest.mark.parametrize(
+    ("write_sparse", "load"),
+    [(sparse_tar, "load_from_tar"), (sparse_zip, "load_from_zip")],
+    ids=["tar", "zip"],
+)
+@pytest.mark.parametrize(("size", "chunk"), [(3 << 30, 0), (300 << 20, 1 << 20)], ids=["skipped", "in pieces"])
+def test_a_sparse_archive_is_read_in_constant_memory(tmp_path, write_sparse, load, size, chunk):
+    small, large = tmp_path / "small", tmp_path / "large"
+    write_sparse(small, 4 << 20)
+    write_sparse(large, size)
+    assert large.stat().st_size > size
+    assert large.stat().st_blocks * 512 < 1 << 20
+    if load == "load_from_zip" and chunk:
+        # The checksum of zeros is not that of nothing; put the true one into the directory.
+        for path, length in ((small, 4 << 20), (large, size)):
+            mend_checksum(path, length)
+    total, grown = growth(large, load, chunk, small)
+    assert total == (size + 5 if chunk else 0)
+    assert grown < 16 << 10
+
+
+def mend_checksum(path: pathlib.Path, length: int) -> None:
+    import struct
+    import zlib
+
+    crc, piece = 0, bytes(1 << 20)
+    for _ in range(length >> 20):
+        crc = zlib.crc32(piece, crc)
+    with zipfile.ZipFile(path) as archive:
+        start = archive.start_dir
+    with open(path, "r+b") as file:
+        file.seek(start + 16)
+        file.write(struct.pack("<I", crc))
+
+
+def test_a_sparse_member_of_three_gigabytes_is_skipped_in_constant_memory(tmp_path):
+    with open(tmp_path / "holes", "wb") as file:
+        file.truncate(3 << 30)
+    for name, size in (("large", 3 << 30), ("small", 1 << 20)):
+        with open(tmp_path / "holes", "wb") as file:
+            file.truncate(size)
+        subprocess.run(["tar", "-cSf", name, "holes"], cwd=tmp_path, check=True)
+    _, grown = growth(tmp_path / "large", "load_from_tar", 0, tmp_path / "small")
+    assert grown < 16 << 10
+
+
+@pytest.mark.parametrize("module", [gzip, lzma])
+def test_a_large_compressed_file_is_read_in_constant_memory(tmp_path, module):
+    suffix = {"gzip": "gz", "lzma": "xz"}[module.__name__]
+    small, large = tmp_path / f"small.{suffix}", tmp_path / f"large.{suffix}"
+    for path, size in ((small, 4 << 20), (large, 200 << 20)):
+        with module.open(path, "wb") as file:
+            for _ in range(size >> 20):
+                file.write(bytes(1 << 20))
+    total, grown = growth(large, "decompress", 1 << 20, small)
+    assert total == 200 << 20
+    assert grown < 16 << 10
+
+
+def test_loaders_name_themselves_in_errors():
+    for loader in (TarArchiveLoader, ZipArchiveLoader):
+        with pytest.raises(ERRORS, match=rf"'folder/a' in {loader.__name__}"):
+            list(loader([("folder/a", io.BytesIO(b"x" * 2000))]))

@@ -1,0 +1,413 @@
+"""Decompressor, Extractor, Bz2FileLoader, XzFileLoader, on files made by gzip, bzip2, xz, tar and zip."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import pickle
+import subprocess
+import tarfile
+import zipfile
+import zlib
+
+import pytest
+
+from stream_checks import check_abandoned, check_restore, open_files, read
+from torchdata.datapipes.iter import (
+    Bz2FileLoader,
+    Decompressor,
+    Extractor,
+    FileLister,
+    FileOpener,
+    IterableWrapper,
+    XzFileLoader,
+)
+from torchdata.datapipes.iter.archives import archive
+from torchdata.datapipes.utils import StreamWrapper
+
+TEXT = b"".join(b"line %d of a text\n" % number for number in range(5000))
+CONTENT = {"a.txt": b"alpha\n", "b.txt": b"", "c.bin": bytes(range(256)) * 9, "d.txt": TEXT}
+TOOLS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz"}
+LOADERS = {"bz2": Bz2FileLoader, "xz": XzFileLoader}
+
+each_kind = pytest.mark.parametrize("kind", TOOLS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("compressed")
+    for name, content in CONTENT.items():
+        (root / name).write_bytes(content)
+        for tool in TOOLS.values():
+            subprocess.run([tool, "--keep", name], cwd=root, check=True)
+    for flag, suffix in (("", "tar"), ("z", "tar.gz"), ("J", "tar.xz"), ("j", "tar.bz2")):
+        subprocess.run(["tar", f"-c{flag}f", f"all.{suffix}", *CONTENT], cwd=root, check=True)
+    with zipfile.ZipFile(root / "all.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in CONTENT:
+            archive.write(root / name, name)
+    return root
+
+
+def opened(folder, mask):
+    return FileLister(str(folder), mask).open_files(mode="b")
+
+
+@each_kind
+def test_what_the_tools_compressed_comes_out_as_it_was(folder, kind):
+    found = dict(map(read, opened(folder, f"?.*.{kind}").decompress()))
+    assert found == {os.path.join(folder, f"{name}.{kind}"): content for name, content in CONTENT.items()}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_loaders_of_one_kind_take_the_suffix_off_the_path(folder, kind):
+    found = dict(map(read, LOADERS[kind](opened(folder, f"?.*.{kind}"))))
+    assert found == {os.path.join(folder, name): content for name, content in CONTENT.items()}
+
+
+@pytest.mark.parametrize(
+    ("path", "bare"), [("tub.bz2", "tub"), ("fuzz.2.bz2", "fuzz.2"), ("zz", "zz"), ("a.bz2.bz2", "a.bz2")]
+)
+def test_only_the_suffix_is_taken_off_and_only_where_it_is_there(path, bare):
+    [(found, _)] = Bz2FileLoader([(path, io.BytesIO(bz2.compress(b"x")))])
+    assert found == bare
+
+
+@each_kind
+def test_streams_are_restored_at_every_position_and_leave_no_file_open(folder, kind):
+    check_restore(lambda: opened(folder, f"?.*.{kind}").decompress())
+    check_abandoned(lambda: opened(folder, f"?.*.{kind}").decompress())
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_loaders_of_one_kind_are_restored_at_every_position(folder, kind):
+    check_restore(lambda: LOADERS[kind](opened(folder, f"?.*.{kind}")))
+    check_abandoned(lambda: LOADERS[kind](opened(folder, f"?.*.{kind}")))
+
+
+@each_kind
+def test_a_shuffle_buffer_of_streams_is_restored_at_every_position(folder, kind):
+    build = lambda: opened(folder, f"?.*.{kind}").decompress().shuffle(buffer_size=3).set_seed(7)  # noqa: E731
+    check_restore(build, seeded=True)
+
+
+@each_kind
+def test_lines_of_compressed_files_are_restored_at_every_line(folder, kind):
+    def build():
+        return opened(folder, f"[abc].*.{kind}").decompress().readlines(return_path=False)
+
+    assert len(check_restore(build)) > 5
+
+
+@each_kind
+def test_a_copy_of_a_stream_that_was_read_in_part_goes_on_there(folder, kind):
+    [(_, stream)] = opened(folder, f"d.*.{kind}").decompress()
+    assert stream.read(1234) == TEXT[:1234]
+    state = pickle.dumps(stream)
+    assert stream.read() == TEXT[1234:]
+    stream.close()
+    for _ in range(2):
+        with pickle.loads(state) as copy:
+            assert copy.read() == TEXT[1234:]
+
+
+@each_kind
+def test_streams_seek_and_read_lines_like_files(folder, kind):
+    [(_, stream)] = opened(folder, f"d.*.{kind}").decompress()
+    with stream:
+        assert list(stream) == TEXT.splitlines(keepends=True)
+        assert stream.seek(100) == 100
+        assert stream.readline() == TEXT[100 : TEXT.index(b"\n", 100) + 1]
+        assert stream.seek(-5, os.SEEK_END) == len(TEXT) - 5
+        assert stream.read() == TEXT[-5:]
+
+
+@each_kind
+def test_a_compressed_stream_in_the_middle_of_a_file_is_read_rewound_and_restored(folder, tmp_path, kind):
+    path = tmp_path / "mixed"
+    path.write_bytes(b"header" + (folder / f"d.txt.{kind}").read_bytes())
+
+    def build():
+        pairs = FileOpener([str(path)], mode="b").map(behind_header)
+        return pairs.decompress({"gz": "gzip", "xz": "lzma"}.get(kind, kind))
+
+    check_restore(build)
+    [(_, stream)] = build()
+    stream.read(50)
+    stream.seek(0)
+    assert stream.read() == TEXT
+
+
+def behind_header(pair):
+    pair[1].seek(6)
+    return pair
+
+
+def test_closing_the_stream_closes_the_file_that_it_reads(folder):
+    before = open_files()
+    for _, stream in opened(folder, "?.*.gz").decompress():
+        source = stream.file_obj.raw._source
+        assert not source.closed
+        stream.close()
+        assert source.closed
+        assert open_files() == before
+
+
+def test_a_bare_file_is_left_to_whoever_opened_it(folder):
+    with open(folder / "a.txt.gz", "rb") as file:
+        [(_, stream)] = Decompressor([("a.txt.gz", file)])
+        assert stream.read() == b"alpha\n"
+        stream.close()
+        assert not file.closed
+
+
+def test_nothing_is_decompressed_before_it_is_read(tmp_path):
+    (tmp_path / "bad.gz").write_bytes(b"no gzip at all")
+    [(_, stream)] = opened(tmp_path, "bad.gz").decompress()
+    with stream, pytest.raises(gzip.BadGzipFile, match=r"bad\.gz.* in Decompressor"):
+        stream.read()
+
+
+@pytest.mark.parametrize("name", ["all.tar", "all.tar.gz", "all.tar.xz"])
+def test_tar_archives_come_out_open_and_can_be_loaded(folder, name):
+    before = open_files()
+    [(path, stream)] = opened(folder, name).decompress()
+    assert isinstance(stream.file_obj, tarfile.TarFile)
+    assert sorted(stream.getnames()) == sorted(CONTENT)
+    stream.close()
+    assert open_files() == before
+
+    def build():
+        return opened(folder, name).decompress().load_from_tar()
+
+    found = check_restore(build)
+    check_abandoned(build)
+    assert dict(found) == {os.path.join(path, member): content for member, content in CONTENT.items()}
+    shuffled = lambda: build().shuffle(buffer_size=3).set_seed(3)  # noqa: E731
+    check_restore(shuffled, seeded=True)
+
+
+def test_a_tar_archive_compressed_by_bzip2_is_decompressed_by_its_suffix(folder):
+    [(path, stream)] = opened(folder, "all.tar.bz2").decompress()
+    assert stream.read(6) == b"a.txt\0"
+    stream.close()
+    found = dict(map(read, opened(folder, "all.tar.bz2").decompress().load_from_tar()))
+    assert found == {os.path.join(path, name): content for name, content in CONTENT.items()}
+
+
+def test_members_of_a_decompressed_archive_can_be_read_after_it_was_left(folder):
+    kept = list(opened(folder, "all.tar.bz2").decompress().load_from_tar())
+    assert [stream.read() for _, stream in reversed(kept)] == [*reversed(CONTENT.values())]
+
+
+def test_zip_archives_come_out_open_and_can_be_loaded(folder):
+    before = open_files()
+    [(_, stream)] = opened(folder, "all.zip").decompress()
+    assert isinstance(stream.file_obj, zipfile.ZipFile)
+    assert stream.read("a.txt") == b"alpha\n"
+    stream.close()
+    assert open_files() == before
+    build = lambda: opened(folder, "all.zip").decompress().load_from_zip()  # noqa: E731
+    assert [content for _, content in check_restore(build)] == [*CONTENT.values()]
+    check_abandoned(build)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("a.gz", "GZIP"),
+        ("a.tar.gz", "TAR"),
+        ("a.tar.xz", "TAR"),
+        ("folder.x/a.tar", "TAR"),
+        ("a.v1.tar.gz", "GZIP"),
+        ("a.tar.bz2", "BZIP2"),
+        ("a.xz", "LZMA"),
+        ("a.zip", "ZIP"),
+    ],
+)
+def test_the_suffix_tells_the_type(path, kind):
+    assert Decompressor([])._kind_of(path) is Decompressor.types[kind]
+
+
+@pytest.mark.parametrize("path", ["a", "a.7z", "a.gz/b", "a.GZ", ".gz"])
+def test_a_suffix_that_tells_nothing_is_an_error_that_names_the_path(folder, path):
+    stream = StreamWrapper(open(folder / "a.txt.gz", "rb"))  # noqa: SIM115
+    with pytest.raises(RuntimeError, match=rf"{path!r}.*pass file_type"):
+        list(Decompressor([(path, stream)]))
+    assert stream.closed
+
+
+@pytest.mark.parametrize("file_type", ["gzip", "GZIP", Decompressor.types.GZIP])
+def test_the_type_can_be_given(folder, file_type):
+    [(_, stream)] = opened(folder, "a.txt.gz").map(renamed).decompress(file_type)
+    assert stream.read() == b"alpha\n"
+
+
+def renamed(pair):
+    return "unnamed", pair[1]
+
+
+def test_extractor_is_an_older_name_of_decompressor(folder):
+    assert type(Extractor([])) is Decompressor
+    [(_, stream)] = opened(folder, "a.txt.gz").extract(file_type="gzip")
+    assert stream.read() == b"alpha\n"
+
+
+def test_a_stream_that_cannot_seek_is_read_ahead(folder):
+    with subprocess.Popen(["cat", str(folder / "d.txt.gz")], stdout=subprocess.PIPE) as process:
+        [(_, stream)] = Decompressor([("d.txt.gz", process.stdout)])
+        assert not stream.seekable()
+        assert stream.read() == TEXT
+
+
+class Ahead(io.FileIO):
+    """A file that only reads ahead, as a stream from a network does."""
+
+    def seekable(self):
+        return False
+
+    def seek(self, *_):
+        raise io.UnsupportedOperation("seek")
+
+    def tell(self):
+        return os.lseek(self.fileno(), 0, os.SEEK_CUR)
+
+
+class OpensAhead:
+    """The recipe of such a stream."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def open(self):
+        return Ahead(self.path)
+
+
+def opened_ahead(path):
+    recipe = OpensAhead(path)
+    return path, StreamWrapper(recipe.open(), recipe=recipe)
+
+
+@pytest.mark.parametrize("name", ["c.bin.gz", "a.txt.xz"])
+def test_streams_that_cannot_seek_are_restored_by_reading_what_lies_before(folder, name):
+    path = str(folder / name)
+    check_restore(lambda: IterableWrapper([path] * 2).map(opened_ahead).decompress())
+    check_restore(lambda: IterableWrapper([path]).map(opened_ahead).decompress().read_from_stream(chunk=700))
+    check_abandoned(lambda: IterableWrapper([path] * 2).map(opened_ahead).decompress())
+
+
+def test_archives_in_streams_that_cannot_seek_are_restored(folder):
+    for name in ("all.tar", "all.tar.gz"):
+        path = str(folder / name)
+        members = lambda: IterableWrapper([path]).map(opened_ahead).load_from_tar()  # noqa: B023, E731
+        check_restore(members)
+        check_restore(lambda: members().read_from_stream(chunk=20_000))  # noqa: B023
+
+
+def test_lengths_are_what_the_user_declared():
+    assert len(Bz2FileLoader([], length=3)) == 3
+    for pipe in (XzFileLoader([]), Decompressor([])):
+        with pytest.raises(TypeError, match="valid length|has no len"):
+            len(pipe)
+
+
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+
+
+@each_kind
+def test_truncated_files_are_errors_that_name_pipe_and_path(folder, tmp_path, kind):
+    data = (folder / f"d.txt.{kind}").read_bytes()
+    before = open_files()
+    for cut in range(1, len(data), max(1, len(data) // 19)):
+        (tmp_path / f"cut.{kind}").write_bytes(data[:cut])
+        with pytest.raises(DAMAGE, match=rf"cut\.{kind}' in Decompressor"):
+            list(map(read, opened(tmp_path, f"cut.{kind}").decompress()))
+        assert open_files() == before
+
+
+@each_kind
+def test_damaged_files_are_errors_that_name_pipe_and_path(folder, tmp_path, kind):
+    data = (folder / f"d.txt.{kind}").read_bytes()
+    before = open_files()
+    for place in range(len(data) // 3, len(data) - 4, max(1, len(data) // 19)):
+        damaged = bytearray(data)
+        damaged[place] ^= 0xFF
+        (tmp_path / f"bad.{kind}").write_bytes(damaged)
+        with pytest.raises(DAMAGE, match=rf"bad\.{kind}' in Decompressor"):
+            list(map(read, opened(tmp_path, f"bad.{kind}").decompress()))
+        assert open_files() == before
+
+
+def test_a_wrong_checksum_is_an_error_that_names_pipe_and_path(folder, tmp_path):
+    data = bytearray((folder / "d.txt.gz").read_bytes())
+    data[-6] ^= 1
+    (tmp_path / "sum.gz").write_bytes(data)
+    with pytest.raises(gzip.BadGzipFile, match=r"sum\.gz' in Decompressor: CRC check failed"):
+        list(map(read, opened(tmp_path, "sum.gz").decompress()))
+
+
+@pytest.mark.parametrize(("name", "error"), [("bad.tar", tarfile.ReadError), ("bad.zip", zipfile.BadZipFile)])
+def test_what_is_no_archive_is_an_error_that_names_pipe_and_path(tmp_path, name, error):
+    (tmp_path / name).write_bytes(b"no archive" * 200)
+    before = open_files()
+    pipe = opened(tmp_path, name).decompress()
+    for _ in range(2):
+        with pytest.raises(error, match=rf"bad.*{name[-3:]}' in Decompressor"):
+            list(pipe)
+        assert open_files() == before
+
+
+def test_a_pipe_goes_on_after_an_error_in_one_file(folder, tmp_path):
+    (tmp_path / "0.gz").write_bytes(b"no gzip at all")
+    (tmp_path / "1.gz").write_bytes(gzip.compress(b"fine"))
+    found = []
+    for path, stream in opened(tmp_path, "*.gz").decompress():
+        try:
+            found.append(stream.read())
+        except OSError as error:
+            assert "0.gz" in str(error)  # noqa: PT017
+            found.append(os.path.basename(path))
+    assert found == ["0.gz", b"fine"]
+
+
+def test_pairs_and_only_pairs_are_taken():
+    for pipe in (Decompressor(["a.gz"]), Bz2FileLoader(["a.bz2"])):
+        with pytest.raises(TypeError, match="expects pairs of path and stream"):
+            list(pipe)
+
+
+@pytest.fixture
+def small_bombs(monkeypatch):
+    """Makes a bomb of what is larger than 1 MiB and out of proportion."""
+    monkeypatch.setattr(archive, "SMALLEST_BOMB", 1 << 20)
+
+
+@pytest.mark.parametrize("module", [gzip, bz2, lzma])
+@pytest.mark.parametrize("chunk", [-1, 50_000])
+def test_a_decompression_bomb_is_an_error_that_names_pipe_and_path_and_the_way_out(small_bombs, module, chunk):
+    kind = {"gzip": "gzip", "bz2": "bz2", "lzma": "lzma"}[module.__name__]
+    bomb = module.compress(bytes(4 << 20))
+
+    def read_all(**options):
+        [(_, stream)] = IterableWrapper([("bomb", io.BytesIO(bomb))]).decompress(kind, **options)
+        return sum(map(len, iter(lambda: stream.read(chunk), b"")))
+
+    with pytest.raises(OSError, match=r"bomb' in Decompressor.*decompression bomb.*max_ratio"):
+        read_all()
+    assert read_all(max_ratio=None) == 4 << 20
+    assert read_all(max_ratio=1e6) == 4 << 20
+
+
+def test_a_large_file_in_proportion_is_no_bomb(small_bombs):
+    data = os.urandom(3 << 20)
+    [(_, stream)] = Decompressor([("fine.gz", io.BytesIO(gzip.compress(data)))])
+    assert stream.read() == data
+
+
+def test_methods_of_an_archive_take_their_arguments_by_name_through_the_wrapper(folder):
+    [(_, archive)] = opened(folder, "all.zip").decompress()
+    assert archive.read(name="a.txt") == archive.read("a.txt") == CONTENT["a.txt"]
+    assert archive.namelist() == list(CONTENT)
+    assert list(archive.open("d.txt")) == TEXT.splitlines(keepends=True)

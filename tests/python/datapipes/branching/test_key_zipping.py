@@ -1,0 +1,142 @@
+"""Joining by key: what the table of pipes does not state."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stream_checks import check_abandoned, check_restore, open_files, read
+from torchdata.datapipes.iter import FileOpener, IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.state import save_state
+from torchdata.datapipes.utils import StreamWrapper
+
+
+class Closable:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def itself(item: Any) -> Any:
+    return item
+
+
+def streams_of(keys: str) -> dict[str, StreamWrapper]:
+    return {key: StreamWrapper(Closable()) for key in keys}
+
+
+def closed(streams: dict[str, StreamWrapper]) -> str:
+    return "".join(key for key, stream in streams.items() if stream.closed)
+
+
+def test_a_full_buffer_drops_what_waits_longest_with_one_warning_and_closes_its_stream() -> None:
+    streams = streams_of("abcdef")
+    reference = IterableWrapper(list(streams.items()), deepcopy=False)
+    pipe = IterableWrapper("fed").zip_with_iter(reference, itself, itemgetter(0), buffer_size=2)
+    with pytest.warns(UserWarning, match="Buffer reaches the upper limit of 2 items") as warned:
+        assert [item for item, _ in pipe] == ["f", "e", "d"]
+    assert len(warned) == 1
+    assert closed(streams) == "abc"
+
+
+def test_a_buffer_that_is_just_large_enough_holds_everything_without_a_warning() -> None:
+    reference = IterableWrapper([4, 3, 2, 1, 0])
+    assert len(list(IterableWrapper(range(5)).zip_with_iter(reference, itself, buffer_size=4))) == 5
+    assert len(list(IterableWrapper(range(5)).zip_with_iter(reference, itself, buffer_size=None))) == 5
+
+
+def test_what_nobody_asked_for_is_closed_when_the_iteration_ends() -> None:
+    streams = streams_of("abcd")
+    reference = IterableWrapper(list(streams.items()), deepcopy=False)
+    pipe = IterableWrapper("ca").zip_with_iter(reference, itself, itemgetter(0))
+    assert [item for item, _ in pipe] == ["c", "a"]
+    assert closed(streams) == "b"  # d was never read
+    assert save_state(pipe)["pipes"][-1]["state"]["waiting"] == {}
+
+
+def test_a_key_that_is_nowhere_is_a_buffer_error_that_names_it() -> None:
+    pipe = IterableWrapper("abx").zip_with_iter(IterableWrapper("ba"), itself)
+    with pytest.raises(BufferError, match=r"No matching key .* for 'x'; every key of source_datapipe must be"):
+        list(pipe)
+    again = IterableWrapper("aa").zip_with_iter(IterableWrapper("ab"), itself)
+    with pytest.raises(BufferError, match="'a'"):
+        list(again)
+
+
+def test_a_key_that_was_dropped_is_a_buffer_error_that_says_so() -> None:
+    pipe = IterableWrapper("da").zip_with_iter(IterableWrapper("abcd"), itself, buffer_size=1)
+    with (
+        pytest.warns(UserWarning, match="upper limit of 1 items"),
+        pytest.raises(BufferError, match=r"for 'a'; 2 items were dropped .* enlarge buffer_size"),
+    ):
+        list(pipe)
+
+
+def test_a_key_that_waits_already_is_an_error_that_names_it_and_later_ones_are_none() -> None:
+    with pytest.raises(ValueError, match="Duplicate key is found in ref_datapipe: 'b'"):
+        list(IterableWrapper("a").zip_with_iter(IterableWrapper("bba"), itself))
+    assert list(IterableWrapper("aa").zip_with_iter(IterableWrapper("aa"), itself)) == [("a", "a")] * 2
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    found = [tmp_path / f"{number}.txt" for number in range(5)]
+    for path in found:
+        path.write_text(f"content of {path.name}")
+    return list(map(str, found))
+
+
+def joined_files(paths: list[str]) -> Any:
+    """Each path with its file; the files are opened in another order."""
+    reference = FileOpener(IterableWrapper([paths[i] for i in (2, 0, 4, 1, 3)]), mode="rb")
+    return IterableWrapper(paths).zip_with_iter(reference, itself, itemgetter(0), merge_fn=lambda _, pair: pair)
+
+
+def test_files_that_wait_are_part_of_the_state(paths: list[str]) -> None:
+    items = check_restore(lambda: joined_files(paths))
+    assert items == [(path, f"content of {Path(path).name}".encode()) for path in paths]
+
+
+def test_an_abandoned_join_leaves_no_file_open(paths: list[str]) -> None:
+    check_abandoned(lambda: joined_files(paths))
+
+
+def test_a_join_that_breaks_leaves_no_file_open_and_starts_anew(paths: list[str]) -> None:
+    before = open_files()
+    keys = [paths[0], "missing"]
+    pipe = IterableWrapper(keys, deepcopy=False).zip_with_iter(
+        FileOpener(IterableWrapper(paths[::-1]), mode="rb"),
+        itself,
+        itemgetter(0),
+        merge_fn=lambda _, pair: pair,
+    )
+    seen = []
+    with pytest.raises(BufferError, match="missing"):
+        for item in pipe:
+            seen.append(read(item))
+    assert open_files() == before
+    keys[1] = paths[1]
+    assert [read(item)[0] for item in pipe] == paths[:2]
+    assert [path for path, _ in seen] == paths[:1]
+    assert open_files() == before
+
+
+def test_a_key_that_the_map_pipe_lacks_is_a_key_error_that_names_item_and_key() -> None:
+    with pytest.raises(KeyError, match="key_fn maps 'xb' to 'b'"):
+        list(IterableWrapper(["xa", "xb"]).zip_with_map(SequenceWrapper({"a": 1}), itemgetter(1)))
+    with pytest.raises(KeyError, match="key_fn maps 7 to 7"):
+        list(IterableWrapper([0, 7]).zip_with_map(SequenceWrapper([1]), itself))
+
+
+def test_a_map_pipe_is_looked_into_item_by_item_and_merged() -> None:
+    prices = SequenceWrapper({"tea": 2, "pie": 5})
+    order = IterableWrapper([("pie", 3), ("tea", 1)])
+    pipe = order.zip_with_map(prices, itemgetter(0), lambda item, price: item[1] * price, keep_key=True)
+    assert list(pipe) == [("pie", 15), ("tea", 2)]
+    assert len(pipe) == 2

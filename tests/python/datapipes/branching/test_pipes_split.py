@@ -1,0 +1,215 @@
+"""Pipes that are split: children, the generations in which they are read, and what waits for them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from stream_checks import check_abandoned, check_restore, read
+from torchdata.datapipes.iter import FileOpener, IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.utils import StreamWrapper
+
+
+def test_reading_one_child_again_invalidates_its_siblings() -> None:
+    for left, right in (
+        IterableWrapper(range(4)).fork(2),
+        IterableWrapper(range(4)).demux(2, lambda n: n % 2),
+        IterableWrapper([(n, n) for n in range(4)]).unzip(2),
+        IterableWrapper(range(4)).round_robin_demux(2),
+    ):
+        first, second = iter(left), iter(right)
+        next(first)
+        next(second)
+        with pytest.warns(UserWarning, match="not exhausted"):
+            again = iter(left)
+        for stale in (first, second):
+            with pytest.raises(RuntimeError, match="invalidated"):
+                next(stale)
+        joined = iter(right)  # joins the new generation: `again` stays valid
+        assert len(list(again)) == len(list(joined)) > 0
+
+
+def test_children_that_were_all_read_start_the_next_epoch_without_a_warning() -> None:
+    left, right = IterableWrapper(range(4)).fork(2)
+    for _ in range(3):
+        assert list(left.zip(right)) == [(n, n) for n in range(4)]
+
+
+def test_a_sibling_read_later_gets_what_waits_for_it() -> None:
+    left, right = IterableWrapper(range(6)).demux(2, lambda n: n % 2)
+    reader = iter(left)
+    assert [next(reader), next(reader)] == [0, 2]
+    assert list(right) == [1, 3, 5]
+    assert list(reader) == [4]
+
+
+@pytest.mark.parametrize("buffer_size", [0, 1, 3])
+def test_a_child_too_far_ahead_is_a_buffer_error(buffer_size: int) -> None:
+    left, _ = IterableWrapper(range(9)).fork(2, buffer_size=buffer_size)
+    reader = iter(left)
+    assert [next(reader) for _ in range(buffer_size)] == list(range(buffer_size))
+    with pytest.raises(BufferError, match=f"buffer size {buffer_size} is insufficient"):
+        next(reader)
+    even, _ = IterableWrapper(range(9)).demux(2, lambda n: n % 2, buffer_size=buffer_size)
+    with pytest.raises(BufferError, match=f"demux: buffer overflow, buffer size {buffer_size} is insufficient"):
+        list(even)
+    first, _ = IterableWrapper(range(9)).round_robin_demux(2, buffer_size=buffer_size)
+    with pytest.raises(BufferError, match=f"round_robin_demux: buffer overflow, buffer size {buffer_size} is"):
+        list(first)
+
+
+def test_an_unlimited_buffer_is_warned_about_and_holds_everything() -> None:
+    with pytest.warns(UserWarning, match="Unlimited buffer size"):
+        left, right = IterableWrapper(range(2000)).fork(2, buffer_size=-1)
+    assert list(left) == list(right)
+
+
+@pytest.mark.parametrize(
+    ("how", "same_item", "same_member"),
+    [(None, True, True), ("shallow", False, True), ("deep", False, False)],
+)
+def test_forks_copy_items_as_they_are_told(how: Any, same_item: bool, same_member: bool) -> None:
+    item = [[1]]
+    left, right = IterableWrapper([item], deepcopy=False).fork(2, copy=how)
+    (one,), (two,) = list(left), list(right)
+    assert (one is two, one[0] is two[0]) == (same_item, same_member)
+
+
+def test_a_fork_of_one_is_the_pipe_itself() -> None:
+    pipe = IterableWrapper(range(3))
+    assert pipe.fork(1) is pipe
+
+
+def test_dealing_out_to_one_child_gives_a_list_of_the_pipe_with_a_warning() -> None:
+    pipe = IterableWrapper(range(3))
+    with pytest.warns(UserWarning, match="nothing to split"):
+        (child,) = pipe.round_robin_demux(1)
+    assert child is pipe
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("items", [0, 1, 4, 9])
+def test_children_that_items_are_dealt_out_to_know_their_lengths(count: int, items: int) -> None:
+    children = IterableWrapper(range(items)).round_robin_demux(count)
+    assert [list(child) for child in children] == [list(range(items))[i::count] for i in range(count)]
+    assert [len(child) for child in children] == [len(range(items)[i::count]) for i in range(count)]
+    with pytest.raises(TypeError, match="valid length"):
+        len(IterableWrapper(range(items)).filter(bool).round_robin_demux(count)[0])
+
+
+def test_children_read_in_step_let_no_item_wait() -> None:
+    first, second, third = IterableWrapper(range(3000)).round_robin_demux(3, buffer_size=2)
+    assert list(first.zip(second, third)) == [(n, n + 1, n + 2) for n in range(0, 3000, 3)]
+
+
+@pytest.mark.parametrize("split", ["demux", "round_robin_demux"])
+def test_streams_that_wait_for_a_child_are_closed_when_the_children_start_anew(split: str) -> None:
+    class Closable:
+        def close(self) -> None:
+            pass
+
+    streams = [StreamWrapper(Closable()) for _ in range(6)]
+    pipe = IterableWrapper(list(enumerate(streams)), deepcopy=False)
+    left, _ = pipe.demux(2, lambda item: item[0] % 2) if split == "demux" else pipe.round_robin_demux(2)
+    reader = iter(left)
+    assert [next(reader)[0] for _ in range(3)] == [0, 2, 4]  # 1 and 3 wait for the other child
+    assert not any(stream.closed for stream in streams)
+    with pytest.warns(UserWarning, match="not exhausted"):
+        iter(left)
+    assert [number for number, stream in enumerate(streams) if stream.closed] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("split", "order"),
+    [
+        (lambda pipe: pipe.demux(2, lambda item: int(Path(item[0]).stem) % 2), [0, 2, 4, 1, 3]),
+        (lambda pipe: pipe.round_robin_demux(2), [0, 2, 4, 1, 3]),
+        (lambda pipe: pipe.fork(2, copy="deep"), [0, 1, 2, 3, 4] * 2),
+    ],
+    ids=["demux", "round_robin_demux", "fork"],
+)
+def test_files_that_wait_for_a_child_are_part_of_the_state(split: Any, order: list[int], tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.txt" for number in range(5)]
+    for path in paths:
+        path.write_text(path.stem)
+
+    def build() -> Any:
+        left, right = split(FileOpener(IterableWrapper(list(map(str, paths))), mode="rb"))
+        return left.concat(right)
+
+    pipe = build()
+    iterator = iter(pipe)
+    head = [read(next(iterator)) for _ in range(2)]
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    for _ in range(2):  # a state can be loaded again
+        restored = build()
+        load_state(restored, state)
+        assert [int(content) for _, content in [*head, *map(read, restored)]] == order
+
+
+@pytest.mark.parametrize("split", ["demux", "round_robin_demux"])
+def test_no_file_stays_open_for_children_that_are_abandoned(split: str, tmp_path: Path) -> None:
+    for number in range(7):
+        (tmp_path / f"{number}.txt").write_text(str(number))
+
+    def build() -> Any:
+        files = FileOpener(IterableWrapper(sorted(map(str, tmp_path.iterdir()))), mode="rb")
+        children = {
+            "demux": lambda: files.demux(2, lambda item: int(int(Path(item[0]).stem) % 3 == 0)),
+            "round_robin_demux": lambda: files.round_robin_demux(2),
+        }[split]()
+        return children[1].concat(children[0])
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some child DataPipes are not exhausted")  # that is what is tested
+        check_abandoned(build)
+        assert sorted(int(content) for _, content in check_restore(build)) == list(range(7))
+
+
+@pytest.mark.parametrize("result", [2, -1, None])
+def test_a_classification_out_of_range_is_an_error(result: Any) -> None:
+    zero, _ = IterableWrapper(range(3)).demux(2, lambda n: result)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        list(zero)
+
+
+def test_children_are_copied_together_with_what_they_share() -> None:
+    children = IterableWrapper(range(4)).fork(2)
+    next(iter(children[0]))
+    for left, right in (copy.deepcopy(children), pickle.loads(cloudpickle.dumps(children))):
+        assert left.main_datapipe is right.main_datapipe
+        assert list(left.zip(right)) == [(n, n) for n in range(4)]
+
+
+READERS = {
+    "fork": lambda pipe: pipe.fork(2),
+    "demux": lambda pipe: pipe.demux(2, lambda n: n % 2),
+    "unzip": lambda pipe: pipe.map(lambda n: (n, -n)).unzip(2),
+    "round_robin_demux": lambda pipe: pipe.round_robin_demux(2),
+    "random_split": lambda pipe: pipe.random_split({"a": 1, "b": 1}, 0),
+}
+
+
+@pytest.mark.parametrize("split", READERS)
+def test_a_child_that_was_still_to_be_read_joins_its_restored_sibling(split: str) -> None:
+    def build() -> Any:
+        # Shuffled, so that reading the source once more would give other items.
+        source = IterableWrapper(range(12)).shuffle().set_seed(3)
+        left, right = READERS[split](source if split != "random_split" else IterableWrapper(range(12)))
+        return left.concat(right)
+
+    whole = list(build())
+    for position in range(len(whole) + 1):
+        pipe = build()
+        iterator = iter(pipe)
+        head = [next(iterator) for _ in range(position)]
+        restored = build()
+        load_state(restored, pickle.loads(cloudpickle.dumps(save_state(pipe))))
+        assert head + list(restored) == whole  # warnings are errors: nothing is read for the second time

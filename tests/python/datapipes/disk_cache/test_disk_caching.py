@@ -1,0 +1,489 @@
+"""The on-disk cache in one process: what it yields and writes, checks, bad input, and what it leaves behind."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cache_checks import Maker, archives, cached, content, made, members, names, no_claim_is_left
+from stream_checks import open_files
+from torchdata.datapipes.iter import (
+    EndOnDiskCacheHolder,
+    IterableWrapper,
+    OnDiskCacheHolder,
+)
+from torchdata.datapipes.iter.disk_cache import claims as locks
+from torchdata.datapipes.iter.disk_cache import section
+from torchdata.datapipes.iter.streams.atomic_files import temporary_name
+from torchdata.datapipes.utils import StreamWrapper
+
+__all__ = ["no_claim_is_left"]
+
+
+def test_files_are_made_once_and_their_paths_come_in_the_order_of_the_source(tmp_path):
+    maker = Maker()
+    pipe = cached(tmp_path, ["b", "a", "c"], maker)
+    assert [list(pipe), list(pipe)] == [[str(tmp_path / name) for name in "bac"]] * 2
+    assert maker.made == ["b", "a", "c"]
+    assert content(tmp_path) == made("a", "b", "c")
+
+
+def test_files_that_are_there_keep_their_place_among_those_that_are_made(tmp_path):
+    list(cached(tmp_path, ["b", "d"]))
+    maker = Maker()
+    assert names(cached(tmp_path, ["a", "b", "c", "d", "e"], maker)) == ["a", "b", "c", "d", "e"]
+    assert maker.made == ["a", "c", "e"]
+
+
+def test_a_path_that_comes_twice_is_made_once_and_yielded_twice(tmp_path):
+    maker = Maker()
+    assert names(cached(tmp_path, ["a", "b", "a", "a"], maker)) == ["a", "b", "a", "a"]
+    assert maker.made == ["a", "b"]
+    batched = cached(tmp_path, ["c", "d", "c"], maker, lambda pipe: pipe.batch(3).unbatch())
+    assert names(batched) == ["c", "d", "c"]
+    assert maker.made == ["a", "b", "c", "d"]
+
+
+def test_any_number_of_files_may_be_cached(tmp_path):
+    many = [str(i) for i in range(1500)]
+    for name in many:
+        (tmp_path / name).touch()
+    maker = Maker()
+    assert names(cached(tmp_path, [*many, "new"], maker)) == [*many, "new"]
+    assert maker.made == ["new"]
+
+
+def test_the_section_starts_when_it_is_needed_and_goes_no_further(tmp_path):
+    maker = Maker()
+    paths = iter(cached(tmp_path, ["a", "b", "c"], maker))
+    assert maker.made == []
+    next(paths)
+    assert maker.made == ["a"]
+
+
+def test_a_function_gives_the_paths_and_may_give_several(tmp_path):
+    def both(name):
+        return [str(tmp_path / name / part) for part in ("x", "y")]
+
+    def lazily(name):
+        yield from both(name)
+
+    def parts(name):
+        calls.append(name)
+        return [(path, path[-1].encode()) for path in both(name)]
+
+    calls = []
+    for function in (both, lazily, lambda name: tuple(both(name))):
+        pipe = IterableWrapper(["p", "q"]).on_disk_cache(function).flatmap(parts).end_caching()
+        assert list(pipe) == [*both("p"), *both("q")]
+    assert calls == ["p", "q"]
+    (tmp_path / "p" / "y").unlink()
+    assert list(pipe) == [*both("p"), *both("q")]
+    assert calls == ["p", "q", "p"], "where one of them is missing, the item passes the section again"
+    assert sorted(content(tmp_path)) == ["p/x", "p/y", "q/x", "q/y"], "no lists are needed"
+
+
+def test_the_end_of_a_section_has_a_function_of_its_own_or_takes_that_of_its_beginning(tmp_path):
+    def path_of(name):
+        return tmp_path / name  # a Path will do
+
+    for options in ({"filepath_fn": path_of}, {"same_filepath_fn": True}):
+        pipe = IterableWrapper(["a"]).on_disk_cache(path_of).map(lambda name: (name, b"x"))
+        assert list(pipe.end_caching(**options)) == [str(tmp_path / "a")]
+        (tmp_path / "a").unlink()
+
+
+def test_files_with_other_paths_than_announced_are_listed_and_found_again(tmp_path):
+    calls = []
+
+    def unpack(path):
+        calls.append(path)
+        return members(path)
+
+    expected = [f"{key}.{i}" for key in "ab" for i in range(3)]
+    for _ in range(2):
+        assert names(archives(tmp_path, "ab", unpack)) == expected
+    assert len(calls) == 2
+    listed = (tmp_path / "a.torchdata_list").read_text()
+    assert listed == "".join(f"{tmp_path}/a.{i}\n" for i in range(3)), "the list has upstream's form"
+    (tmp_path / "a.1").unlink()
+    assert names(archives(tmp_path, "ab", unpack)) == expected, "a lost member is made again"
+    assert len(calls) == 3
+    assert names(archives(tmp_path, "cacbd", unpack)) == [f"{k}.{i}" for k in "cacbd" for i in range(3)]
+
+
+def test_lists_hold_any_name_that_a_file_can_have(tmp_path):
+    odd = ["grün", "with space ", "carriage\rreturn", os.fsdecode(b"not utf-8: \xff")]
+
+    def unpack(path):
+        calls.append(path)
+        return [(f"{path}.{name}", b"") for name in odd]
+
+    calls = []
+    for _ in range(2):
+        assert names(archives(tmp_path, "a", unpack)) == [f"a.{name}" for name in odd]
+    assert len(calls) == 1
+
+
+def test_a_list_appears_only_when_all_its_files_are_there(tmp_path):
+    paths = iter(archives(tmp_path, "ab"))
+    for _ in range(3):
+        next(paths)
+    assert not (tmp_path / "a.torchdata_list").exists(), "nobody knows yet that there is no fourth one"
+    assert names([next(paths)]) == ["b.0"]
+    assert (tmp_path / "a.torchdata_list").exists()
+    del paths
+    assert not (tmp_path / "b.torchdata_list").exists()
+    assert names(archives(tmp_path, "ab")) == [f"{key}.{i}" for key in "ab" for i in range(3)]
+
+
+def test_a_folder_stands_for_its_files_once_all_of_them_are_there(tmp_path):
+    def unpack(path):
+        return [(f"{path}/{i}", b"x") for i in range(3)]
+
+    wanted = ["0", "1", "2"]
+    for stop in range(4):
+        running = iter(archives(tmp_path, ["folder"], unpack))
+        assert names(next(running) for _ in range(stop)) == wanted[:stop]
+        if stop:
+            other = archives(tmp_path, ["folder"], unpack)
+            assert other.cache_holder.found((str(tmp_path / "folder"),)) is None, "it is not complete yet"
+        del running
+    for _ in range(2):
+        assert names(archives(tmp_path, ["folder"], unpack)) == wanted
+    assert sorted(content(tmp_path)) == ["folder.torchdata_list", "folder/0", "folder/1", "folder/2"]
+
+
+def test_a_file_that_was_not_announced_beside_one_that_was_is_an_error(tmp_path):
+    def one_of_each(path):
+        return [(path, b"x"), (path + ".more", b"y")]
+
+    with pytest.raises(RuntimeError, match=r"let either all or none.*"):
+        list(archives(tmp_path, "a", one_of_each))
+
+
+def test_members_made_by_a_thread_that_reads_ahead_are_refused_as_nobody_knows_whose_they_are(tmp_path):
+    pipe = IterableWrapper([str(tmp_path / "a")]).on_disk_cache().flatmap(members).prefetch(2).end_caching()
+    with pytest.raises(RuntimeError, match="read ahead in a thread"):
+        list(pipe)
+
+
+def test_several_paths_of_one_item_must_be_those_that_are_made(tmp_path):
+    def twice(name):
+        return [str(tmp_path / name / "x"), str(tmp_path / name / "y")]
+
+    pipe = IterableWrapper(["p"]).on_disk_cache(twice).map(lambda name: (str(tmp_path / name / "z"), b""))
+    with pytest.raises(RuntimeError, match="let either all or none"):
+        list(pipe.end_caching())
+    assert content(tmp_path) == {}
+
+
+def test_items_that_the_section_drops_yield_nothing_and_hold_up_nobody(tmp_path):
+    pipe = cached(tmp_path, "abcd", between=lambda pipe: pipe.filter(lambda path: path[-1] in "bd"))
+    for _ in range(2):
+        assert names(pipe) == ["b", "d"]
+    assert names(cached(tmp_path, "abcd")) == ["a", "b", "c", "d"]
+
+
+def test_a_section_that_ends_by_itself_leaves_the_rest_missing(tmp_path):
+    list(cached(tmp_path, "d"))
+    assert names(cached(tmp_path, "abcde", between=lambda pipe: pipe.header(2))) == ["a", "b", "d"]
+
+
+@pytest.fixture
+def small_limits(monkeypatch):
+    """Lets every limit of a section be met by a few items."""
+    for name in ("_WINDOW", "_REMEMBERED", "_CLAIMED", "_CLAIMED_BEHIND", "_ATTENDED"):
+        monkeypatch.setattr(section, name, 2)
+
+
+@pytest.mark.parametrize("between", ["in batches", "shuffled", "read ahead", "filtered"])
+def test_sections_that_read_far_ahead_lose_nothing(tmp_path, small_limits, between):
+    wanted = [str(i) for i in range(40)]
+    far = {
+        "in batches": lambda pipe: pipe.batch(16).unbatch(),
+        "shuffled": lambda pipe: pipe.shuffle(buffer_size=30).set_seed(1),
+        "read ahead": lambda pipe: pipe.prefetch(16),
+        "filtered": lambda pipe: pipe.filter(lambda path: int(os.path.basename(path)) % 7 == 0),
+    }[between]
+    for there in ([], ["3", "4", "5", "30"]):
+        folder = tmp_path / f"{len(there)}"
+        list(cached(folder, there))
+        maker = Maker()
+        found = names(cached(folder, [*wanted, *wanted], maker, far))
+        kept = wanted if between != "filtered" else [n for n in wanted if int(n) % 7 == 0 or n in there]
+        assert sorted(found) == sorted(kept * 2)
+        assert set(maker.made) == set(kept) - set(there)
+        if between != "shuffled":
+            assert found == kept * 2
+        assert content(folder) == made(*kept)
+
+
+def test_pipes_that_change_the_order_change_it_for_what_is_made(tmp_path):
+    pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.shuffle(buffer_size=3).set_seed(1))
+    plain = IterableWrapper("abcdef").shuffle(buffer_size=3).set_seed(1)
+    assert names(pipe) == list(plain) != list("abcdef")
+    assert names(pipe) == list("abcdef")
+
+
+@pytest.mark.parametrize("skip_read", [False, True])
+def test_data_may_be_whole_in_pieces_or_a_stream(tmp_path, skip_read):
+    streams = [StreamWrapper(io.BytesIO(b"stream")), io.BytesIO(b"file")]
+    kinds = [
+        b"bytes",
+        bytearray(b"array"),
+        memoryview(b"view"),
+        [b"pie", b"ces"],
+        (b"x" for _ in range(3)),
+        *streams,
+    ]
+    pairs = [(str(tmp_path / f"{i}"), data) for i, data in enumerate(kinds)]
+    source = IterableWrapper(pairs, deepcopy=False).on_disk_cache(lambda pair: pair[0])
+    assert len(list(source.end_caching(skip_read=skip_read))) == 7
+    expected = ["bytes", "array", "view", "pieces", "xxx", "stream", "file"]
+    assert [content(tmp_path)[f"{i}"] for i in range(7)] == expected
+    assert all(stream.closed for stream in streams)
+
+
+def test_text_is_written_in_text_mode_only(tmp_path):
+    def text(path):
+        return path, "grün\n"
+
+    for mode in ("t", "wt", "w"):
+        list(cached(tmp_path, [mode], text, mode=mode))
+        assert (tmp_path / mode).read_text() == "grün\n"
+    with pytest.raises(TypeError, match=r"mode 'wb' writes bytes, but the data for .*bad.* is of type str"):
+        list(cached(tmp_path, ["bad"], text))
+    with pytest.raises(TypeError, match=r"mode 'wt' writes text, .* of type bytes"):
+        list(cached(tmp_path, ["bad"], mode="t"))
+    with pytest.raises(TypeError, match="of type int"):
+        list(cached(tmp_path, ["bad"], lambda path: (path, 3)))
+    assert sorted(content(tmp_path)) == ["t", "w", "wt"]
+
+
+def test_items_that_are_no_pairs_or_have_no_path_are_named(tmp_path):
+    with pytest.raises(TypeError, match=r"expects pairs of path and data, but got 'x'"):
+        list(cached(tmp_path, ["a"], lambda path: "x"))
+    with pytest.raises(TypeError, match=r"expects paths of files as str, but got 3"):
+        list(cached(tmp_path, ["a"], lambda path: (3, b"")))
+    with pytest.raises(TypeError, match=r"OnDiskCacheHolder expects paths .* got b'a'"):
+        list(IterableWrapper([b"a"]).on_disk_cache().map(Maker()).end_caching())
+    with pytest.raises(ValueError, match="returned no path for 'a'"):
+        list(IterableWrapper(["a"]).on_disk_cache(lambda name: []).map(Maker()).end_caching())
+
+
+def test_relative_paths_and_folders_that_are_not_there_will_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pipe = IterableWrapper(["here", "new/folder/there"]).on_disk_cache().map(Maker()).end_caching()
+    assert list(pipe) == ["here", "new/folder/there"]
+    assert sorted(content(tmp_path)) == ["here", "new/folder/there"]
+
+
+def test_a_directory_that_is_there_counts_as_cached(tmp_path):
+    (tmp_path / "folder").mkdir()
+    assert names(cached(tmp_path, ["folder"])) == ["folder"]
+
+
+# Checks -----------------------------------------------------------------------------------------------------------
+
+
+def sums(folder, kind="sha256", **contents):
+    return {str(folder / name): hashlib.new(kind, text.encode()).hexdigest() for name, text in contents.items()}
+
+
+@pytest.mark.parametrize("kind", ["sha256", "md5"])
+def test_a_file_with_another_checksum_is_made_anew(tmp_path, kind):
+    (tmp_path / "a").write_text("spoilt")
+    hashes = sums(tmp_path, kind, a="content of a", b="content of b")
+    maker = Maker()
+    pipe = cached(tmp_path, "ab", maker, hash_dict=hashes, hash_type=kind)
+    assert [names(pipe), names(pipe)] == [["a", "b"]] * 2
+    assert maker.made == ["a", "b"]
+    assert content(tmp_path) == made("a", "b")
+
+
+def test_content_with_another_checksum_is_an_error_and_is_not_saved(tmp_path):
+    (tmp_path / "b").write_text("what was there")
+    pipe = cached(tmp_path, "ab", hash_dict=sums(tmp_path, a="content of a", b="other"))
+    paths = iter(pipe)
+    assert names([next(paths)]) == ["a"]
+    with pytest.raises(RuntimeError, match=r"The computed hash \w+ of .*/b does not match"):
+        next(paths)
+    assert content(tmp_path) == {**made("a"), "b": "what was there"}
+    with pytest.raises(RuntimeError, match="does not match"):
+        list(pipe)
+
+
+def test_a_file_without_a_checksum_in_the_dictionary_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match=r"Unspecified hash for file .*/a"):
+        list(cached(tmp_path, "a", hash_dict={}))
+    assert content(tmp_path) == {}
+
+
+def test_text_is_hashed_as_it_lies_in_the_file(tmp_path):
+    hashes = sums(tmp_path, a="grün")
+    assert names(cached(tmp_path, "a", lambda path: (path, ["gr", "ün"]), mode="t", hash_dict=hashes)) == ["a"]
+
+
+def test_a_file_that_the_users_check_refuses_is_made_anew(tmp_path):
+    (tmp_path / "a").write_text("")
+    (tmp_path / "b").write_text("good")
+    list(cached(tmp_path, "ab", extra_check_fn=os.path.getsize))
+    assert content(tmp_path) == {**made("a"), "b": "good"}
+
+
+# What goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_a_source_or_a_pipe_that_raises_leaves_nothing_and_the_next_epoch_goes_on(tmp_path):
+    broken = [True]
+
+    def maker(path):
+        if broken and path.endswith("b"):
+            raise KeyError("broken")
+        return Maker()(path)
+
+    pipe = cached(tmp_path, "abc", maker)
+    with pytest.raises(KeyError, match="broken"):
+        list(pipe)
+    assert content(tmp_path) == made("a")
+    broken.clear()
+    assert names(pipe) == ["a", "b", "c"]
+
+
+def test_data_that_breaks_off_leaves_nothing(tmp_path):
+    def maker(path):
+        def pieces():
+            yield b"begun"
+            raise ConnectionError("broke off")
+
+        return path, pieces()
+
+    with pytest.raises(ConnectionError):
+        list(cached(tmp_path, "a", maker))
+    assert content(tmp_path) == {}
+
+
+def test_a_folder_that_cannot_be_written_into_is_named():
+    with pytest.raises(OSError, match=r"/proc/nowhere"):
+        list(IterableWrapper(["/proc/nowhere/a"]).on_disk_cache().map(Maker()).end_caching())
+
+
+def test_a_file_where_a_folder_should_be_and_a_folder_where_a_file_should_be_are_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        list(cached(tmp_path, ["file/a"]))
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder") as caught:
+        list(cached(tmp_path, ["folder"], extra_check_fn=os.path.isfile))
+    assert any("nothing of it is left" in note for note in caught.value.__notes__)
+    assert content(tmp_path) == {"file": ""}
+
+
+FULL_DISK = """
+import os, resource, sys
+from torchdata.datapipes.iter import IterableWrapper
+path = sys.argv[1]
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+pipe = IterableWrapper([path]).on_disk_cache().map(lambda path: (path, [b"x" * 30_000] * 5)).end_caching()
+try:
+    list(pipe)
+except OSError as error:
+    print(error.strerror, os.listdir(os.path.dirname(path)))
+"""
+
+
+def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(tmp_path):
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "a")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "File too large []\n"
+
+
+def test_what_killed_writers_left_is_cleared_away(tmp_path):
+    Path(temporary_name(str(tmp_path / "a"))).write_text("half a fi")
+    (tmp_path / locks.LOCK_FILE).touch()
+    assert names(cached(tmp_path, "a")) == ["a"]
+    assert content(tmp_path) == made("a")
+
+
+LEFT_HALF_WAY = """
+import sys
+from torchdata.datapipes.iter import IterableWrapper
+paths = [f"{sys.argv[1]}/{name}" for name in "abc"]
+pipe = IterableWrapper(paths).on_disk_cache().map(lambda path: (path, b"")).batch(3).unbatch().end_caching()
+running = iter(pipe)
+next(running)
+"""
+
+
+def test_a_program_that_ends_half_way_leaves_only_files_of_the_cache(tmp_path):
+    subprocess.run([sys.executable, "-c", LEFT_HALF_WAY, str(tmp_path)], timeout=60, check=True)
+    assert content(tmp_path) == {"a": ""}
+
+
+def test_an_iterator_left_half_way_gives_its_claims_up(tmp_path):
+    pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.batch(3).unbatch())
+    before = open_files()
+    for stop in range(1, 6):
+        paths = iter(pipe)
+        for _ in range(stop):
+            next(paths)
+        del paths
+        assert not locks._claims
+        assert open_files() == before
+        assert names(pipe) == list("abcdef")
+        for name in "abcdef":
+            (tmp_path / name).unlink()
+    paths = iter(pipe)  # begun and left before the first item
+    del paths
+    assert content(tmp_path) == {}
+
+
+def test_a_read_ahead_section_left_half_way_gives_its_claims_up(tmp_path):
+    pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.prefetch(2))
+    for _ in range(3):
+        paths = iter(pipe)
+        next(paths)
+        del paths
+    assert names(pipe) == list("abcdef")
+
+
+def test_a_section_without_its_end_is_not_iterated():
+    section = IterableWrapper(["a"]).on_disk_cache()
+    with pytest.raises(RuntimeError, match=r"call `end_caching\(\)` before iteration"):
+        list(section.map(len))
+
+
+def test_the_pipes_of_a_section_may_be_looked_at_without_its_end(tmp_path):
+    list(cached(tmp_path, "b"))
+    section = IterableWrapper([str(tmp_path / name) for name in "abc"]).on_disk_cache()
+    section.map(Maker()).end_caching()
+    assert names(section) == ["a", "c"]
+    assert not locks._claims
+
+
+def test_the_forms_give_the_classes():
+    section = IterableWrapper(["a"]).on_disk_cache()
+    assert type(section) is OnDiskCacheHolder
+    assert type(section.map(Maker()).end_caching()) is EndOnDiskCacheHolder
+
+
+def test_caches_in_turn_each_keep_their_files(tmp_path):
+    (tmp_path / "raw").mkdir()
+    raw = cached(tmp_path / "raw", "ab")
+    opened = raw.on_disk_cache(lambda path: path.replace("raw", "upper")).open_files("b")
+    upper = opened.map(lambda pair: (pair[0].replace("raw", "upper"), pair[1].read().upper())).end_caching()
+    for _ in range(2):
+        assert [Path(path).read_text() for path in upper] == ["CONTENT OF A", "CONTENT OF B"]
+    assert sorted(content(tmp_path)) == ["raw/a", "raw/b", "upper/a", "upper/b"]
+
+
+def test_an_end_needs_a_beginning_of_its_own(tmp_path):
+    with pytest.raises(RuntimeError, match="only be invoked once"):
+        cached(tmp_path, "a").map(Maker()).end_caching()

@@ -1,0 +1,478 @@
+"""The on-disk cache among processes: who makes a file, who waits how long, and what a killed writer leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cache_checks import archives, cached, content, made, names
+from process_checks import is_gone, loader, nothing_is_left, wait_for
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter.disk_cache import claims as locks
+from torchdata.datapipes.iter.disk_cache import section as _cache_section
+from torchdata.datapipes.iter.streams import atomic_files as _atomic_files
+
+__all__ = ["nothing_is_left"]
+
+FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def start():
+    """Starts functions in forked processes, and ends what is left of them after the test."""
+    processes = []
+
+    def run(function, *args):
+        process = FORK.Process(target=function, args=args, daemon=True)
+        process.start()
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+        process.join(30)
+        process.close()
+
+
+@pytest.fixture(params=["locks of descriptions", "locks of records"])
+def either_locks(request, monkeypatch):
+    """Linux's locks, and those that other systems have."""
+    monkeypatch.setattr(locks, "_HAS_OFD", request.param == "locks of descriptions" and locks._HAS_OFD)
+
+
+@pytest.fixture
+def short_grace(monkeypatch):
+    monkeypatch.setattr(_cache_section, "GRACE", 0.1)
+
+
+def finished(process):
+    process.join(60)
+    return process.exitcode
+
+
+class Results:
+    """Files of a folder into which processes write what they found."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir()
+
+    def note(self, name, lines=()):
+        part = self.folder / f".{name}"
+        part.write_text("\n".join(lines))
+        part.rename(self.folder / name)
+
+    def has(self, name):
+        return (self.folder / name).exists()
+
+    def of(self, name):
+        return (self.folder / name).read_text().split()
+
+
+@pytest.fixture
+def results(tmp_path):
+    return Results(tmp_path / "results")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "files"
+    path.mkdir()
+    return path
+
+
+def logging_maker(results):
+    def maker(path):
+        with open(results.folder / "log", "a") as log:
+            log.write(f"{os.path.basename(path)}\n")
+        return path, [b"content ", b"of ", os.path.basename(path).encode()]
+
+    return maker
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("between", [lambda pipe: pipe, lambda pipe: pipe.prefetch(3)], ids=["alone", "read ahead"])
+def test_many_processes_make_each_file_once_and_all_yield_all(folder, results, start, between, either_locks):
+    wanted = [str(i) for i in range(40)]
+
+    def run(number):
+        order = wanted if number % 2 else wanted[::-1]
+        results.note(f"{number}", names(cached(folder, order, logging_maker(results), between)))
+
+    workers = [start(run, number) for number in range(5)]
+    assert [finished(worker) for worker in workers] == [0] * 5
+    for number in range(5):
+        assert results.of(f"{number}") == (wanted if number % 2 else wanted[::-1])
+    assert sorted(results.of("log")) == sorted(wanted)
+    assert content(folder) == made(*wanted), "no lock or temporary file is left"
+
+
+def test_no_reader_ever_sees_a_part_of_a_file(folder, start):
+    def write(number):
+        def maker(path):
+            return path, (bytes([number]) * 4096 for _ in range(64))
+
+        for _ in range(20):
+            list(cached(folder, "a", maker, extra_check_fn=lambda path: False))
+
+    writers = [start(write, number) for number in range(3)]
+    seen = 0
+    while any(writer.is_alive() for writer in writers):
+        with contextlib.suppress(FileNotFoundError):
+            found = (folder / "a").read_bytes()
+            assert len(found) == 64 * 4096
+            assert len(set(found)) == 1
+            seen += 1
+    assert seen
+    assert [finished(writer) for writer in writers] == [0] * 3
+    assert sorted(os.listdir(folder)) == ["a"]
+
+
+def before_the_temporary_file(path, patch):
+    kill_self()
+
+
+def in_the_middle(path, patch):
+    def pieces():
+        yield b"half"
+        kill_self()
+
+    return path, pieces()
+
+
+def before_the_sync(path, patch):
+    patch("fsync", lambda fd: kill_self())
+    return path, b"never seen"
+
+
+def before_the_rename(path, patch):
+    patch("replace", lambda old, new: kill_self())
+    return path, b"never seen"
+
+
+def after_the_rename(path, patch):
+    def replace(old, new):
+        os.rename(old, new)
+        kill_self()
+
+    patch("replace", replace)
+    return path, f"content of {os.path.basename(path)}".encode()
+
+
+MOMENTS = [before_the_temporary_file, in_the_middle, before_the_sync, before_the_rename, after_the_rename]
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
+def test_a_killed_writer_blocks_nobody_and_another_makes_the_file(
+    folder, results, start, monkeypatch, moment, either_locks
+):
+    def die():
+        class Patched:
+            def __getattr__(self, name):
+                return patches.get(name) or getattr(os, name)
+
+        patches = {}
+        _atomic_files.os = Patched()
+        list(cached(folder, "abc", lambda path: moment(path, patches.__setitem__)))
+
+    assert finished(start(die)) == -signal.SIGKILL
+    assert names(cached(folder, "abc", logging_maker(results), timeout=0)) == ["a", "b", "c"]
+    assert results.of("log") == (["b", "c"] if moment is after_the_rename else ["a", "b", "c"])
+    assert content(folder) == made("a", "b", "c"), "what the killed one left is gone"
+
+
+def test_who_waits_for_a_writer_that_is_killed_goes_on_at_once(folder, results, start, either_locks):
+    def hang():
+        def maker(path):
+            results.note("writing")
+            time.sleep(600)
+
+        list(cached(folder, "ab", maker))
+
+    def wait():
+        def maker(path):
+            results.note(f"made {os.path.basename(path)}")
+            return logging_maker(results)(path)
+
+        results.note("got", names(cached(folder, "ab", maker)))
+
+    writer = start(hang)
+    wait_for(lambda: results.has("writing"))
+    waiter = start(wait)
+    wait_for(lambda: results.has("made b"))  # it goes on with what nobody makes
+    assert not results.has("made a")
+    writer.kill()
+    assert finished(waiter) == 0
+    assert results.of("got") == ["a", "b"]
+    assert results.of("log") == ["b", "a"]
+    assert content(folder) == made("a", "b")
+
+
+def test_some_of_many_processes_may_be_killed_at_any_time(folder, results, start):
+    wanted = [str(i) for i in range(60)]
+
+    def run(number):
+        results.note(f"started {number}")
+        results.note(f"{number}", names(cached(folder, wanted, logging_maker(results))))
+
+    doomed = [start(run, number) for number in range(3)]
+    wait_for(lambda: any(results.has(f"started {number}") for number in range(3)))
+    others = [start(run, number) for number in range(3, 5)]
+    for victim in doomed:
+        wait_for(lambda: len(os.listdir(folder)) > 5)
+        victim.kill()
+    assert [finished(other) for other in others] == [0, 0]
+    assert results.of("3") == results.of("4") == wanted
+    list(cached(folder, ["last"], logging_maker(results)))
+    assert content(folder) == made(*wanted, "last")
+
+
+def hanging_writer(folder, results, start):
+    """A process that has begun to make the file "a" and never ends."""
+
+    def hang():
+        def maker(path):
+            results.note("writing")
+            time.sleep(600)
+
+        list(cached(folder, "a", maker))
+
+    writer = start(hang)
+    wait_for(lambda: results.has("writing"))
+    return writer
+
+
+def test_a_writer_that_takes_too_long_is_named_with_its_file_and_the_remedy(folder, results, start):
+    writer = hanging_writer(folder, results, start)
+    pipe = cached(folder, "ab", timeout=0.2)
+    for _ in range(2):
+        with pytest.raises(TimeoutError) as caught:
+            list(pipe)
+        message = str(caught.value)
+        assert f"{folder / 'a'}" in message
+        assert re.search(rf"process {writer.pid}\b", message)
+        assert "0.2 seconds" in message
+        assert "CacheTimeout" in message
+    assert (folder / "b").exists(), "what could be done was done"
+    writer.kill()
+    assert names(pipe) == ["a", "b"]
+    assert content(folder) == made("a", "b")
+
+
+def test_only_so_many_items_are_made_behind_one_that_is_waited_for(folder, results, start, monkeypatch):
+    monkeypatch.setattr(_cache_section, "_WINDOW", 3)
+
+    writer = hanging_writer(folder, results, start)
+    wanted = [chr(ord("a") + i) for i in range(26)]
+    pipe = cached(folder, wanted, logging_maker(results), timeout=0.1)
+    with pytest.raises(TimeoutError):
+        list(pipe)
+    assert results.of("log") == ["b", "c"]
+    writer.kill()
+    assert names(pipe) == wanted
+    assert content(folder) == made(*wanted)
+
+
+def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_loader_completes(folder, results):
+    wanted = [str(i) for i in range(10)]
+
+    def deadly(path):
+        if path.endswith("5") and not results.has("died"):
+            results.note("died")
+            return in_the_middle(path, None)
+        return logging_maker(results)(path)
+
+    def run():
+        sharded = IterableWrapper([str(folder / name) for name in wanted]).sharding_filter()
+        with loader(sharded.on_disk_cache().map(deadly).end_caching(timeout=5)) as running:
+            return names(running)
+
+    with pytest.raises(WorkerExitedError, match="SIGKILL"):
+        run()
+    assert (folder / "5").exists() is False
+    assert run() == wanted
+    assert content(folder) == made(*wanted)
+    assert len(results.of("log")) == len(wanted), "nothing was made twice"
+
+
+def test_a_writer_that_is_left_standing_is_overtaken(folder, results, start, short_grace, either_locks):
+    def stop_half_way():
+        paths = iter(archives(folder, "ab"))
+        results.note("first", names([next(paths)]))
+        wait_for(lambda: results.has("go on"), 60)
+        results.note("rest", names(paths))
+
+    writer = start(stop_half_way)
+    wait_for(lambda: results.has("first"))
+    expected = [f"{key}.{i}" for key in "ab" for i in range(3)]
+    assert names(archives(folder, "ab")) == expected
+    results.note("go on")
+    assert finished(writer) == 0
+    assert results.of("first") + results.of("rest") == expected
+    assert sorted(os.listdir(folder)) == sorted([*expected, "a.torchdata_list", "b.torchdata_list"])
+
+
+def test_processes_that_hold_what_the_other_waits_for_both_end(folder, results, start):
+    def run(number, order):
+        pipe = cached(folder, order, logging_maker(results), lambda pipe: pipe.batch(4).unbatch())
+        paths = iter(pipe)
+        first = next(paths, None)
+        results.note(f"begun {number}")
+        wait_for(lambda: results.has(f"begun {1 - number}"), 60)
+        results.note(f"{number}", names([first, *paths]))
+
+    both = [start(run, 0, "abcdefgh"), start(run, 1, "hgfedcba")]
+    assert [finished(process) for process in both] == [0, 0]
+    assert [results.of("0"), results.of("1")] == [list("abcdefgh"), list("hgfedcba")]
+    assert content(folder) == made(*"abcdefgh")
+
+
+def test_a_forked_child_does_not_keep_the_claims_of_its_dead_parent(folder, results, start):
+    def claim_and_fork():
+        assert locks.claim(str(folder / "a"), None) is not None
+        child = os.fork()
+        if child == 0:
+            assert not locks._claims
+            results.note("forked", [f"{os.getpid()}"])
+            time.sleep(600)
+        results.note("parent")
+        time.sleep(600)
+
+    parent = start(claim_and_fork)
+    wait_for(lambda: results.has("forked") and results.has("parent"))
+    child = int(results.of("forked")[0])
+    try:
+        assert locks.standing_of(str(folder / "a"))[0] == "working", "the child's closing let nothing go"
+        parent.kill()
+        wait_for(lambda: parent.exitcode is not None)  # join() would wait for the child, too
+        assert locks.standing_of(str(folder / "a"))[0] == "free"
+        assert names(cached(folder, "a", timeout=0)) == ["a"]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        wait_for(lambda: is_gone(child))
+
+
+def test_a_process_that_ends_with_an_open_iterator_blocks_nobody(folder, start):
+    def run():
+        global kept
+        kept = iter(cached(folder, "abc", between=lambda pipe: pipe.batch(3).unbatch()))
+        next(kept)
+
+    assert finished(start(run)) == 0
+    assert content(folder).keys() <= {"a", locks.LOCK_FILE}, "at most an empty lock file is left"
+    assert names(cached(folder, "abc", timeout=0)) == ["a", "b", "c"]
+    assert content(folder) == made("a", "b", "c")
+
+
+# Claims -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_excludes_others_until_it_is_released(folder, start, either_locks):
+    path = str(folder / "a")
+
+    def try_to_claim(expected):
+        claim = locks.claim(path, None)
+        os._exit(0 if (claim is not None) == expected else 1)
+
+    claim = locks.claim(path, None)
+    assert locks.claim(path, None) is None
+    assert locks.claim(str(folder / "b"), None).release() is None
+    assert finished(start(try_to_claim, False)) == 0
+    claim.release()
+    claim.release()
+    assert finished(start(try_to_claim, True)) == 0
+    assert locks.claim(path, None).release() is None
+    assert os.listdir(folder) == []
+
+
+def test_a_suspended_claim_can_be_taken_over_and_is_lost_then(folder, results, start, either_locks):
+    path = str(folder / "a")
+
+    def take_over():
+        taken = locks.take_over(path, None)
+        results.note("taken" if taken is not None else "refused")
+        wait_for(lambda: results.has("done"), 60)
+        taken.release()
+
+    claim = locks.claim(path, None)
+    assert locks.take_over(path, None) is None, "nobody takes over what is worked on"
+    claim.suspend()
+    claim.resume()
+    assert not claim.lost
+    claim.suspend()
+    assert locks.standing_of(path)[0] == "suspended"
+    other = start(take_over)
+    wait_for(lambda: results.has("taken"))
+    claim.resume()
+    assert claim.lost
+    claim.release()
+    assert locks.standing_of(path)[0] == "working"
+    assert locks.claim(path, None) is None, "it is the other's now"
+    results.note("done")
+    assert finished(other) == 0
+    locks.claim(path, None).release()
+    assert os.listdir(folder) == []
+
+
+def test_a_claim_dropped_by_the_garbage_collector_while_another_is_taken_does_no_harm(folder, start, monkeypatch):
+    garbage = locks.claim(str(folder / "b"), None)
+    lock = locks._LockFile.lock
+
+    def lock_while_collecting(lock_file, *where):
+        garbage.release()
+        return lock(lock_file, *where)
+
+    monkeypatch.setattr(locks._LockFile, "lock", lock_while_collecting)
+    claim = locks.claim(str(folder / "a"), None)
+    monkeypatch.undo()
+    assert list(locks._claims.values()) == [claim]
+    assert finished(start(lambda: os._exit(locks.standing_of(str(folder / "a"))[0] != "working"))) == 0
+    claim.release()
+    assert os.listdir(folder) == []
+
+
+def test_a_lock_file_that_was_removed_meanwhile_is_not_trusted(folder, start):
+    path = str(folder / "a")
+    claim = locks.claim(path, None)
+    (folder / locks.LOCK_FILE).unlink()
+
+    def claim_too():
+        os._exit(0 if locks.claim(path, None) is not None else 1)
+
+    assert finished(start(claim_too)) == 0
+    other = locks.claim(str(folder / "b"), None)
+    claim.release()
+    other.release()
+    assert os.listdir(folder) in ([], [locks.LOCK_FILE])
+
+
+def test_without_file_locks_threads_still_exclude_each_other_and_processes_still_finish(folder, monkeypatch):
+    def unsupported(*args):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(locks.fcntl, "fcntl", unsupported)
+    with pytest.warns(RuntimeWarning, match="cannot be locked"):
+        assert names(cached(folder, "aba")) == ["a", "b", "a"]
+    assert content(folder) == made("a", "b")
+
+
+def test_the_holder_is_found_where_it_can_be(folder, start, results):
+    path = str(folder / "a")
+    assert "has ended" in locks.holder_of(path)
+    claim = locks.claim(path, None)
+    assert "this process" in locks.holder_of(path)
+    claim.release()
+    assert Path("/proc/self/fdinfo").exists()

@@ -1,0 +1,245 @@
+"""The on-disk cache: several in one process, state at every position, with a loader and its adapters."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from cache_checks import Maker, archives, cached, content, made, names, no_claim_is_left, unsharded
+from stream_checks import open_files
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.adapter import CacheTimeout, InvalidateCache
+from torchdata.dataloader2.graph import list_dps, traverse_dps
+from torchdata.datapipes.iter import EndOnDiskCacheHolder, FileOpener, IterableWrapper, IterDataPipe
+from torchdata.datapipes.state import load_state, save_state
+
+__all__ = ["no_claim_is_left"]
+
+
+# Several in one process -------------------------------------------------------------------------------------------
+
+
+def test_two_branches_of_a_graph_share_their_files(tmp_path):
+    maker = Maker()
+    left = cached(tmp_path, "abc", maker, lambda pipe: pipe.batch(2).unbatch())
+    right = cached(tmp_path, "cba", maker, lambda pipe: pipe.batch(2).unbatch())
+    assert [names(pair) for pair in left.zip(right)] == [["a", "c"], ["b", "b"], ["c", "a"]]
+    assert set(maker.made) == {"a", "b", "c"}
+    assert content(tmp_path) == made("a", "b", "c")
+
+
+def test_two_branches_that_unpack_the_same_archives_do_not_wait_for_each_other(tmp_path):
+    expected = [f"{key}.{i}" for key in "ab" for i in range(3)]
+    both = archives(tmp_path, "ab").zip(archives(tmp_path, "ab"))
+    assert [names(pair) for pair in both] == [[name, name] for name in expected]
+    assert sorted(content(tmp_path)) == sorted([*expected, "a.torchdata_list", "b.torchdata_list"])
+
+
+def test_threads_that_want_the_same_files_make_each_once(tmp_path):
+    maker, results = Maker(), []
+    wanted = [str(i) for i in range(20)]
+    pipes = [cached(tmp_path, wanted, maker) for _ in range(4)]
+    threads = [threading.Thread(target=lambda pipe=pipe: results.append(names(pipe))) for pipe in pipes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [wanted] * 4
+    assert sorted(maker.made) == sorted(wanted)
+
+
+# State ------------------------------------------------------------------------------------------------------------
+
+
+class Plain(IterDataPipe):
+    """A user's pipe without state: it is replayed."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        yield from self.source
+
+
+BETWEEN = {
+    "alone": lambda pipe: pipe,
+    "in batches": lambda pipe: pipe.batch(3).unbatch(),
+    "shuffled": lambda pipe: pipe.shuffle(buffer_size=3).set_seed(1),
+    "read ahead": lambda pipe: pipe.prefetch(2),
+    "without state": Plain,
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=list(BETWEEN))
+@pytest.mark.parametrize("there", ["", "bc", "af"])
+def test_a_cold_cache_is_restored_at_every_position(tmp_path, between, there):
+    def build(folder):
+        folder.mkdir(exist_ok=True)
+        return cached(folder, "abcdef", between=between)
+
+    def prepared(name):
+        list(cached(tmp_path / name, there)) if there else None
+        return build(tmp_path / name)
+
+    whole = names(prepared("whole"))
+    assert sorted(whole) == list("abcdef")
+    for position in range(7):
+        folder = tmp_path / f"at {position}"
+        pipe = prepared(folder.name)
+        paths = iter(pipe)
+        head = names(next(paths) for _ in range(position))
+        running = pickle.dumps(save_state(pipe))
+        del paths
+        abandoned = pickle.dumps(save_state(pipe))
+        for state in (running, abandoned):  # the second time all files are there already
+            restored = build(folder)
+            load_state(restored, pickle.loads(state))
+            tail = names(restored)
+            assert sorted(head + tail) == list("abcdef"), "nothing is lost or repeated"
+            if between is not BETWEEN["shuffled"]:
+                assert head + tail == whole
+        assert content(folder) == made(*"abcdef")
+        assert names(restored) == list("abcdef"), "the next epoch is whole"
+
+
+def test_a_half_unpacked_archive_is_finished_after_a_restore(tmp_path):
+    expected = [f"{key}.{i}" for key in "ab" for i in range(3)]
+    for position in range(7):
+        folder = tmp_path / str(position)
+        pipe = archives(folder, "ab")
+        paths = iter(pipe)
+        head = names(next(paths) for _ in range(position))
+        state = pickle.dumps(save_state(pipe))
+        del paths
+        restored = archives(folder, "ab")
+        load_state(restored, pickle.loads(state))
+        assert head + names(restored) == expected
+        assert (folder / "a.torchdata_list").read_text().count("\n") == 3
+        assert (folder / "b.torchdata_list").read_text().count("\n") == 3
+
+
+def test_tar_archives_are_unpacked_into_the_cache_and_restored_in_their_midst(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in "abcdef":
+        (tmp_path / "data" / name).write_text(f"content of {name}")
+    for archive, inside in (("one", "abc"), ("two", "def")):
+        command = ["tar", "-cf", str(tmp_path / f"{archive}.tar"), "-C", str(tmp_path / "data"), *inside]
+        subprocess.run(command, check=True, timeout=60)
+
+    def build(folder):
+        def target(path):
+            return str(folder / Path(path).name)
+
+        tars = IterableWrapper([str(tmp_path / "one.tar"), str(tmp_path / "two.tar")])
+        section = tars.on_disk_cache(target).open_files("b").load_from_tar()
+        return section.end_caching(filepath_fn=target)
+
+    before = open_files()
+    for position in range(7):
+        folder = tmp_path / f"at {position}"
+        pipe = build(folder)
+        paths = iter(pipe)
+        head = names(next(paths) for _ in range(position))
+        state = pickle.dumps(save_state(pipe))
+        del paths, pipe
+        assert open_files() == before
+        for _ in range(2):
+            restored = build(folder)
+            load_state(restored, pickle.loads(state))
+            assert head + names(restored) == list("abcdef")
+        assert names(restored) == list("abcdef")
+        lists = {f"{name}.tar.torchdata_list" for name in ("one", "two")}
+        assert content(folder).keys() == {*"abcdef", *lists}
+        assert open_files() == before
+
+
+def test_a_file_that_vanished_after_a_state_was_saved_is_made_again(tmp_path):
+    list(cached(tmp_path, "abc"))
+    pipe = cached(tmp_path, "abc")
+    paths = iter(pipe)
+    next(paths)
+    state = save_state(pipe)
+    (tmp_path / "b").unlink()
+    restored = cached(tmp_path, "abc")
+    load_state(restored, state)
+    assert names(restored) == ["b", "c"]
+    assert content(tmp_path) == made("a", "b", "c")
+
+
+# With a loader ----------------------------------------------------------------------------------------------------
+
+
+@unsharded
+def test_two_workers_share_a_cache_and_leave_nothing_but_its_files(tmp_path):
+    wanted = [str(i) for i in range(12)]
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    log = tmp_path / "log"
+
+    def maker(path):
+        with open(log, "a") as file:
+            file.write(f"{os.path.basename(path)}\n")
+        return Maker()(path)
+
+    with DataLoader2(cached(tmp_path / "files", wanted, maker), reading_service=service) as loader:
+        for _ in range(2):
+            assert sorted(names(loader)) == sorted(wanted * 2), "unsharded, each worker yields all"
+        assert content(tmp_path / "files") == made(*wanted)
+        next(iter(loader))
+    assert sorted(log.read_text().split()) == sorted(wanted), "each file was made once"
+
+
+@unsharded
+def test_two_workers_that_unpack_the_same_archives_in_turn_do_not_block_each_other(tmp_path):
+    keys = [str(i) for i in range(3)]
+
+    def unpack(path):
+        return [(f"{path}.{i}", b"x") for i in range(40)]
+
+    service = MultiProcessingReadingService(
+        2, worker_prefetch_cnt=1, main_prefetch_cnt=1, multiprocessing_context="fork"
+    )
+    with DataLoader2(archives(tmp_path, keys, unpack), reading_service=service) as loader:
+        found = names(loader)
+    assert sorted(found) == sorted(f"{key}.{i}" for key in keys for i in range(40) for _ in range(2))
+
+
+def test_the_adapter_sets_the_time_to_wait_of_every_end(tmp_path):
+    pipe = cached(tmp_path, "a").on_disk_cache(lambda path: path + "2").map(lambda p: (p + "2", b"")).end_caching()
+    loader = DataLoader2(pipe, CacheTimeout(7))
+    ends = [p for p in list_dps(traverse_dps(loader.datapipe)) if isinstance(p, EndOnDiskCacheHolder)]
+    assert [end.timeout for end in ends] == [7, 7]
+    assert pipe.timeout == 300
+
+
+@unsharded
+@pytest.mark.parametrize("workers", [0, 2])
+def test_invalidating_makes_every_file_once_more(tmp_path, workers):
+    log = tmp_path / "log"
+
+    def maker(path):
+        with open(log, "a") as file:
+            file.write(os.path.basename(path))
+        return path, b"new"
+
+    folder = tmp_path / "files"
+    list(cached(folder, "abc"))
+    service = MultiProcessingReadingService(workers, multiprocessing_context="fork") if workers else None
+    pipe = cached(folder, "abc", maker)
+    assert set(names(DataLoader2(pipe, InvalidateCache(on_disk=False)))) == set("abc")
+    assert not log.exists()
+    with DataLoader2(pipe, InvalidateCache(), service) as loader:
+        for _ in range(2):
+            assert set(names(loader)) == set("abc")
+    assert sorted(log.read_text()) == ["a", "b", "c"]
+    assert content(folder) == dict.fromkeys("abc", "new")
+    assert names(pipe) == ["a", "b", "c"], "what the loader wrote is good for others"
+
+
+def test_a_downloaded_file_is_read_as_usual(tmp_path):
+    pipe = FileOpener(cached(tmp_path, "ab"), mode="b").read_from_stream()
+    assert [text for _, text in pipe] == [b"content of a", b"content of b"]

@@ -1,0 +1,284 @@
+"""BatchAsyncMapper: concurrency, its event loop, errors, interruption, and callers that are in a loop themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+
+class Watch:
+    """A coroutine function that knows which loops and threads it ran in, and how many calls ran at once."""
+
+    def __init__(self) -> None:
+        self.loops: list[asyncio.AbstractEventLoop] = []
+        self.threads: set[int] = set()
+        self.running = self.most = 0
+
+    async def __call__(self, item: int) -> int:
+        loop = asyncio.get_running_loop()
+        if loop not in self.loops:
+            self.loops.append(loop)
+        self.threads.add(threading.get_ident())
+        self.running += 1
+        self.most = max(self.most, self.running)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.running -= 1
+        return -item
+
+
+def file_descriptors() -> int:
+    import os
+
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(("batch_size", "limit", "most"), [(8, 3, 3), (8, 32, 8), (3, 5, 3), (1, 9, 1)])
+def test_calls_of_a_batch_run_at_once_up_to_the_limit(batch_size: int, limit: int, most: int) -> None:
+    watch = Watch()
+    pipe = IterableWrapper(range(20)).async_map_batches(watch, batch_size, max_concurrency=limit)
+    assert list(pipe) == [-item for item in range(20)]
+    assert watch.most == most
+
+
+def test_each_iteration_has_one_loop_which_is_closed_at_its_end() -> None:
+    watch = Watch()
+    pipe = IterableWrapper(range(9)).async_map_batches(watch, 2)
+    before = file_descriptors()
+    for _ in range(2):
+        iterator = iter(pipe)
+        assert len(list(iterator)) == 9
+        assert file_descriptors() == before
+    assert len(watch.loops) == 2
+    assert all(loop.is_closed() for loop in watch.loops)
+    assert watch.threads == {threading.get_ident()}
+
+
+def test_the_threads_own_event_loop_is_left_alone() -> None:
+    policy = asyncio.get_event_loop_policy()
+    mine = policy.new_event_loop()
+    policy.set_event_loop(mine)
+    try:
+        assert list(IterableWrapper(range(3)).async_map_batches(Watch(), 2)) == [0, -1, -2]
+        assert policy.get_event_loop() is mine
+        assert not mine.is_closed()
+    finally:
+        policy.set_event_loop(None)
+        mine.close()
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+def test_an_abandoned_iterator_closes_its_loop_and_ends_asynchronous_generators(flatten: bool) -> None:
+    ended: list[int] = []
+    generators: list[Any] = []
+
+    async def numbers(item: int) -> Any:
+        try:
+            yield item
+            yield item
+        finally:
+            await asyncio.sleep(0)
+            ended.append(item)
+
+    async def first(item: int) -> int:
+        generator = numbers(item)
+        generators.append(generator)
+        async for number in generator:
+            return number
+        raise AssertionError
+
+    before = file_descriptors()
+    pipe = IterableWrapper(range(9)).async_map_batches(first, 2, flatten=flatten)
+    iterator = iter(pipe)
+    assert next(iterator) == (0 if flatten else [0, 1])
+    assert file_descriptors() > before
+    del iterator
+    assert file_descriptors() == before
+    assert sorted(ended) == [0, 1]
+
+
+def test_the_first_exception_arrives_as_it_is_and_the_other_calls_are_cancelled() -> None:
+    cancelled: list[int] = []
+
+    async def function(item: int) -> int:
+        if item == 3:
+            raise LookupError("three")
+        try:
+            await asyncio.sleep(0 if item < 2 else 60)
+        except asyncio.CancelledError:
+            cancelled.append(item)
+            raise
+        return item
+
+    pipe = IterableWrapper(range(6)).async_map_batches(function, 2)
+    iterator = iter(pipe)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    with pytest.raises(LookupError, match="three") as caught:
+        next(iterator)
+    assert cancelled == [2]
+    assert any("BatchAsyncMapper" in note for note in caught.value.__notes__)
+    assert list(pipe.header(2)) == [0, 1]
+
+
+def test_a_missing_column_is_an_error_and_leaves_no_coroutine_behind() -> None:
+    pipe = IterableWrapper([{"a": 1}, {"b": 2}]).async_map_batches(Watch(), 2, input_col="a")
+    with warnings.catch_warnings(), pytest.raises(KeyError, match="a"):
+        warnings.simplefilter("error")
+        list(pipe)
+    gc.collect()
+
+
+def test_it_works_within_a_running_event_loop_in_one_loop_of_another_thread() -> None:
+    watch = Watch()
+    pipe = IterableWrapper(range(7)).async_map_batches(watch, 3)
+    context = contextvars.ContextVar("context", default=0)
+
+    async def seen(item: int) -> int:
+        return context.get()
+
+    async def main() -> list[Any]:
+        context.set(5)
+        head = []
+        for item in pipe:
+            head.append(item)
+            if len(head) == 4:
+                break
+        await asyncio.sleep(0)
+        return [head, list(pipe), list(IterableWrapper([1]).async_map_batches(seen, 1))]
+
+    before = file_descriptors()
+    assert asyncio.run(main()) == [[0, -1, -2, -3], [-item for item in range(7)], [5]]
+    assert len(watch.loops) == 2
+    assert threading.get_ident() not in watch.threads
+    assert file_descriptors() == before
+
+
+def test_an_error_arrives_within_a_running_event_loop_too() -> None:
+    async def function(item: int) -> int:
+        raise LookupError(item)
+
+    async def main() -> None:
+        with pytest.raises(LookupError, match="7"):
+            list(IterableWrapper([7]).async_map_batches(function, 1))
+
+    asyncio.run(main())
+
+
+def test_partial_functions_and_objects_with_an_async_call_are_coroutine_functions() -> None:
+    async def scaled(factor: int, item: int) -> int:
+        return factor * item
+
+    assert list(IterableWrapper([1, 2]).async_map_batches(functools.partial(scaled, 3), 2)) == [3, 6]
+    assert list(IterableWrapper([1, 2]).async_map_batches(Watch(), 2)) == [-1, -2]
+
+
+def test_columns_are_replaced_or_appended_in_tuples_and_dicts() -> None:
+    async def added(left: int, right: int) -> int:
+        return left + right
+
+    tuples = IterableWrapper([(1, 2, 3), (4, 5, 6)])
+    assert list(tuples.async_map_batches(added, 2, [0, 2])) == [(4, 2), (10, 5)]
+    assert list(tuples.async_map_batches(added, 2, [0, 2], -1)) == [(1, 2, 3, 4), (4, 5, 6, 10)]
+    dicts = IterableWrapper([{"a": 1, "b": 2}])
+    assert list(dicts.async_map_batches(added, 2, ["a", "b"], "c")) == [{"a": 1, "b": 2, "c": 3}]
+
+
+def test_results_that_are_left_of_a_batch_are_restored_without_calling_again() -> None:
+    calls: list[int] = []
+
+    async def function(item: int) -> int:
+        calls.append(item)
+        return len(calls)
+
+    pipe = IterableWrapper(range(4)).async_map_batches(function, 4)
+    iterator = iter(pipe)
+    assert next(iterator) == 1
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    restored = IterableWrapper(range(4)).async_map_batches(function, 4)
+    load_state(restored, state)
+    assert list(restored) == [2, 3, 4]
+    assert calls == [0, 1, 2, 3]
+
+
+def test_the_length_is_known_where_the_sources_is() -> None:
+    numbers = IterableWrapper(range(7))
+    assert len(numbers.async_map_batches(Watch(), 3)) == 7
+    assert len(numbers.async_map_batches(Watch(), 3, flatten=False)) == 3
+    with pytest.raises(TypeError, match="valid length"):
+        len(numbers.filter(bool).async_map_batches(Watch(), 3))
+
+
+def run(program: str) -> tuple[str, str, int]:
+    done = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, timeout=60)
+    return done.stdout, done.stderr, done.returncode
+
+
+def test_control_c_ends_a_batch_and_the_pipe_can_be_iterated_again() -> None:
+    program = (
+        "import asyncio, os, signal, threading\n"
+        "from torchdata.datapipes.iter import IterableWrapper\n"
+        "wait = True\n"
+        "async def function(item):\n"
+        "    if wait:\n"
+        "        asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)\n"
+        "        try:\n            await asyncio.sleep(60)\n"
+        "        finally:\n            print('cleaned up')\n"
+        "    return item\n"
+        "pipe = IterableWrapper(range(3)).async_map_batches(function, 1)\n"
+        "iterator = iter(pipe)\n"
+        "try:\n    next(iterator)\nexcept KeyboardInterrupt:\n    print('interrupted')\n"
+        "wait = False\n"
+        "print(list(pipe), flush=True)\n"
+    )
+    assert run(program) == ("cleaned up\ninterrupted\n[0, 1, 2]\n", "", 0)
+
+
+def test_an_interrupted_wait_for_another_threads_loop_cancels_the_batch() -> None:
+    program = (
+        "import asyncio, os, signal, threading\n"
+        "from torchdata.datapipes.iter import IterableWrapper\n"
+        "async def function(item):\n"
+        "    asyncio.get_running_loop().call_later(0.05, os.kill, os.getpid(), signal.SIGINT)\n"
+        "    try:\n        await asyncio.sleep(60)\n"
+        "    finally:\n        print('cleaned up')\n"
+        "async def main():\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "    try:\n        list(IterableWrapper([1]).async_map_batches(function, 1))\n"
+        "    except KeyboardInterrupt:\n        print('interrupted', flush=True)\n"
+        "asyncio.run(main())\n"
+    )
+    assert run(program) == ("cleaned up\ninterrupted\n", "", 0)
+
+
+@pytest.mark.parametrize("ending", ["", "del iterator", "sys.exit(0)"])
+def test_the_interpreter_exits_without_a_word_amid_an_iteration(ending: str) -> None:
+    program = (
+        "import asyncio, sys\nfrom torchdata.datapipes.iter import IterableWrapper\n"
+        "async def function(item):\n    return item\n"
+        "pipe = IterableWrapper(range(9)).async_map_batches(function, 2)\n"
+        f"iterator = iter(pipe)\nnext(iterator)\n{ending}\n"
+    )
+    assert run(program) == ("", "", 0)
+
+
+def test_asyncio_is_imported_by_the_first_iteration() -> None:
+    program = (
+        "import sys\nimport torchdata.datapipes.iter as pipes\n"
+        "assert not {'asyncio', 'concurrent.futures'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stderr, done.returncode) == ("", 0)

@@ -1,0 +1,278 @@
+"""Pipes over columns, rows, lines and names: what they warn of, what they refuse, and items of unusual kinds."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict, deque, namedtuple
+from typing import Any
+
+import pytest
+
+from torchdata.datapipes import DataChunk
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Slicer
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+def over(*items: Any) -> Any:
+    return IterableWrapper(items, deepcopy=False)
+
+
+def with_warnings(pipe: Any) -> tuple[list[Any], list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        items = list(pipe)
+    assert all(warning.category is UserWarning for warning in caught)
+    assert all(warning.filename == __file__ for warning in caught), "warnings point to whoever iterates"
+    return items, [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize(
+    ("pipe", "expected"),
+    [
+        (over((1, 2, 3)).drop([0, 2]), [(2,)]),
+        (over([1, 2, 3]).drop(1), [[1, 3]]),
+        (over({"a": 1, "b": 2}).drop(["a"]), [{"b": 2}]),
+        (over((1, 2)).drop([]), [(1, 2)]),
+        (over(Point(1, 2)).drop(0), [(2,)]),
+        (over((1,), (1, 2), [1, 2, 3]).drop(0), [(), (2,), [2, 3]]),
+        (over({(0, 1): 5, 1: 3}).drop((0, 1)), [{1: 3}]),
+        (over((0, 1, 2, 3)).slice(1), [(1, 2, 3)]),
+        (over([0, 1, 2, 3]).slice(-2), [[2, 3]]),
+        (over([0, 1, 2, 3]).slice(None, None, 2), [[0, 2]]),
+        (over([0, 1, 2, 3]).slice([3, 1, 1]), [[1, 3]]),
+        (over((0, 1), (0, 1, 2)).slice([]), [(), ()]),
+        (over({"a": 1, "b": 2}).slice("a"), [{"a": 1}]),
+        (over({"a": 1, "b": 2}).slice(["b", "a"]), [{"a": 1, "b": 2}]),
+        (over((0, (1, 2), [3, (4,)])).flatten(), [(0, 1, 2, 3, (4,))]),
+        (over([0, (1, 2), [3]]).flatten([]), [[0, 1, 2, 3]]),
+        (over(((0,), (1, 2), [3])).flatten([2, 0]), [(0, (1, 2), 3)]),
+        (over(((0,), (1, 2))).flatten(0), [(0, (1, 2))]),
+        (over(((0,), (1, 2))).flatten([0]), [(0, (1, 2))]),
+        (over("ab").flatten(), [["a", "b"]]),
+        (over({"a": 1, "b": {"c": 2, "d": {"e": 3}}}).flatten(), [{"a": 1, "c": 2, "d": {"e": 3}}]),
+        (over({"a": {"x": 1}, "b": {"c": 2}}).flatten("b"), [{"a": {"x": 1}, "c": 2}]),
+    ],
+)
+def test_columns_of_tuples_lists_and_dicts_are_chosen_without_a_warning(pipe: Any, expected: list[Any]) -> None:
+    items, messages = with_warnings(pipe)
+    assert items == expected
+    assert [type(item) for item in items] == [type(item) for item in expected]
+    assert messages == []
+
+
+@pytest.mark.parametrize(
+    ("pipe", "expected", "message"),
+    [
+        (over((1, 2)).drop(5), (1, 2), "not present"),
+        (over((1, 2)).drop(-1), (1, 2), "not present"),
+        (over({"a": 1}).drop(["a", "b"]), {}, "not present"),
+        (over("ab").drop(0), "ab", "no tuple, list or dict"),
+        (over([0, 1]).slice([0, 9]), [0], "not present"),
+        (over([0, 1]).slice([-1]), [], "not present"),
+        (over({"a": 1}).slice(["a", "z"]), {"a": 1}, "not present"),
+        (over({"a": 1}).slice("c"), {"a": 1}, "no key 'c'"),
+        (over({"a": 1}).slice(0, 1), {"a": 1}, "not sliced by position"),
+        (over(5).slice(0, 2), 5, "no tuple, list or dict"),
+        (over((0, (1, 2))).flatten(7), (0, (1, 2)), "not present"),
+        (over({"x": {"a": 2}}).flatten("z"), {"x": {"a": 2}}, "not present"),
+        (over({"a": 1, "b": {"a": 2, "d": 3}}).flatten(), {"a": 1, "d": 3}, "key 'a' already"),
+        (over({"b": {"b": 2, "d": 3}}).flatten(), {"d": 3}, "key 'b' already"),
+    ],
+)
+def test_what_is_not_there_is_warned_of_and_passed_on_without(pipe: Any, expected: Any, message: str) -> None:
+    items, messages = with_warnings(pipe)
+    assert items == [expected]
+    assert len(messages) == 1
+    assert message in messages[0]
+
+
+def test_every_item_that_lacks_a_column_is_warned_of() -> None:
+    items, messages = with_warnings(over((1, 2), (1, 2, 3), (1, 2)).drop(2))
+    assert items == [(1, 2), (1, 2), (1, 2)]
+    assert len(messages) == 2
+
+
+@pytest.mark.parametrize("form", [lambda pipe: pipe.slice([0], 1), lambda pipe: Slicer(pipe, [0], None, 2)])
+def test_stop_and_step_beside_a_list_of_columns_are_warned_of_where_the_pipe_is_built(form: Any) -> None:
+    with pytest.warns(UserWarning, match="not used with a list") as caught:
+        pipe = form(over([1, 2]))
+    assert [warning.filename for warning in caught] == [__file__]
+    assert list(pipe) == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("pipe", "error", "message"),
+    [
+        (over((1, 2)).drop("a"), TypeError, "Dropper: an item of type tuple has no column 'a'"),
+        (over((1, 2)).drop((0, 1)), TypeError, "pass several columns as a list"),
+        (over((1, 2)).slice("a"), TypeError, "Slicer: an item of type tuple cannot be sliced from 'a'"),
+        (over((1, 2)).slice([None]), TypeError, "Slicer: an item of type tuple has no column None"),
+        (over((1, 2)).flatten("a"), TypeError, "Flattener: an item of type tuple has no column 'a'"),
+        (over(5).flatten(), TypeError, "not iterable"),
+        (over([[1, 2]]).rows2columnar(["a"]), IndexError, "Rows2Columnar: a row has more than the 1 columns"),
+        (over([[1, 2]]).rows2columnar(), IndexError, "Rows2Columnar"),
+        (over([{"a": 1}]).rows2columnar(["b"]), KeyError, "Rows2Columnar: a row has no column 'b'"),
+        (over(5).rows2columnar(), TypeError, "not iterable"),
+        (
+            over({"a": 1}, 5).add_index(),
+            NotImplementedError,
+            "IndexAdder: We only support .* in dict type, but got 5",
+        ),
+        (over(5).lines_to_paragraphs(), TypeError, "ParagraphAggregator expects pairs"),
+        (over(("a", "b", "c")).lines_to_paragraphs(), TypeError, "ParagraphAggregator expects pairs"),
+        (over(5).shard_expand(), TypeError, "ShardExpander expects names"),
+        (over(5).map_batches(lambda batch: None, 2), TypeError, "BatchMapper: fn must return an iterable"),
+    ],
+)
+def test_items_that_cannot_have_the_columns_are_an_error_and_the_pipe_is_usable_afterwards(
+    pipe: Any, error: type[Exception], message: str
+) -> None:
+    for _ in range(2):
+        with pytest.raises(error, match=message) as caught:
+            list(pipe)
+        assert any(type(pipe).__name__ in note for note in caught.value.__notes__)
+
+
+def test_rows_become_columns_whatever_their_kind() -> None:
+    dicts = [{"a": 1}, {"b": 2, "a": 1}]
+    (columns,) = over(dicts).rows2columnar()
+    assert columns == {"a": [1, 1], "b": [2]}
+    assert isinstance(columns, defaultdict)
+    assert list(over(dicts).rows2columnar(["a"])) == [{"a": [1, 1]}]
+    assert list(over([[1, 2], (3,), Point(5, 6)]).rows2columnar(("x", "y"))) == [{"x": [1, 3, 5], "y": [2, 6]}]
+    assert list(over(DataChunk([]), []).rows2columnar(["x"])) == [{}, {}]
+
+
+def test_dicts_are_numbered_in_place_and_anew_in_each_epoch() -> None:
+    item = {"index": 7}
+    pipe = over({}, item).add_index()
+    assert list(pipe) == [{"index": 0}, {"index": 1}]
+    assert item == {"index": 1}
+    assert list(pipe.header(1)) == [{"index": 0}]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], []),
+        ([("a", "")], []),
+        ([("a", "1"), ("a", "2"), ("b", ""), ("b", "3"), ("b", ""), ("b", "4"), ("a", "5")], None),
+        ([("a", ""), ("a", ""), ("a", "1"), ("b", ""), ("b", "")], [("a", "1")]),
+        ([(None, "1"), (None, "2"), ("b", "3")], [(None, "1\n2"), ("b", "3")]),
+        ([("a", b"1"), ("a", b"2"), ("a", b"")], [("a", b"1\n2")]),
+    ],
+)
+def test_paragraphs_end_with_an_empty_line_or_with_the_file(lines: Any, expected: Any) -> None:
+    expected = [("a", "1\n2"), ("b", "3"), ("b", "4"), ("a", "5")] if expected is None else expected
+    assert list(IterableWrapper(lines).lines_to_paragraphs()) == expected
+
+
+def test_the_joiner_decides_what_a_paragraph_is() -> None:
+    pipe = IterableWrapper([("a", "1"), ("a", "2"), ("b", "3")]).lines_to_paragraphs(joiner=tuple)
+    assert list(pipe) == [("a", ("1", "2")), ("b", ("3",))]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("plain.tar", ["plain.tar"]),
+        ("a{0..2}", ["a0", "a1", "a2"]),
+        ("a{00..02}b", ["a00b", "a01b", "a02b"]),
+        ("{007..010}", ["007", "008", "009", "010"]),
+        ("{8..11}", ["8", "9", "10", "11"]),
+        ("{0..10}", [str(number) for number in range(11)]),
+        ("{0..1}-{08..09}", ["0-08", "0-09", "1-08", "1-09"]),
+        ("{{0..1}{a..b}}", ["{0{a..b}}", "{1{a..b}}"]),
+        ("{a..b}{1,2}{-1..3}{0..", ["{a..b}{1,2}{-1..3}{0.."]),
+    ],
+)
+def test_ranges_in_names_are_expanded_and_other_braces_stay(name: str, expected: list[str]) -> None:
+    assert list(over(name).shard_expand()) == expected
+
+
+@pytest.mark.parametrize("name", ["{2..2}", "{0..0}", "{3..1}", "{11..8}", "{08..111}", "{011..12}", "a{1..3}{3..1}"])
+def test_a_range_that_is_none_is_an_error_that_names_it(name: str) -> None:
+    with pytest.raises(ValueError, match="ShardExpander: in '.*{.*}'"):
+        list(over(name).shard_expand())
+
+
+def test_the_names_of_a_huge_range_are_made_one_by_one() -> None:
+    iterator = iter(over("{0..999999999999}-{0..999999}.tar").shard_expand())
+    assert [next(iterator), next(iterator)] == ["0-0.tar", "0-1.tar"]
+
+
+class Counting(IterDataPipe[Any]):
+    """Keeps count of how often it was begun."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __iter__(self) -> Any:
+        self.begun += 1
+        yield from ([1, 2], [3])
+
+
+def test_the_length_of_shuffled_flatmap_is_found_without_touching_the_iteration() -> None:
+    source = Counting()
+    pipe = source.shuffled_flatmap()
+    iterator = iter(pipe)
+    first = next(iterator)
+    assert len(pipe) == 3
+    assert sorted([first, *iterator]) == [1, 2, 3]
+    assert source.begun == 1
+
+
+def test_shuffled_flatmap_gives_the_order_of_upstream() -> None:
+    """Orders as torchdata 0.9 prints them."""
+    source = over([1, 2, 3, 4], "abcd", "ABCD")
+    orders = {
+        (0, 2): ["a", "b", 1, "c", "d", "A", "B", "C", 2, 3, "D", 4],
+    }
+    for (seed, buffer_size), expected in orders.items():
+        assert list(source.shuffled_flatmap(buffer_size=buffer_size).set_seed(seed)) == expected
+
+
+def test_shuffled_flatmap_holds_no_more_results_than_its_buffer_has_places() -> None:
+    open_now = most = 0
+
+    def counted(item: int) -> Any:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        yield from range(item % 5)
+        open_now -= 1
+
+    assert len(list(IterableWrapper(range(200)).shuffled_flatmap(counted, buffer_size=7))) == 400
+    assert most <= 7
+
+
+def test_batches_reach_the_function_as_plain_lists_of_items_or_columns() -> None:
+    seen: list[Any] = []
+
+    def function(batch: list[Any]) -> list[Any]:
+        seen.append((type(batch), batch))
+        return []
+
+    items = IterableWrapper([(1, 2, 3)] * 3)
+    assert list(items.map_batches(function, 2)) == []
+    assert list(items.map_batches(function, 2, input_col=1)) == []
+    assert list(items.map_batches(function, 5, input_col=(0, 2))) == []
+    assert seen == [
+        (list, [(1, 2, 3)] * 2),
+        (list, [(1, 2, 3)]),
+        (list, [2, 2]),
+        (list, [2]),
+        (list, [[1, 3]] * 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    "names", [("b", "a"), {"b": 0, "a": 0}.keys(), deque(["b", "a"]), frozenset("ab"), {"a": 1, "b": 2}]
+)
+def test_any_collection_names_columns(names: Any) -> None:
+    [columns] = IterableWrapper([[{"a": 1, "b": 2, "c": 3}]]).rows2columnar(names)
+    assert columns == {"a": [1], "b": [2]}
+    if not isinstance(names, frozenset):
+        [columns] = IterableWrapper([[(1, 2)]]).rows2columnar(names)
+        assert list(columns) == list(names)

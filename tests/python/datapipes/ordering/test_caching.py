@@ -1,0 +1,190 @@
+"""The in-memory caches: what they remember, how much, and for how long."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.adapter import InvalidateCache
+from torchdata.datapipes.iter import InMemoryCacheHolder, IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter.ordering.caching import size_of
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+MEGABYTE = 2**20
+
+
+class Calls:
+    """Counts for which items it was called."""
+
+    def __init__(self):
+        self.items = []
+
+    def __call__(self, item):
+        self.items.append(item)
+        return [item]
+
+
+def without_length(pipe):
+    return pipe.filter(lambda item: True)
+
+
+def test_later_epochs_yield_the_same_objects_and_run_nothing():
+    calls = Calls()
+    pipe = IterableWrapper(range(5)).map(calls).in_memory_cache()
+    first, second, third = list(pipe), list(pipe), list(pipe)
+    assert first == [[n] for n in range(5)]
+    assert all(a is b is c for a, b, c in zip(first, second, third, strict=True))
+    assert calls.items == list(range(5))
+
+
+def test_an_epoch_that_was_left_half_way_is_not_remembered():
+    calls = Calls()
+    pipe = IterableWrapper(range(3)).map(calls).in_memory_cache()
+    next(iter(pipe))
+    assert list(pipe) == list(pipe) == [[0], [1], [2]]
+    assert calls.items == [0, 0, 1, 2]
+
+
+def test_what_does_not_fit_is_read_again_and_the_rest_is_remembered():
+    item = np.zeros(MEGABYTE // 4, np.uint8)
+    pipe = IterableWrapper([item] * 10, deepcopy=False).map(np.copy).in_memory_cache(size=1)
+    first, second = list(pipe), list(pipe)
+    assert [a is b for a, b in zip(first, second, strict=True)] == [False] * 7 + [True] * 3
+    assert [a is b for a, b in zip(second, pipe, strict=True)] == [False] * 7 + [True] * 3
+
+
+@pytest.mark.parametrize("size", [0, 0.001])
+def test_an_item_that_is_larger_than_the_cache_comes_through(size):
+    pipe = IterableWrapper([b"x" * 10_000] * 3).in_memory_cache(size)
+    assert [len(item) for item in [*pipe, *pipe]] == [10_000] * 6
+
+
+def test_sizes_are_those_of_what_is_in_the_items():
+    array = np.zeros((100, 100))
+    assert size_of(array) >= array.nbytes
+    assert size_of(array[:50]) >= array[:50].nbytes
+    assert size_of({"a": [array, (array, "x")]}) >= 2 * array.nbytes
+    assert size_of(b"x" * 1000) < 1100
+
+
+def test_the_length_is_known_once_the_cache_is_loaded():
+    assert len(IterableWrapper(range(3)).in_memory_cache()) == 3
+    for size in (None, 100 / MEGABYTE):
+        pipe = without_length(IterableWrapper(range(1000, 1010))).in_memory_cache(size)
+        with pytest.raises(TypeError, match="doesn't have valid length until the cache is loaded"):
+            len(pipe)
+        list(pipe)
+        assert len(pipe) == 10
+
+
+def test_an_empty_source_is_asked_again():
+    source = []
+    pipe = IterableWrapper(source, deepcopy=False).in_memory_cache()
+    assert list(pipe) == []
+    source.append(1)
+    assert list(pipe) == [1]
+
+
+def test_copies_take_the_cache_along():
+    calls = Calls()
+    pipe = IterableWrapper(range(3)).map(calls).in_memory_cache()
+    list(pipe)
+    for duplicate in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
+        duplicate.source_dp.fn = None  # it would not run
+        assert list(duplicate) == [[0], [1], [2]]
+
+
+def test_a_cache_that_was_filled_with_another_share_is_filled_anew():
+    pipe = IterableWrapper(range(6)).sharding_filter().in_memory_cache()
+    assert list(pipe) == list(range(6))
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    with DataLoader2(pipe, reading_service=service) as loader:
+        for _ in range(2):
+            assert list(loader) == list(range(6))
+    pipe.source_dp.apply_sharding(2, 1)
+    assert list(pipe) == list(pipe) == [1, 3, 5]
+
+
+def test_the_order_of_a_shuffled_source_is_remembered_also_over_a_restore():
+    def build():
+        return IterableWrapper(range(20)).shuffle().set_seed(1).in_memory_cache()
+
+    pipe = build()
+    order = list(pipe)
+    assert list(pipe) == order
+    for epoch in range(2):
+        for position in (0, 7, 20):
+            running = build()
+            for _ in range(epoch):
+                list(running)
+            items = iter(running)
+            head = [next(items) for _ in range(position)]
+            state = pickle.dumps(save_state(running))
+            restored = build()
+            load_state(restored, pickle.loads(state))
+            assert head + list(restored) == order
+            assert list(restored) == order
+
+
+def test_a_partial_cache_is_restored_and_its_source_begins_anew_in_the_next_epoch():
+    def build():
+        return IterableWrapper(range(1000, 1010)).in_memory_cache(size=100 / MEGABYTE)
+
+    whole = list(range(1000, 1010))
+    for epoch in range(3):
+        for position in range(11):
+            running = build()
+            for _ in range(epoch):
+                list(running)
+            items = iter(running)
+            head = [next(items) for _ in range(position)]
+            restored = build()
+            load_state(restored, pickle.loads(pickle.dumps(save_state(running))))
+            assert head + list(restored) == whole
+            assert list(restored) == list(restored) == whole
+
+
+class Broken(IterDataPipe):
+    def __init__(self):
+        self.breaks = True
+
+    def __iter__(self):
+        yield 1
+        if self.breaks:
+            raise KeyError("broken")
+        yield 2
+
+
+def test_an_epoch_that_failed_is_not_remembered():
+    source = Broken()
+    pipe = InMemoryCacheHolder(source)
+    with pytest.raises(KeyError):
+        list(pipe)
+    source.breaks = False
+    assert list(pipe) == list(pipe) == [1, 2]
+
+
+def test_pipes_that_are_remembered_as_items_are_no_part_of_the_graph():
+    pipe = IterableWrapper([IterableWrapper([1])], deepcopy=False).in_memory_cache()
+    (item,) = pipe
+    assert list(item) == [1]
+    assert [list(again) for again in pipe] == [[1]]
+
+
+def test_invalidating_forgets_what_is_in_memory():
+    iterated, indexed = Calls(), Calls()
+    pipe = IterableWrapper(range(2)).map(iterated).in_memory_cache()
+    by_index = SequenceWrapper(range(2)).map(indexed).in_memory_cache()
+    both = pipe.zip(by_index.to_iter_datapipe())
+    list(both)
+    for adapter, calls in ((InvalidateCache(in_memory=False), 2), (InvalidateCache(), 4)):
+        with DataLoader2(both, adapter) as loader:
+            loader.datapipe.datapipes[0].source_dp.fn = iterated
+            loader.datapipe.datapipes[1].datapipe.source_dp.fn = indexed
+            assert list(loader) == [([0], [0]), ([1], [1])]
+        assert [len(iterated.items), len(indexed.items)] == [calls, calls]

@@ -1,0 +1,275 @@
+"""AISFileLister, AISFileLoader, against a server that answers as an AIStore cluster does."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import pickle
+import random
+import re
+import socket
+import sys
+import tracemalloc
+
+import pytest
+import requests
+from aistore.sdk import Client
+from aistore.sdk.errors import AISError, ErrBckNotFound, ErrObjNotFound
+
+from ais_server import NAMES_PER_PAGE, ais_server
+from process_checks import METHODS, loader
+from stream_checks import check_abandoned, check_broken_source, check_restore, open_files, read
+from torchdata.datapipes.iter import AISFileLister, AISFileLoader, IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+LARGE = random.Random(1).randbytes(5_000_000)
+SMALL = {f"train/{number:02}.bin": bytes([number]) * number for number in range(2 * NAMES_PER_PAGE + 2)}
+BUCKETS = {
+    "ais://first": {**SMALL, "train-1.tar": b"t", "other/x.txt": b"x"},
+    "aws://first": {"elsewhere": b"of another provider"},
+    "ais://second": {"a b.txt": b"1", "é/ü ñ.txt": b"2", "100%25#?&.txt": b"3"},
+    "ais://large": {"object": LARGE, "lines": b"one\ntwo\nthree\n", "short.cut": b"x" * 1000},
+    "ais://vacant": {},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ais_server(BUCKETS) as url:
+        yield url
+
+
+@pytest.fixture
+def deaf():
+    """The URL of a cluster that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def urls(bucket, prefix=""):
+    return [f"{bucket}/{name}" for name in sorted(BUCKETS[bucket]) if name.startswith(prefix)]
+
+
+@pytest.mark.parametrize("prefix", ["", "t", "train", "train/", "train/03", "other/x.txt", "nothing"])
+def test_the_objects_whose_names_begin_with_a_prefix_are_listed(cluster, prefix):
+    assert list(AISFileLister([f"ais://first/{prefix}"], cluster)) == urls("ais://first", prefix)
+
+
+def test_several_buckets_and_providers_come_one_after_the_other(cluster):
+    roots = ["ais://second", "aws://first", "ais://vacant", "ais://first/o"]
+    expected = urls("ais://second") + urls("aws://first") + urls("ais://first", "o")
+    assert list(IterableWrapper(roots).list_files_by_ais(url=cluster)) == expected
+    assert list(AISFileLister(roots, cluster.removeprefix("http://"))) == expected
+
+
+def test_strange_names_are_read(cluster):
+    found = [read(item) for item in AISFileLoader(urls("ais://second"), cluster)]
+    assert found == [(f"ais://second/{name}", content) for name, content in sorted(BUCKETS["ais://second"].items())]
+
+
+def test_len_is_what_the_user_declared_or_that_of_the_source(cluster):
+    assert len(AISFileLister(["ais://first"], cluster, 7)) == 7
+    with pytest.raises(TypeError, match="AISFileLister instance doesn't have valid length"):
+        len(AISFileLister(["ais://first"], cluster))
+    assert len(AISFileLoader(["ais://first/a", "ais://first/b"], cluster, 7)) == 2
+    with pytest.raises(TypeError, match="AISFileLoader instance doesn't have valid length"):
+        len(AISFileLister(["ais://first"], cluster).load_files_by_ais(url=cluster))
+
+
+def test_a_listing_is_restored_at_every_position_by_a_place_in_it(cluster):
+    def build():
+        return AISFileLister(["ais://first/train/", "ais://second", "ais://first/o"], cluster)
+
+    list(build())  # the connection stays open from here on
+    assert len(check_restore(build, sockets=False)) == len(SMALL) + 4
+    check_abandoned(build, sockets=False)
+    pipe = build()
+    items = iter(pipe)
+    head = [next(items) for _ in range(NAMES_PER_PAGE + 1)]
+    state = pickle.dumps(save_state(pipe))
+    assert len(state) < 1000, "the state holds a place, not the names"
+    other = build()
+    load_state(other, pickle.loads(state))
+    assert head + list(other) == list(build())
+
+
+def test_loaded_objects_are_restored_at_every_position(cluster):
+    def build():
+        return AISFileLister(["ais://first/train/"], cluster).load_files_by_ais(url=cluster)
+
+    list(map(read, build()))
+    items = check_restore(build, sockets=False)
+    assert items == [(f"ais://first/{name}", content) for name, content in sorted(SMALL.items())]
+    check_restore(lambda: build().shuffle(buffer_size=4).set_seed(3), seeded=True, sockets=False)
+
+
+def test_objects_that_are_left_unread_own_no_connections(cluster):
+    list(map(read, AISFileLoader(urls("ais://second"), cluster)))
+    before = open_files()
+    kept = list(AISFileLister(["ais://first/"], cluster).load_files_by_ais(url=cluster))
+    assert open_files() <= before + 2
+    assert {url: stream.read() for url, stream in kept} == dict(
+        zip(
+            urls("ais://first"),
+            [content for _, content in sorted(BUCKETS["ais://first"].items())],
+            strict=True,
+        )
+    )
+
+
+def test_streams_seek_and_tell_like_files(cluster):
+    [(_, stream)] = AISFileLoader(["ais://large/object"], cluster)
+    rng = random.Random(2)
+    assert stream.seekable()
+    for _ in range(30):
+        place, size = rng.randrange(len(LARGE) + 10), rng.choice([0, 1, 100, 70_000, 700_000])
+        assert stream.seek(place) == place
+        assert stream.read(size) == LARGE[place : place + size]
+    assert stream.seek(-10, os.SEEK_END) == len(LARGE) - 10
+    assert stream.read() == LARGE[-10:]
+    assert stream.seek(0) == 0
+    assert stream.read() == LARGE
+    stream.close()
+    with pytest.raises(ValueError, match="closed"):
+        stream.read()
+
+
+def test_lines_are_read_like_those_of_files(cluster):
+    [(_, stream)] = AISFileLoader(["ais://large/lines"], cluster)
+    assert stream.readline() == b"one\n"
+    assert list(stream) == [b"two\n", b"three\n"]
+
+
+def test_reading_a_large_object_keeps_little_of_it(cluster):
+    [(_, stream)] = AISFileLoader(["ais://large/object"], cluster)
+    stream.read(1)
+    tracemalloc.start()
+    try:
+        while stream.read(50_000):
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 500_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_copy_of_a_stream_goes_on_in_the_same_version_or_fails(cluster):
+    versions = Client(cluster).bucket("vacant").object("changing")
+    versions.get_writer().put_content(b"before")
+    [(_, stream)] = AISFileLoader(["ais://vacant/changing"], cluster)
+    stream.read(2)
+    kept = pickle.dumps(stream)
+    assert pickle.loads(kept).read() == b"fore"
+    versions.get_writer().put_content(b"afterwards")
+    with pytest.raises(OSError, match=r"AISFileLoader.*ais://vacant/changing.*changed"):
+        pickle.loads(kept).read()
+
+
+def name_and_content(pair):
+    return pair[0], pair[1].read(), os.getpid()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_workers_share_the_objects_after_the_parent_read_some(cluster, method):
+    pipe = AISFileLister(["ais://first/train/"], cluster).sharding_filter().load_files_by_ais(url=cluster)
+    expected = [read(item) for item in pipe]
+    kept = next(iter(AISFileLoader(["ais://large/object"], cluster)))
+    workers = loader(pipe.map(name_and_content), multiprocessing_context=method)
+    try:
+        for _ in range(2):
+            found = list(workers)
+            assert sorted(item[:2] for item in found) == expected
+            assert len({pid for *_, pid in found} - {os.getpid()}) == 2
+    finally:
+        workers.shutdown()
+    assert kept[1].read() == LARGE
+
+
+@pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
+def test_a_missing_bucket_is_the_librarys_error_with_pipe_and_url(cluster, make):
+    with pytest.raises(ErrBckNotFound) as failure:
+        list(make(["ais://no-such-bucket/x"], cluster))
+    [note] = [note for note in failure.value.__notes__ if make.__name__ in note and cluster in note]
+    assert "ais://no-such-bucket/x" in note
+
+
+def test_a_missing_object_is_an_error_at_once_and_the_loader_goes_on_afterwards(cluster):
+    source = ["ais://first/train/01.bin", "ais://first/missing", "ais://first/train/02.bin"]
+    items = iter(AISFileLoader(source, cluster))
+    assert read(next(items))[1] == b"\x01"
+    with pytest.raises(ErrObjNotFound) as failure:  # which the library would ask for again and again
+        next(items)
+    assert issubclass(ErrObjNotFound, AISError)
+    assert any("AISFileLoader cannot read 'ais://first/missing'" in note for note in failure.value.__notes__)
+    assert read(next(items))[1] == b"\x02\x02"
+
+
+def test_an_object_that_ends_early_is_an_error_that_names_it(cluster):
+    [(_, stream)] = AISFileLoader(["ais://large/short.cut"], cluster)
+    with pytest.raises(OSError, match=r"AISFileLoader cannot read 'ais://large/short\.cut' beyond byte \d+ of 1000"):
+        stream.read()
+
+
+@pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
+def test_a_cluster_that_never_answers_is_given_up(make, deaf):
+    with pytest.raises(requests.exceptions.ConnectionError, match="timed out") as failure:
+        list(make(["ais://bucket/x"], deaf, timeout=0.1))
+    assert any(make.__name__ in note and deaf in note for note in failure.value.__notes__)
+
+
+@pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
+def test_a_cluster_that_does_not_exist_is_given_up(make):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"http://127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(requests.exceptions.ConnectionError) as failure:
+        list(make(["ais://bucket/x"], nobody, timeout=0.1))
+    assert any(make.__name__ in note and nobody in note for note in failure.value.__notes__)
+
+
+@pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
+@pytest.mark.parametrize("url", ["", "bucket", "bucket/name", "ais://", "ais:///name", "://bucket/name"])
+def test_what_is_no_url_of_an_object_is_refused(make, url):
+    with pytest.raises(ValueError, match=rf"{make.__name__} expects URLs .* but got {re.escape(repr(url))}"):
+        list(make([url], "http://localhost:8080"))
+
+
+def test_a_bucket_alone_cannot_be_loaded():
+    with pytest.raises(ValueError, match="ais://bucket/name"):
+        list(AISFileLoader(["ais://first/"], "http://localhost:8080"))
+
+
+@pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
+def test_an_error_of_the_source_arrives_as_it_is(cluster, make):
+    check_broken_source(lambda source: make(source, cluster), "ais://first/train/01.bin", sockets=False)
+
+
+@pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("ais://bucket", "http://c"), {}, TypeError, "wrap it"),
+        ((5, "http://c"), {}, TypeError, ""),
+        (([], 5), {}, TypeError, "url"),
+        (([], ""), {}, ValueError, "url"),
+        (([], "http://c", -2), {}, ValueError, "length"),
+        (([], "http://c", "1"), {}, TypeError, "length"),
+        (([], "http://c"), {"timeout": 0}, ValueError, "timeout"),
+        (([], "http://c"), {"timeout": "1"}, TypeError, "timeout"),
+        (([5], "http://c"), {}, TypeError, "5"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_reason(make, arguments, options, error, message):
+    with pytest.raises(error, match=f"{make.__name__}.*{message}"):
+        list(make(*arguments, **options))
+
+
+@pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
+def test_without_aistore_or_with_an_old_one_the_constructor_says_so(make, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: "3.0rc1")
+        make([], "http://localhost:8080")
+        patch.setattr(importlib.metadata, "version", lambda name: "1.0.1")
+        with pytest.raises(ImportError, match=rf"{make.__name__} needs aistore .*1\.0\.1 is installed"):
+            make([], "http://localhost:8080")
+    monkeypatch.setitem(sys.modules, "aistore", None)
+    with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[aistore\]"):
+        make([], "http://localhost:8080")

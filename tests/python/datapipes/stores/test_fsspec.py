@@ -1,0 +1,376 @@
+"""FSSpecFileLister, FSSpecFileOpener, FSSpecSaver, on files on disk, in memory and in archives."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import stat
+import sys
+import zipfile
+
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.memory import MemoryFile
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+
+from process_checks import loader
+from stream_checks import check_abandoned, check_broken_source, check_restore, open_files, read
+from torchdata.datapipes.iter import (
+    FSSpecFileLister,
+    FSSpecFileOpener,
+    FSSpecSaver,
+    IterableWrapper,
+)
+from torchdata.datapipes.state import load_state, save_state
+
+NAMES = ["b.txt", "a.txt", "c.png", "sub/z.txt", "été 100%.txt"]
+FILES = ["a.txt", "b.txt", "c.png", "sub", "été 100%.txt"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in NAMES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"content of {name}\n")
+    with zipfile.ZipFile(tmp_path / "sub" / "x.zip", "w") as archive:
+        for name in ("in/one.txt", "in/two.png", "three.txt"):
+            archive.writestr(name, name)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def memory():
+    fs = fsspec.filesystem("memory")
+    before = dict(fs.store), list(fs.pseudo_dirs)
+    for name in NAMES:
+        fs.pipe(f"/tests/{name}", name.encode())
+    yield fs
+    fs.store.clear()
+    fs.store.update(before[0])
+    fs.pseudo_dirs[:] = before[1]
+
+
+@pytest.mark.parametrize("start", ["", "file://", "local://"])
+@pytest.mark.parametrize("end", ["", "/"])
+def test_local_names_begin_as_the_root_does_and_come_in_order(folder, start, end):
+    assert list(FSSpecFileLister(start + folder + end)) == [f"{start}{folder}/{name}" for name in FILES]
+
+
+@pytest.mark.parametrize("root", ["memory://tests", "memory:///tests", "memory://tests/"])
+def test_names_in_memory_are_listed_and_opened(memory, root):
+    names = list(FSSpecFileLister(root, "*.*"))
+    assert names == [f"memory:///tests/{name}" for name in sorted(NAMES) if "/" not in name]
+    assert [read(item)[1] for item in FSSpecFileOpener(names)] == [name.rsplit("/", 1)[1] for name in names]
+
+
+@pytest.mark.parametrize(
+    ("inside", "found"),
+    [("", ["in", "three.txt"]), ("in", ["in/one.txt", "in/two.png"]), ("in/one.txt", ["in/one.txt"])],
+)
+def test_the_chain_of_an_archive_stays_on_its_members(folder, inside, found):
+    chain = f"::file://{folder}/sub/x.zip"
+    names = list(FSSpecFileLister(f"zip://{inside}{chain}"))
+    assert names == [f"zip://{name}{chain}" for name in found]
+    members = [name for name in names if "." in name.partition("::")[0]]
+    items = check_restore(lambda: FSSpecFileOpener(members, "rb"))
+    assert items == [(name, name[6:].partition("::")[0].encode()) for name in members]
+
+
+def test_a_cache_before_the_protocol_stays_there(folder):
+    root = f"simplecache::file://{folder}"
+    names = list(FSSpecFileLister(root, "*.txt"))
+    assert names == [f"{root}/{name}" for name in FILES if name.endswith(".txt")]
+    assert read(next(iter(FSSpecFileOpener(names))))[1] == "content of a.txt\n"
+
+
+@pytest.mark.parametrize(
+    ("masks", "found"),
+    [("*.txt", [0, 1, 4]), (["*/a.*", "*.png"], [0, 2]), ("a*", []), ([], [0, 1, 2, 3, 4]), ("*/sub", [3])],
+)
+def test_masks_match_the_whole_path(folder, masks, found):
+    expected = [f"file://{folder}/{FILES[index]}" for index in found]
+    assert list(FSSpecFileLister(f"file://{folder}", masks)) == expected
+
+
+def test_roots_come_from_a_list_or_a_pipe_and_may_be_files(folder):
+    roots = [f"file://{folder}/sub", f"{folder}/a.txt"]
+    found = [f"file://{folder}/sub/x.zip", f"file://{folder}/sub/z.txt", f"{folder}/a.txt"]
+    assert list(FSSpecFileLister(roots)) == list(IterableWrapper(roots).list_files_by_fsspec()) == found
+
+
+def test_options_of_the_file_system_reach_it(folder):
+    assert list(FSSpecFileLister("zip://in", fo=f"{folder}/sub/x.zip")) == [
+        "zip://in/one.txt",
+        "zip://in/two.png",
+    ]
+    [(_, stream)] = FSSpecFileOpener(["zip://in/one.txt"], fo=f"{folder}/sub/x.zip")
+    assert stream.read() == "in/one.txt"
+
+
+def test_a_listing_is_restored_at_every_position(folder, memory):
+    def build():
+        return FSSpecFileLister([folder, f"{folder}/a.txt", "memory://tests"], masks=["*.txt", "*.png"])
+
+    assert len(check_restore(build)) == 4 + 1 + 4
+    check_abandoned(build)
+
+
+def test_a_restored_listing_goes_on_behind_its_last_name_though_others_came_and_went(memory):
+    pipe = FSSpecFileLister("memory://tests", "*.*")
+    items = iter(pipe)
+    assert [next(items), next(items)][1].endswith("b.txt")
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    memory.rm("/tests/a.txt")
+    memory.pipe("/tests/zzz.txt", b"")
+    other = FSSpecFileLister("memory://tests", "*.*")
+    load_state(other, state)
+    assert [name.rsplit("/", 1)[1] for name in other] == ["c.png", "zzz.txt", "été 100%.txt"]
+    memory.rm("/tests/b.txt")
+    load_state(other, state)
+    with pytest.raises(RuntimeError, match=r"FSSpecFileLister.*memory://tests.*b\.txt"):
+        list(other)
+
+
+def test_len_is_that_of_the_source_and_unknown_for_a_listing(folder):
+    with pytest.raises(TypeError, match="FSSpecFileLister"):
+        len(FSSpecFileLister(folder))
+    assert len(FSSpecFileOpener(["a", "b"])) == len(FSSpecSaver([("a", "x"), ("b", "y")])) == 2
+    with pytest.raises(TypeError, match="FSSpecFileOpener instance doesn't have valid length"):
+        len(FSSpecFileLister(folder).open_files_by_fsspec())
+
+
+@pytest.mark.parametrize("root", ["{}/nowhere", "memory://nowhere", "nothing-known://nowhere", "zip://x::{}/nowhere"])
+@pytest.mark.parametrize("make", [FSSpecFileLister, lambda root: FSSpecFileOpener([root])])
+def test_what_does_not_exist_is_an_error_that_names_pipe_and_url(tmp_path, root, make):
+    root = root.format(tmp_path)
+    pipe = make(root)
+    with pytest.raises((FileNotFoundError, ValueError)) as failure:
+        list(pipe)
+    assert any(type(pipe).__name__ in note and repr(root) in note for note in failure.value.__notes__)
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("r", str), ("rt", str), ("rb", bytes)])
+def test_files_are_opened_in_the_mode_asked_for_and_restored(folder, mode, kind):
+    def build():
+        return FSSpecFileLister(f"file://{folder}", "*.txt").open_files_by_fsspec(mode=mode)
+
+    items = check_restore(build)
+    check_abandoned(build)
+    contents = [f"content of {name}\n" for name in FILES if name.endswith(".txt")]
+    assert [content for _, content in items] == [text if kind is str else text.encode() for text in contents]
+    check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
+
+
+def test_options_of_open_reach_it(folder):
+    with gzip.open(f"{folder}/packed.txt.gz", "wt", encoding="utf-16") as file:
+        file.write("packed")
+    options = {"compression": "infer", "encoding": "utf-16"}
+    items = check_restore(lambda: FSSpecFileOpener([f"{folder}/packed.txt.gz"], kwargs_for_open=options))
+    assert items == [(f"{folder}/packed.txt.gz", "packed")]
+
+
+def test_a_stream_that_was_partly_read_is_pickled(folder):
+    [(_, stream)] = FSSpecFileOpener([f"file://{folder}/a.txt"], "rb")
+    stream.read(8)
+    twin = pickle.loads(pickle.dumps(stream))
+    assert twin.read() == stream.read() == b"of a.txt\n"
+
+
+def test_opening_many_files_keeps_one_open(folder):
+    before = open_files()
+    for _ in FSSpecFileLister(folder, "*.*").open_files_by_fsspec():
+        assert open_files() <= before + 2
+
+
+@pytest.mark.parametrize(("mode", "data"), [("w", "text"), ("wb", b"bytes"), ("wb", bytearray(b"x")), ("w", "")])
+@pytest.mark.parametrize("start", ["", "file://", "memory:/"])
+def test_data_are_saved_and_the_url_is_yielded(tmp_path, memory, start, mode, data):
+    target = f"{start}{tmp_path}/file"
+    for _ in range(2):  # and then replaced
+        assert list(FSSpecSaver([("file", data)], mode, lambda name: f"{start}{tmp_path}/{name}")) == [target]
+        [(_, stream)] = FSSpecFileOpener([target], "rb")
+        assert stream.read() == (data.encode() if mode == "w" else data)
+    assert os.listdir(tmp_path) == ([] if "memory" in start else ["file"])
+
+
+def test_without_a_function_the_metadata_are_the_url(memory):
+    assert list(FSSpecSaver([("memory://tests/new", "x")])) == ["memory://tests/new"]
+    assert memory.cat("/tests/new") == b"x"
+
+
+def test_saving_goes_on_where_a_state_was_saved(tmp_path):
+    def build():
+        pairs = [(f"{number}", f"{number}") for number in range(4)]
+        return FSSpecSaver(pairs, filepath_fn=lambda name: f"{tmp_path}/{name}")
+
+    check_restore(build)
+    check_abandoned(build)
+    assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {n: n for n in "0123"}
+
+
+def test_files_are_appended_to_and_packed_on_demand(tmp_path):
+    path = f"{tmp_path}/log"
+    list(FSSpecSaver([(path, "a"), (path, "b")], "a"))
+    assert (tmp_path / "log").read_text() == "ab"
+    list(FSSpecSaver([(f"{path}.gz", b"packed")], "wb", kwargs_for_open={"compression": "infer"}))
+    assert gzip.decompress((tmp_path / "log.gz").read_bytes()) == b"packed"
+    deep = f"{tmp_path}/new/folder/file"
+    with pytest.raises(FileNotFoundError):
+        list(FSSpecSaver([(deep, "x")]))
+    assert list(FSSpecSaver([(deep, "x")], auto_mkdir=True)) == [deep]
+
+
+def test_a_local_file_is_replaced_only_when_all_of_it_is_written(tmp_path, monkeypatch):
+    target = tmp_path / "file"
+    target.write_text("before")
+    target.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    with monkeypatch.context() as patch:
+
+        def broken(descriptor_or_path, *args, **options):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("torchdata.datapipes.iter.streams.atomic_files.os.replace", broken)
+        with pytest.raises(OSError, match="No space") as failure:
+            list(FSSpecSaver([(str(target), "after")]))
+    assert any("FSSpecSaver cannot save" in note and str(target) in note for note in failure.value.__notes__)
+    assert target.read_text() == "before"
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+    list(FSSpecSaver([(str(link), "after")]))
+    assert link.is_symlink()
+    assert target.read_text() == "after"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize(("mode", "data"), [("w", b"bytes"), ("wb", "text"), ("wb", 5), ("w", None)])
+def test_data_that_do_not_fit_the_mode_are_refused_before_anything_is_written(tmp_path, memory, mode, data):
+    for start in ("", "memory:/"):
+        path = f"{start}{tmp_path}/file"
+        with pytest.raises(TypeError, match=rf"FSSpecSaver cannot save '{path}'.*{mode}.*{type(data).__name__}"):
+            list(FSSpecSaver([(path, data)], mode))
+        assert not memory.exists(path) if start else os.listdir(tmp_path) == []
+
+
+class Uploads(AbstractFileSystem):
+    """A file system that takes uploads and breaks in the middle of them."""
+
+    protocol = "uploads"
+    done: list[str] = []  # noqa: RUF012
+
+    def _open(self, path, mode="rb", **options):
+        return Upload(self, path, mode, block_size=10)
+
+
+class Upload(AbstractBufferedFile):
+    def _initiate_upload(self):
+        pass
+
+    def _upload_chunk(self, final=False):
+        if final:
+            self.fs.done.append(self.path)
+        elif self.path.endswith("broken"):
+            raise OSError("the line went dead")
+        return True
+
+
+def test_an_upload_that_breaks_is_given_up():
+    fsspec.register_implementation("uploads", Uploads, clobber=True)
+    Uploads.done.clear()
+    for mode, data in (("wb", b"x" * 100), ("w", "x" * 100_000)):
+        with pytest.raises(OSError, match="the line went dead") as failure:
+            list(FSSpecSaver([("uploads://whole", data), ("uploads://broken", data)], mode))
+        assert any("uploads://broken" in note for note in failure.value.__notes__)
+    assert Uploads.done == ["whole"] * 2
+
+
+class OnThreads(AsyncFileSystem):
+    """A file system whose operations run in fsspec's thread, which a fork does not copy."""
+
+    protocol = "onthreads"
+    cachable = True
+
+    async def _info(self, path, **options):
+        return {"name": path, "size": 0, "type": "file" if path.endswith(".txt") else "directory"}
+
+    async def _ls(self, path, detail=True, **options):
+        names = [f"{path}/{number}.txt" for number in range(6)]
+        return [await self._info(name) for name in names] if detail else names
+
+    async def _cat_file(self, path, start=None, end=None, **options):
+        return path.encode()
+
+    def _open(self, path, mode="rb", **options):
+        return MemoryFile(None, None, self.cat_file(path))
+
+
+def name_and_content(pair):
+    return pair[0], pair[1].read(), os.getpid()
+
+
+@pytest.mark.parametrize("start", ["onthreads://dir", "{}"])
+def test_two_forked_workers_share_the_files_after_the_parent_read_them(folder, start):
+    fsspec.register_implementation("onthreads", OnThreads, clobber=True)
+    root = start.format(folder)
+    pipe = FSSpecFileLister(root, "*.txt").sharding_filter().open_files_by_fsspec(mode="rb")
+    expected = [read(item) for item in pipe]
+    assert len(expected) >= 3
+    workers = loader(pipe.map(name_and_content))
+    try:
+        found = list(workers)
+    finally:
+        workers.shutdown()
+    assert sorted(item[:2] for item in found) == sorted(expected)
+    assert len({pid for *_, pid in found}) == 2
+    assert [read(item) for item in pipe] == expected
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_two_workers_save_files(tmp_path, method):
+    pairs = IterableWrapper([(f"{tmp_path}/{number}", f"{number}") for number in range(10)]).sharding_filter()
+    workers = loader(pairs.save_by_fsspec(), multiprocessing_context=method)
+    try:
+        assert sorted(workers) == sorted(f"{tmp_path}/{number}" for number in range(10))
+    finally:
+        workers.shutdown()
+    assert all((tmp_path / str(number)).read_text() == str(number) for number in range(10))
+
+
+@pytest.mark.parametrize("make", [FSSpecFileLister, FSSpecFileOpener, FSSpecSaver])
+def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(folder, make):
+    path = f"{folder}/a.txt"
+    check_broken_source(make, (path, "new") if make is FSSpecSaver else path)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: FSSpecFileLister(5), TypeError, "FSSpecFileLister"),
+        (lambda: FSSpecFileLister("x", masks=5), TypeError, "FSSpecFileLister: masks"),
+        (lambda: list(FSSpecFileLister([5])), TypeError, "FSSpecFileLister.*5"),
+        (lambda: FSSpecFileOpener("a.txt"), TypeError, "FSSpecFileOpener.*wrap it"),
+        (lambda: FSSpecFileOpener([], mode="q"), ValueError, "FSSpecFileOpener: mode"),
+        (lambda: FSSpecFileOpener([], mode=None), TypeError, "FSSpecFileOpener: mode"),
+        (lambda: FSSpecFileOpener([], kwargs_for_open=5), TypeError, "FSSpecFileOpener: kwargs_for_open"),
+        (lambda: list(FSSpecFileOpener([5])), TypeError, "FSSpecFileOpener.*5"),
+        (lambda: FSSpecSaver("a.txt"), TypeError, "FSSpecSaver.*wrap it"),
+        (lambda: FSSpecSaver([], mode="r"), ValueError, "FSSpecSaver: mode.*'wb'"),
+        (lambda: FSSpecSaver([], mode="b"), ValueError, "FSSpecSaver: mode"),
+        (lambda: FSSpecSaver([], filepath_fn="x"), TypeError, "FSSpecSaver: filepath_fn"),
+        (lambda: list(FSSpecSaver(["x"])), ValueError, "FSSpecSaver expects pairs.*'x'"),
+        (lambda: list(FSSpecSaver([5])), TypeError, "FSSpecSaver expects pairs.*5"),
+        (lambda: list(FSSpecSaver([(5, "x")])), TypeError, "FSSpecSaver expects a str as path.*5"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_reason(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize("make", [FSSpecFileLister, FSSpecFileOpener, FSSpecSaver])
+def test_without_fsspec_the_constructor_names_the_extra(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[fsspec\]"):
+        make(IterableWrapper([]))

@@ -1,0 +1,294 @@
+"""IoPathFileLister, IoPathFileOpener, IoPathSaver, on local files and by handlers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager
+
+from process_checks import METHODS, loader
+from stream_checks import check_abandoned, check_broken_source, check_restore, read
+from torchdata.datapipes.iter import (
+    IoPathFileLister,
+    IoPathFileOpener,
+    IoPathSaver,
+    IterableWrapper,
+)
+from torchdata.datapipes.state import load_state, save_state
+
+NAMES = ["a.txt", "b.txt", "c.png", "été 100%.txt"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in NAMES:
+        (tmp_path / name).write_text(f"content of {name}\n")
+    (tmp_path / "sub").mkdir()
+    return str(tmp_path)
+
+
+class Elsewhere(PathHandler):
+    """Finds `else:PATH` at PATH, and lists names backwards."""
+
+    def _get_supported_prefixes(self):
+        return ["else:"]
+
+    def _local(self, path):
+        return path.removeprefix("else:")
+
+    def _isfile(self, path, **options):
+        return os.path.isfile(self._local(path))
+
+    def _ls(self, path, **options):
+        return sorted(os.listdir(self._local(path)), reverse=True)
+
+    def _open(self, path, mode="r", buffering=-1, **options):
+        return open(self._local(path), mode)
+
+
+def test_local_names_come_in_order_with_the_path_of_their_root(folder):
+    assert list(IoPathFileLister(folder)) == [f"{folder}/{name}" for name in sorted([*NAMES, "sub"])]
+    assert list(IoPathFileLister(folder + "/", "*.png")) == [f"{folder}/c.png"]
+
+
+@pytest.mark.parametrize(("masks", "found"), [("a*", [0]), (["?.txt", "*.png"], [0, 1, 2]), ([], [0, 1, 2, None, 3])])
+def test_masks_match_the_names(folder, masks, found):
+    names = ["sub" if index is None else NAMES[index] for index in found]
+    assert list(IoPathFileLister(folder, masks)) == [f"{folder}/{name}" for name in names]
+
+
+def test_roots_come_from_a_list_or_a_pipe_and_may_be_files(folder):
+    roots = [f"{folder}/b.txt", folder]
+    found = [f"{folder}/b.txt", f"{folder}/a.txt", f"{folder}/b.txt"]
+    assert list(IoPathFileLister(roots, "?.txt")) == found
+    assert list(IterableWrapper(roots).list_files_by_iopath(masks="?.txt")) == found
+
+
+def test_a_handler_lists_opens_and_saves_in_its_own_order(folder):
+    names = list(IoPathFileLister(f"else:{folder}", "?.txt", handler=Elsewhere()))
+    assert names == [f"else:{folder}/b.txt", f"else:{folder}/a.txt"]
+    found = [read(item) for item in IoPathFileOpener(names, handler=Elsewhere())]
+    assert found == [(names[0], "content of b.txt\n"), (names[1], "content of a.txt\n")]
+    target = f"else:{folder}/new"
+    for data in ("one", "two"):  # the second replaces the first
+        assert list(IoPathSaver([(target, data)], handler=Elsewhere())) == [target]
+        with open(f"{folder}/new") as file:
+            assert file.read() == data
+    check_restore(lambda: IoPathFileLister(f"else:{folder}", handler=Elsewhere()))
+
+
+def test_a_path_manager_is_used_as_it_is_and_handlers_are_added_to_it(folder):
+    manager = PathManager()
+    manager.register_handler(Elsewhere())
+    assert len(list(IoPathFileLister(f"else:{folder}", pathmgr=manager))) == 5
+    other = PathManager()
+    pipe = IoPathFileLister(f"else:{folder}", pathmgr=other)
+    assert pipe.pathmgr is other
+    with pytest.raises(FileNotFoundError) as failure:
+        list(pipe)
+    assert any("IoPathFileLister cannot list" in note and "else:" in note for note in failure.value.__notes__)
+    pipe.register_handler(Elsewhere())
+    assert len(list(pipe)) == 5
+    with pytest.raises(KeyError, match="else:"):
+        pipe.register_handler(Elsewhere())
+    pipe.register_handler(Elsewhere(), allow_override=True)
+
+
+def test_each_pipe_has_a_path_manager_of_its_own_for_urls():
+    pipes = [IoPathFileLister("x"), IoPathFileOpener([]), IoPathSaver([])]
+    assert len({id(pipe.pathmgr) for pipe in pipes}) == 3
+    for pipe in pipes:
+        with pytest.raises(KeyError, match="http"):
+            pipe.register_handler(HTTPURLHandler())
+
+
+def test_a_listing_is_restored_at_every_position(folder):
+    def build():
+        return IoPathFileLister([folder, f"{folder}/a.txt"], masks=["*.txt", "*.png"])
+
+    assert len(check_restore(build)) == 5
+    check_abandoned(build)
+
+
+def test_a_restored_listing_goes_on_behind_its_last_name_though_others_came(folder):
+    pipe = IoPathFileLister(folder, "*.*")
+    items = iter(pipe)
+    assert [next(items), next(items)][1].endswith("b.txt")
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    os.remove(f"{folder}/a.txt")
+    other = IoPathFileLister(folder, "*.*")
+    load_state(other, state)
+    assert [os.path.basename(name) for name in other] == ["c.png", "été 100%.txt"]
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("r", str), ("rt", str), ("rb", bytes)])
+def test_files_are_opened_in_the_mode_asked_for_and_restored(folder, mode, kind):
+    def build():
+        return IoPathFileLister(folder, "*.*").open_files_by_iopath(mode=mode)
+
+    items = check_restore(build)
+    check_abandoned(build)
+    contents = [f"content of {name}\n" for name in NAMES]
+    assert [content for _, content in items] == [text if kind is str else text.encode() for text in contents]
+    check_restore(lambda: build().shuffle(buffer_size=2).set_seed(1), seeded=True)
+
+
+def test_len_is_that_of_the_source_and_unknown_for_a_listing(folder):
+    with pytest.raises(TypeError, match="IoPathFileLister"):
+        len(IoPathFileLister(folder))
+    assert len(IoPathFileOpener(["a", "b"])) == len(IoPathSaver([("a", "x"), ("b", "y")])) == 2
+    with pytest.raises(TypeError, match="IoPathFileOpener instance doesn't have valid length"):
+        len(IoPathFileLister(folder).open_files_by_iopath())
+
+
+@pytest.mark.parametrize("make", [IoPathFileLister, lambda path: IoPathFileOpener([path])])
+def test_what_does_not_exist_is_an_error_that_names_pipe_and_path(tmp_path, make):
+    path = f"{tmp_path}/nowhere"
+    pipe = make(path)
+    with pytest.raises(FileNotFoundError, match="nowhere") as failure:
+        list(pipe)
+    assert any(type(pipe).__name__ in note and path in note for note in failure.value.__notes__)
+
+
+@pytest.mark.parametrize(("mode", "data"), [("w", "text"), ("wb", b"bytes"), ("wb", bytearray(b"x")), ("w", "")])
+def test_data_are_saved_in_directories_that_are_made_and_the_path_is_yielded(tmp_path, mode, data):
+    target = f"{tmp_path}/new/folder/file"
+    assert list(IoPathSaver([("file", data)], mode, lambda name: f"{tmp_path}/new/folder/{name}")) == [target]
+    with open(target, "rb") as file:
+        assert file.read() == (data.encode() if mode == "w" else data)
+    assert os.listdir(os.path.dirname(target)) == ["file"]
+
+
+def test_a_file_that_is_there_stays_as_it_is(tmp_path):
+    target = tmp_path / "file"
+    assert list(IoPathSaver([(str(target), "first"), (str(target), "second")])) == [str(target)] * 2
+    assert target.read_text() == "first"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_two_that_save_the_same_file_at_once_the_first_wins_and_nothing_is_left(tmp_path, monkeypatch, links):
+    target = tmp_path / "file"
+    if not links:  # as on file systems without hard links
+
+        def refused(*args):
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr("torchdata.datapipes.iter.streams.atomic_files.os.link", refused)
+
+    class Late(IoPathSaver):
+        def _write(self, path, data):
+            super()._write(path, data)
+            if data == "second":
+                target.write_text("first")
+
+    list(Late([(str(target), "second")]))
+    assert target.read_text() == "first"
+    target.unlink()
+    list(Late([(str(target), "alone")]))
+    assert target.read_text() == "alone"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_file_that_cannot_be_written_whole_does_not_appear(tmp_path):
+    class Broken(PathHandler):
+        def _get_supported_prefixes(self):
+            return ["unused:"]
+
+    class Breaking(IoPathSaver):
+        def _write(self, path, data):
+            with open(path, "w") as file:
+                file.write(data[:3])
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space") as failure:
+        list(Breaking([(f"{tmp_path}/file", "content")], handler=Broken()))
+    assert any("cannot save" in note and f"{tmp_path}/file" in note for note in failure.value.__notes__)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("mode", "data"), [("w", b"bytes"), ("wb", "text"), ("w", 5)])
+def test_data_that_do_not_fit_the_mode_are_refused(tmp_path, mode, data):
+    path = f"{tmp_path}/file"
+    with pytest.raises(TypeError, match=rf"IoPathSaver cannot save '{path}'.*{mode}.*{type(data).__name__}"):
+        list(IoPathSaver([(path, data)], mode))
+    assert os.listdir(tmp_path) == []
+
+
+def test_saving_goes_on_where_a_state_was_saved(tmp_path):
+    def build():
+        pairs = [(f"{number}", f"{number}") for number in range(4)]
+        return IoPathSaver(pairs, filepath_fn=lambda name: f"{tmp_path}/{name}")
+
+    check_restore(build)
+    check_abandoned(build)
+    assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {n: n for n in "0123"}
+
+
+def name_and_content(pair):
+    return pair[0], pair[1].read()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_workers_share_the_files_and_save_others(folder, tmp_path, method):
+    pipe = IoPathFileLister(folder, "*.txt").sharding_filter().open_files_by_iopath()
+    expected = [read(item) for item in pipe]
+    saved = pipe.map(name_and_content).save_by_iopath(filepath_fn=saved_path)
+    workers = loader(saved, multiprocessing_context=method)
+    try:
+        assert sorted(workers) == [saved_path(path) for path, _ in expected]
+    finally:
+        workers.shutdown()
+    for path, content in expected:
+        with open(saved_path(path)) as file:
+            assert file.read() == content
+
+
+def saved_path(path):
+    return path.replace(".txt", ".saved")
+
+
+@pytest.mark.parametrize("make", [IoPathFileLister, IoPathFileOpener, IoPathSaver])
+def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(folder, make):
+    path = f"{folder}/a.txt"
+    check_broken_source(make, (path, "new") if make is IoPathSaver else path)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: IoPathFileLister(5), TypeError, "IoPathFileLister"),
+        (lambda: IoPathFileLister("x", masks=5), TypeError, "IoPathFileLister: masks"),
+        (lambda: IoPathFileLister("x", pathmgr=5), TypeError, "IoPathFileLister: pathmgr"),
+        (lambda: IoPathFileLister("x", handler=5), TypeError, "IoPathFileLister: handler"),
+        (lambda: list(IoPathFileLister([5])), TypeError, "IoPathFileLister.*5"),
+        (lambda: IoPathFileOpener("a.txt"), TypeError, "IoPathFileOpener.*wrap it"),
+        (lambda: IoPathFileOpener([], "q"), ValueError, "IoPathFileOpener: mode"),
+        (lambda: list(IoPathFileOpener([5])), TypeError, "IoPathFileOpener.*5"),
+        (lambda: IoPathSaver("a.txt"), TypeError, "IoPathSaver.*wrap it"),
+        (lambda: IoPathSaver([], "r"), ValueError, "IoPathSaver: mode.*'wb'"),
+        (lambda: IoPathSaver([], filepath_fn="x"), TypeError, "IoPathSaver: filepath_fn"),
+        (lambda: list(IoPathSaver(["x"])), ValueError, "IoPathSaver expects pairs.*'x'"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_a_reason(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize("make", [IoPathFileLister, IoPathFileOpener, IoPathSaver])
+def test_without_iopath_the_constructor_names_the_extra(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "iopath.common.file_io", None)
+    with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[iopath\]"):
+        make(IterableWrapper([]))
+
+
+def test_importing_the_pipes_over_stores_imports_none_of_their_libraries():
+    script = (
+        "import sys; import torchdata.datapipes.iter; "
+        "assert not {'iopath', 'fsspec', 'obstore', 'aistore', 'requests', 'boto3'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)

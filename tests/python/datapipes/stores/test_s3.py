@@ -1,0 +1,379 @@
+"""S3FileLister, S3FileLoader, against a real S3 server on loopback."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib
+import os
+import pickle
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from process_checks import METHODS, loader, wait_for
+from s3_buckets import FOLDER, LARGE, STRANGE, listed, serving, urls
+from s3_server import KEYS_PER_PAGE
+from stream_checks import check_abandoned, check_restore, open_files, read
+from torchdata.datapipes.iter import IterableWrapper, S3FileLister, S3FileLoader
+from torchdata.datapipes.iter.stores.s3_object import PART_SIZE
+from torchdata.datapipes.state import load_state, save_state
+
+
+@pytest.fixture(scope="module")
+def client():
+    with serving() as client:
+        yield client
+
+
+pytestmark = pytest.mark.usefixtures("client")
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "t",
+        "train",
+        "train/",
+        "train/3",
+        "train/3.bin",
+        "train-",
+        "o",
+        "other/x.txt",
+        "nothing",
+        "empty",
+        "empty/",
+    ],
+)
+def test_the_objects_whose_keys_begin_with_a_prefix_are_listed_in_order(prefix):
+    assert listed(f"s3://first/{prefix}") == urls("first", prefix)
+
+
+def test_a_bucket_is_listed_with_and_without_a_slash():
+    assert listed("s3://second") == listed("s3://second/") == urls("second")
+    assert listed("s3://vacant") == []
+
+
+@pytest.mark.parametrize("key", STRANGE)
+def test_strange_keys_are_listed_and_read(key):
+    url = f"s3://second/{key}"
+    assert listed(url) == [url]
+    [(found, stream)] = S3FileLoader([url])
+    assert (found, stream.read()) == (url, key.encode())
+
+
+def test_several_buckets_and_prefixes_come_one_after_the_other():
+    roots = ["s3://second/", "s3://first/train/", "s3://vacant", "s3://first/o"]
+    assert listed(*roots) == urls("second") + urls("first", "train/") + urls("first", "o")
+
+
+@pytest.mark.parametrize("at_once", [60, 1000])
+def test_listings_of_many_pages_are_complete_and_go_on_within_a_page(at_once, monkeypatch):
+    monkeypatch.setattr("torchdata.datapipes.iter.stores.s3._KEYS_PER_PAGE", at_once)
+    assert listed("s3://many") == urls("many")
+    assert listed("s3://many/001") == urls("many", "001")
+    pipe = S3FileLister(["s3://many"])
+    items = iter(pipe)
+    head = [next(items) for _ in range(2 * KEYS_PER_PAGE + 34)]
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    assert len(pickle.dumps(state)) < 1000, "the state holds a place, not the names"
+    other = S3FileLister(["s3://many"])
+    load_state(other, state)
+    assert head + list(other) == urls("many")
+
+
+PARTS = st.text(alphabet="ab01~ .é/", min_size=1, max_size=6)
+
+
+def is_a_key(text):
+    return all(part not in ("", ".", "..") for part in text.split("/"))
+
+
+@settings(max_examples=100)
+@given(
+    keys=st.sets(PARTS.filter(is_a_key), max_size=12),
+    prefix=PARTS.filter(lambda text: is_a_key(text.removesuffix("/"))) | st.just(""),
+    data=st.data(),
+)
+def test_any_prefix_of_any_keys_is_listed_from_any_place(keys, prefix, data):
+    obstore = importlib.import_module("obstore")
+    store = importlib.import_module("obstore.store").MemoryStore()
+    for key in keys:
+        obstore.put(store, key, b"x")
+    pipe = S3FileLister([])
+    expected = sorted(key for key in keys if key.startswith(prefix))
+    assert [key for page in pipe._pages(obstore, store, prefix, None) for key in page] == expected
+    if expected:
+        place = data.draw(st.integers(0, len(expected) - 1))
+        rest = [key for page in pipe._pages(obstore, store, prefix, expected[place]) for key in page]
+        assert rest == expected[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("masks", "found"),
+    [
+        ("*.tar", ["s3://first/train-1.tar"]),
+        (["*.txt", "*-1.*"], ["s3://first/other/x.txt", "s3://first/train-1.tar"]),
+        ("s3://first/o*", ["s3://first/other/x.txt"]),
+        ("nothing", []),
+        ([], urls("first")),
+    ],
+)
+def test_masks_match_the_whole_url(masks, found):
+    assert listed("s3://first", masks=masks) == found
+
+
+def test_len_is_what_the_user_declared_or_that_of_the_source():
+    assert len(S3FileLister(["s3://first"], length=7)) == 7
+    with pytest.raises(TypeError, match="S3FileLister instance doesn't have valid length"):
+        len(S3FileLister(["s3://first"]))
+    assert len(S3FileLoader(["s3://first/a", "s3://first/b"])) == 2
+    with pytest.raises(TypeError, match="S3FileLoader instance doesn't have valid length"):
+        len(S3FileLister(["s3://first"]).load_files_by_s3())
+
+
+def test_a_listing_is_restored_at_every_position_and_after_an_abandoned_iteration():
+    def build():
+        return S3FileLister(["s3://first/train/", "s3://second", "s3://first/o"], masks=["*.bin", "*.txt"])
+
+    listed("s3://first/o")  # the connection stays open from here on
+    check_restore(build, sockets=False)
+    check_abandoned(build, sockets=False)
+
+
+def test_loaded_objects_are_restored_at_every_position():
+    def build():
+        return S3FileLister(["s3://first/train/"]).load_files_by_s3(buffer_size=2)
+
+    items = check_restore(build, sockets=False)
+    assert items == [(f"s3://first/{key}", content) for key, content in sorted(FOLDER.items())]
+    check_abandoned(build, sockets=False)
+
+
+def test_a_shuffle_buffer_of_unread_objects_is_restored_and_owns_no_connections():
+    pipe = S3FileLister(["s3://many/000"]).load_files_by_s3()
+    before = open_files()
+    kept = list(pipe)
+    assert len(kept) == 100
+    wait_for(lambda: open_files() <= before + 2)  # connections are closed by threads of obstore's
+    assert [stream.read() for _, stream in kept] == [b"" if n == 7 else b"x" for n in range(100)]
+    del kept
+    check_restore(
+        lambda: S3FileLister(["s3://first/"]).load_files_by_s3().shuffle(buffer_size=4).set_seed(3),
+        seeded=True,
+        sockets=False,
+    )
+
+
+@pytest.mark.parametrize("parallel", [True, False, None])
+@pytest.mark.parametrize("buffer_size", [None, 100_000, PART_SIZE, 2 * PART_SIZE + 1])
+def test_a_large_object_is_read_in_pieces(buffer_size, parallel):
+    [(_, stream)] = S3FileLoader(["s3://large/object"], buffer_size=buffer_size, multi_part_download=parallel)
+    assert stream.read(1000) == LARGE[:1000]
+    assert stream.read() == LARGE[1000:]
+    assert stream.read() == stream.read(10) == b""
+    assert stream.seek(0) == 0
+    pieces = list(iter(lambda: stream.read(777_777), b""))
+    assert b"".join(pieces) == LARGE
+
+
+def test_streams_seek_and_tell_like_files():
+    [(_, stream)] = S3FileLoader(["s3://large/object"])
+    rng = random.Random(2)
+    assert stream.seekable()
+    assert stream.readable()
+    for _ in range(60):
+        place, size = rng.randrange(len(LARGE) + 10), rng.choice([0, 1, 100, 70_000, 700_000])
+        assert stream.seek(place) == place
+        assert stream.read(size) == LARGE[place : place + size]
+        assert stream.tell() == place + len(LARGE[place : place + size])
+    assert stream.seek(-10, os.SEEK_END) == len(LARGE) - 10
+    assert stream.seek(-5, os.SEEK_CUR) == len(LARGE) - 15
+    assert stream.read() == LARGE[-15:]
+    with pytest.raises(ValueError, match="before the start"):
+        stream.raw.seek(-1)
+    with pytest.raises(ValueError, match="whence"):
+        stream.raw.seek(0, 7)
+    stream.close()
+    with pytest.raises(ValueError, match="closed"):
+        stream.read()
+
+
+def test_lines_are_read_like_those_of_files():
+    [(_, stream)] = S3FileLoader(["s3://large/lines"])
+    assert stream.readline() == b"one\n"
+    assert list(stream) == [b"two\n", b"three\n"]
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_reading_a_large_object_holds_one_piece_at_a_time(client):
+    size = 96 << 20
+    client.put_object(Bucket="vacant", Key="huge", Body=bytes(size))
+    try:
+        [(_, stream)] = S3FileLoader(["s3://vacant/huge"], buffer_size=8 << 20)
+        stream.read(1)
+        gc.collect()
+        before, most, read = resident_bytes(), 0, 1
+        while piece := stream.read(1 << 20):
+            read += len(piece)
+            most = max(most, resident_bytes() - before)
+        assert read == size
+        assert most < size // 2
+        assert len(stream.raw._piece) <= 8 << 20
+    finally:
+        client.delete_object(Bucket="vacant", Key="huge")
+
+
+def test_a_stream_in_the_middle_of_an_object_is_pickled_and_copied():
+    [(_, stream)] = S3FileLoader(["s3://large/object"])
+    stream.read(5_000_000)
+    for twin in (pickle.loads(pickle.dumps(stream)), copy.deepcopy(stream)):
+        assert twin.read(1000) == LARGE[5_000_000:5_001_000]
+    assert stream.read(10) == LARGE[5_000_000:5_000_010]
+
+
+def test_a_copy_of_a_stream_fails_where_the_object_was_changed_meanwhile(client):
+    client.put_object(Bucket="vacant", Key="changing", Body=b"before")
+    try:
+        [(_, stream)] = S3FileLoader(["s3://vacant/changing"])
+        client.put_object(Bucket="vacant", Key="changing", Body=b"afterwards")
+        with pytest.raises(OSError, match=r"S3FileLoader.*s3://vacant/changing.*changed"):
+            pickle.loads(pickle.dumps(stream)).read()
+        assert stream.read() == b"before", "its content was on its way already"
+    finally:
+        client.delete_object(Bucket="vacant", Key="changing")
+
+
+def test_after_an_error_nothing_of_an_object_is_taken_for_its_end(client):
+    client.put_object(Bucket="vacant", Key="changing", Body=LARGE)
+    try:
+        [(_, stream)] = S3FileLoader(["s3://vacant/changing"], buffer_size=100_000)
+        assert stream.read(150_000) == LARGE[:150_000]
+        client.put_object(Bucket="vacant", Key="changing", Body=LARGE[1:])
+        for place in (200_000, 0, 120_000):
+            stream.seek(place)
+            with pytest.raises(OSError, match="changed"):
+                stream.read(100_000)
+        client.put_object(Bucket="vacant", Key="changing", Body=LARGE)
+        stream.seek(0)
+        assert stream.read() == LARGE, "it is the version that was opened again"
+    finally:
+        client.delete_object(Bucket="vacant", Key="changing")
+
+
+def test_archives_are_read_from_objects(client, tmp_path):
+    import tarfile
+    import zipfile
+
+    (tmp_path / "member").write_bytes(LARGE[:1_000_000])
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(5):
+            archive.add(tmp_path / "member", f"{number}.bin")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number in range(5):
+            archive.write(tmp_path / "member", f"{number}.bin")
+    for name in ("a.tar", "a.zip"):
+        client.upload_file(str(tmp_path / name), "vacant", name)
+    try:
+        for name, load in (("a.tar", "load_from_tar"), ("a.zip", "load_from_zip")):
+            build = lambda name=name, load=load: getattr(S3FileLoader([f"s3://vacant/{name}"]), load)()  # noqa: E731
+            items = check_restore(build, sockets=False)
+            assert [content for _, content in items] == [LARGE[:1_000_000]] * 5
+    finally:
+        for name in ("a.tar", "a.zip"):
+            client.delete_object(Bucket="vacant", Key=name)
+
+
+def name_and_content(pair):
+    return pair[0], pair[1].read(), os.getpid()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_workers_share_the_objects_after_the_parent_used_s3(client, method):
+    expected = [(f"s3://first/{key}", content) for key, content in sorted(FOLDER.items())]
+    # Said here, because a fork server has the environment of the test that started it.
+    options = {
+        "endpoint_url": client.meta.endpoint_url,
+        "config": {"access_key_id": "test", "secret_access_key": "test"},
+        "region": "us-east-1",
+    }
+    pipe = S3FileLister(["s3://first/train/"], **options).sharding_filter().load_files_by_s3(**options)
+    assert [read(item) for item in pipe] == expected
+    kept = next(iter(S3FileLoader(["s3://large/object"])))  # an answer that is still under way
+    workers = loader(pipe.map(name_and_content), multiprocessing_context=method)
+    try:
+        for _ in range(2):
+            found = list(workers)
+            assert sorted((url, content) for url, content, _ in found) == expected
+            assert len({pid for *_, pid in found} - {os.getpid()}) == 2
+            assert [read(item) for item in pipe] == expected, "the parent goes on with it"
+    finally:
+        workers.shutdown()
+    assert kept[1].read() == LARGE
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_errors_arrive_from_workers_as_they_are(method):
+    pipe = IterableWrapper(["s3://first/missing"]).sharding_filter().load_files_by_s3()
+    workers = loader(pipe, multiprocessing_context=method)
+    try:
+        with pytest.raises(FileNotFoundError, match=r"S3FileLoader.*s3://first/missing"):
+            list(workers)
+    finally:
+        workers.shutdown()
+
+
+def test_a_forked_child_of_a_forked_child_reads_and_so_does_a_stream_that_it_inherited():
+    [(_, inherited)] = S3FileLoader(["s3://large/object"])
+    expected = listed("s3://first/train/")
+
+    def works():
+        return listed("s3://first/train/") == expected and inherited.read(10) == LARGE[:10]
+
+    def forked(function):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                code = 0 if function() else 2
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    assert forked(lambda: works() and forked(lambda: listed("s3://first/train/") == expected))
+    assert forked(lambda: forked(works)), "also where the child between used nothing"
+    assert works()
+
+
+def test_a_forked_child_that_ends_as_python_does_ends():
+    script = f"""
+import os, sys
+from torchdata.datapipes.iter import S3FileLister, S3FileLoader
+[(_, kept)] = S3FileLoader(["s3://large/object"])
+urls = list(S3FileLister(["s3://first"]))
+pid = os.fork()
+if pid == 0:
+    assert list(S3FileLister(["s3://first"])) == urls and kept.read(1) == {LARGE[:1]!r}
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
+
+
+def test_a_child_that_cannot_load_its_copy_says_what_to_do(monkeypatch):
+    listed("s3://first")
+    from torchdata.datapipes.iter.stores import s3_client as _s3_client
+
+    monkeypatch.setattr(_s3_client, "_process", _s3_client._Process(inherited=True))
+    monkeypatch.setattr(os, "memfd_create", lambda name: (_ for _ in ()).throw(OSError("not allowed")))
+    with pytest.raises(RuntimeError, match="not allowed.*spawn"):
+        listed("s3://first")

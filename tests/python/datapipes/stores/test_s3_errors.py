@@ -1,0 +1,260 @@
+"""S3FileLister and S3FileLoader where something is wrong: URLs, keys, servers, credentials, settings, arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from s3_buckets import LARGE, listed, serving, urls
+from s3_server import fill, s3_server
+from stream_checks import check_broken_source, read
+from torchdata.datapipes.iter import IterableWrapper, S3FileLister, S3FileLoader
+from torchdata.datapipes.iter.stores.s3_profile import profile_settings
+
+
+@pytest.fixture(scope="module")
+def client():
+    with serving() as client:
+        yield client
+
+
+pytestmark = pytest.mark.usefixtures("client")
+
+
+@pytest.fixture
+def deaf():
+    """The URL of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
+def test_what_does_not_exist_is_an_error_that_names_pipe_and_url(make):
+    name = make.__name__
+    with pytest.raises(FileNotFoundError, match=rf"{name}.*s3://no-such-bucket/x.*no such bucket"):
+        list(make(["s3://no-such-bucket/x"]))
+    with pytest.raises(ValueError, match="no such bucket"):  # the type that torchdata 0.9 raises
+        list(make(["s3://no-such-bucket/x"]))
+
+
+def test_a_missing_object_is_an_error_when_its_turn_comes_and_the_loader_goes_on_afterwards():
+    source = ["s3://first/train/1.bin", "s3://first/train/missing", "s3://first/train/2.bin"]
+    pipe = S3FileLoader(source)
+    items = iter(pipe)
+    assert read(next(items)) == (source[0], b"\x01")
+    with pytest.raises(FileNotFoundError, match=r"S3FileLoader cannot read 's3://first/train/missing'.*no such object"):
+        next(items)
+    assert read(next(items)) == (source[2], b"\x02\x02")
+
+
+@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
+@pytest.mark.parametrize("url", ["", "bucket", "bucket/key", "s3://", "s3:///key", "http://bucket/key", "S3://b/k"])
+def test_what_is_no_s3_url_is_refused(make, url):
+    with pytest.raises(ValueError, match=rf"{make.__name__} expects URLs .* but got {re.escape(repr(url))}"):
+        list(make([url]))
+
+
+def test_a_bucket_alone_cannot_be_loaded_and_other_types_are_refused():
+    for url in ("s3://first", "s3://first/"):
+        with pytest.raises(ValueError, match="s3://bucket/key"):
+            list(S3FileLoader([url]))
+    for make in (S3FileLister, S3FileLoader):
+        with pytest.raises(TypeError, match=make.__name__):
+            list(make([5]))
+
+
+@pytest.mark.parametrize("url", ["s3://first//train/1.bin", "s3://first/train/1.bin/", "s3://first//"])
+def test_keys_that_begin_or_end_with_a_slash_are_refused_and_not_taken_for_others(url):
+    with pytest.raises(OSError, match=rf"S3FileLoader cannot read {url!r}.*slash"):
+        list(S3FileLoader([url]))
+    if url.startswith("s3://first//"):
+        with pytest.raises(OSError, match="S3FileLister.*slash"):
+            listed(url)
+
+
+def test_keys_that_obstore_cannot_name_are_an_error_and_not_left_out(client):
+    client.put_object(Bucket="vacant", Key="a//b", Body=b"x")
+    try:
+        with pytest.raises(OSError, match=r"S3FileLister.*s3://vacant.*a//b"):
+            listed("s3://vacant")
+        with pytest.raises(OSError, match=r"S3FileLoader.*s3://vacant/a//b.*empty"):
+            list(S3FileLoader(["s3://vacant/a//b"]))
+    finally:
+        client.delete_object(Bucket="vacant", Key="a//b")
+
+
+@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
+def test_a_server_that_never_answers_is_an_error_after_the_time_out(make, deaf):
+    pipe = make(["s3://bucket/key"], request_timeout_ms=50, endpoint_url=deaf)
+    with pytest.raises(TimeoutError, match=rf"{make.__name__}.*s3://bucket/key.*{deaf}.*50 ms.*request_timeout_ms"):
+        list(pipe)
+
+
+@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
+def test_a_server_that_does_not_exist_is_an_error_that_names_it(make):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"http://127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(OSError, match=rf"{make.__name__}.*s3://bucket/key.*{nobody}"):
+        list(make(["s3://bucket/key"], request_timeout_ms=100, endpoint_url=nobody))
+
+
+@pytest.fixture
+def stalling():
+    """The URL of a server that begins to send an object and then falls silent."""
+    head = (
+        b"HTTP/1.1 206 Partial Content\r\nContent-Length: 1000\r\nContent-Range: bytes 0-999/1000\r\n"
+        b'ETag: "x"\r\nLast-Modified: Sat, 01 Jan 2000 00:00:00 GMT\r\n\r\nbegin'
+    )
+    taken = []
+
+    def serve():
+        with contextlib.suppress(OSError):  # until it is closed
+            while True:
+                connection, _ = server.accept()
+                connection.recv(65536)
+                connection.sendall(head)
+                taken.append(connection)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    for connection in taken:
+        connection.close()
+
+
+def test_a_server_that_falls_silent_in_the_middle_of_an_object_is_an_error(stalling):
+    [(_, stream)] = S3FileLoader(["s3://bucket/key"], endpoint_url=stalling, request_timeout_ms=50)
+    with pytest.raises(TimeoutError, match=r"S3FileLoader.*s3://bucket/key.*50 ms"):
+        stream.read()
+
+
+def test_a_server_that_ends_while_an_object_is_read_is_an_error_and_others_are_read_afterwards():
+    with s3_server() as other:
+        client = fill(other, {"short": {"lived": LARGE}})
+        client.close()
+        [(_, stream)] = S3FileLoader(["s3://short/lived"], endpoint_url=other, request_timeout_ms=200)
+        assert stream.read(100) == LARGE[:100]
+    with pytest.raises(OSError, match=r"S3FileLoader cannot read 's3://short/lived'"):
+        stream.read()
+    assert listed("s3://first") == urls("first")
+
+
+@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
+def test_missing_credentials_are_an_error_that_names_the_variables(make, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(PermissionError, match=rf"{make.__name__}.*s3://first/train/1.bin.*AWS_ACCESS_KEY_ID"):
+        list(make(["s3://first/train/1.bin"], region="eu-west-1"))
+
+
+def test_objects_that_may_not_be_read_are_an_error_that_names_them(client):
+    unsigned = {"config": {"skip_signature": True}}
+    with pytest.raises(PermissionError, match=r"S3FileLoader.*s3://first/train/1.bin.*credentials"):
+        list(S3FileLoader(["s3://first/train/1.bin"], **unsigned))
+    client.put_object_acl(Bucket="first", Key="train/1.bin", ACL="public-read")
+    assert read(next(iter(S3FileLoader(["s3://first/train/1.bin"], **unsigned))))[1] == b"\x01"
+
+
+@pytest.mark.parametrize("profile", [None, "other"])
+def test_credentials_and_region_are_read_from_the_files_of_a_profile(profile, tmp_path, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    credentials, config = tmp_path / "credentials", tmp_path / "config"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    assert profile_settings({}) == {}
+    credentials.write_text(
+        "[default]\naws_access_key_id = one\naws_secret_access_key = x%y\n"
+        "[other]\naws_access_key_id = two\naws_secret_access_key = z\naws_session_token = t\n"
+    )
+    config.write_text("[default]\nregion = eu-north-1\n[profile other]\nregion = us-west-2\n")
+    if profile:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+        expected = {
+            "access_key_id": "two",
+            "secret_access_key": "z",
+            "session_token": "t",
+            "region": "us-west-2",
+        }
+    else:
+        expected = {"access_key_id": "one", "secret_access_key": "x%y", "region": "eu-north-1"}
+    assert profile_settings({}) == expected
+    assert listed("s3://first") == urls("first")
+    assert profile_settings({"skip_signature": True}) == {"region": expected["region"]}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from the environment")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert profile_settings({}) == {}
+    for damaged in (b"no section", b"\xff\xfe"):
+        credentials.write_bytes(damaged)
+        assert profile_settings({}) == {}
+
+
+def test_the_endpoint_is_taken_from_the_argument_before_the_environment(client, monkeypatch, deaf):
+    endpoint = client.meta.endpoint_url
+    monkeypatch.setenv("AWS_ENDPOINT_URL", deaf)
+    assert listed("s3://first", endpoint_url=endpoint) == urls("first")
+    assert listed("s3://first", config={"endpoint": endpoint}) == urls("first")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    assert listed("s3://first") == urls("first")
+
+
+@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
+def test_an_error_of_the_source_arrives_as_it_is_and_leaves_no_file_open(make):
+    url = "s3://first/train/1.bin"
+    listed(url)
+    check_broken_source(make, url, sockets=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: S3FileLister("s3://bucket"), TypeError, "S3FileLister.*wrap it"),
+        (lambda: S3FileLister(5), TypeError, "S3FileLister"),
+        (lambda: S3FileLister([], length=-2), ValueError, "S3FileLister: length"),
+        (lambda: S3FileLister([], masks=5), TypeError, "S3FileLister: masks"),
+        (lambda: S3FileLister([], region=None), TypeError, "S3FileLister: region"),
+        (lambda: S3FileLister([], request_timeout_ms=0), ValueError, "S3FileLister: request_timeout_ms"),
+        (lambda: S3FileLister([], request_timeout_ms=-2), ValueError, "S3FileLister: request_timeout_ms"),
+        (
+            lambda: S3FileLister([], endpoint_url="localhost:9000"),
+            ValueError,
+            "S3FileLister: endpoint_url.*http",
+        ),
+        (lambda: S3FileLister([], config=["a"]), TypeError, "S3FileLister: config"),
+        (lambda: S3FileLoader("s3://bucket/key"), TypeError, "S3FileLoader.*wrap it"),
+        (lambda: S3FileLoader([], buffer_size=0), ValueError, "S3FileLoader: buffer_size"),
+        (lambda: S3FileLoader([], buffer_size="1"), TypeError, "S3FileLoader: buffer_size"),
+        (lambda: S3FileLoader([], request_timeout_ms="1"), TypeError, "S3FileLoader: request_timeout_ms"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_the_constructor(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_an_unknown_setting_is_an_error_that_names_it():
+    with pytest.raises(OSError, match=r"S3FileLister.*nonsense"):
+        listed("s3://first", config={"nonsense": 1})
+
+
+@pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
+def test_without_obstore_the_constructor_names_the_extra(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[s3\]"):
+        make(IterableWrapper([]))
+
+
+def test_building_the_pipes_imports_no_library():
+    script = (
+        "import sys; from torchdata.datapipes.iter import *; S3FileLister(['s3://b']).load_files_by_s3(); "
+        "assert not {'obstore', 'concurrent.futures'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)

@@ -1,0 +1,248 @@
+"""FileLister, FileOpener, StreamReader."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import pickle
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from stream_checks import check_abandoned, check_restore, open_files
+from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, StreamReader
+from torchdata.datapipes.state import save_state
+from torchdata.datapipes.utils import StreamWrapper
+
+NAMES = ["b.txt", "a.txt", "c.png", "sub/x.txt", "sub/deep/y.png", "other/z.txt", "empty/"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in NAMES:
+        target = tmp_path / name
+        if name.endswith("/"):
+            target.mkdir()
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(f"content of {name}\n")
+    (tmp_path / "sub" / "link").symlink_to(tmp_path / "other", target_is_directory=True)
+    return str(tmp_path)
+
+
+def relative(folder, paths):
+    return [os.path.relpath(path, folder) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, ["a.txt", "b.txt", "c.png"]),
+        ({"masks": "*.txt"}, ["a.txt", "b.txt"]),
+        ({"masks": ["*.png", "b*"]}, ["b.txt", "c.png"]),
+        ({"masks": []}, ["a.txt", "b.txt", "c.png"]),
+        (
+            {"recursive": True},
+            ["a.txt", "b.txt", "c.png", "other/z.txt", "sub/x.txt", "sub/deep/y.png"],
+        ),
+        ({"recursive": True, "masks": "*.png"}, ["c.png", "sub/deep/y.png"]),
+    ],
+)
+def test_files_are_listed_in_the_order_of_their_names(folder, options, found):
+    assert relative(folder, FileLister(folder, **options)) == found
+
+
+def test_unordered_listing_finds_the_same_files(folder):
+    ordered = list(FileLister(folder, recursive=True))
+    assert sorted(FileLister(folder, recursive=True, non_deterministic=True)) == sorted(ordered)
+
+
+def test_the_listing_is_that_of_os_walk(folder):
+    expected = []
+    for path, directories, files in os.walk(folder):
+        directories.sort()
+        expected += [os.path.join(path, file) for file in sorted(files)]
+    assert list(FileLister(folder, recursive=True)) == expected
+
+
+def test_absolute_paths_are_yielded_on_demand(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert list(FileLister("sub", abspath=True)) == [os.path.join(folder, "sub", "x.txt")]
+    assert list(FileLister("sub")) == ["sub/x.txt"]
+    assert list(FileLister("a.txt", abspath=True)) == [os.path.join(folder, "a.txt")]
+
+
+def test_roots_come_from_a_list_or_a_pipe_and_may_be_files(folder):
+    roots = [os.path.join(folder, name) for name in ("sub", "a.txt", "empty")]
+    found = ["sub/x.txt", "a.txt"]
+    assert relative(folder, FileLister(roots)) == found
+    assert relative(folder, IterableWrapper(roots).list_files()) == found
+
+
+def test_a_missing_root_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere") as failure:
+        list(FileLister(str(tmp_path / "nowhere")))
+    assert any("FileLister" in note for note in failure.value.__notes__)
+
+
+@pytest.mark.parametrize("non_deterministic", [False, True])
+def test_a_listing_is_restored_at_every_position(folder, non_deterministic):
+    check_restore(
+        lambda: FileLister(
+            [folder, os.path.join(folder, "a.txt"), os.path.join(folder, "sub")],
+            recursive=True,
+            non_deterministic=non_deterministic,
+        )
+    )
+
+
+@pytest.mark.parametrize("make", [FileLister, lambda root, **kw: FileOpener(IterableWrapper([]), **kw)])
+def test_len_is_what_the_user_declared(make):
+    assert len(make(".", length=7)) == 7
+    with pytest.raises(TypeError, match="valid length"):
+        len(make("."))
+    with pytest.raises(ValueError, match="length"):
+        make(".", length=-2)
+    with pytest.raises(TypeError, match="length"):
+        make(".", length="7")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: FileLister(5), TypeError, "FileLister"),
+        (lambda: FileLister(".", masks=5), TypeError, "masks"),
+        (lambda: FileOpener(["a"], mode="w"), ValueError, "Invalid mode"),
+        (lambda: FileOpener(["a"], mode="rb", encoding="utf-8"), ValueError, "encoding"),
+        (lambda: FileOpener("a.txt"), TypeError, "wrap it"),
+        (lambda: FileOpener(3), TypeError, "FileOpener"),
+        (lambda: StreamReader([], chunk=0), ValueError, "chunk"),
+        (lambda: StreamReader([], chunk="1"), TypeError, "chunk"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_the_constructor(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("mode", "content"),
+    [("b", b"content of a.txt\n"), ("rb", b"content of a.txt\n"), ("r", "content of a.txt\n"), ("t", None)],
+)
+def test_files_are_opened_in_the_mode_asked_for(folder, mode, content):
+    [(path, stream)] = FileOpener([os.path.join(folder, "a.txt")], mode=mode)
+    assert path.endswith("a.txt")
+    assert stream.read() == (content or "content of a.txt\n")
+
+
+def test_text_is_decoded_by_the_encoding_given(tmp_path):
+    (tmp_path / "f").write_bytes("é".encode("latin-1"))
+    [(_, stream)] = FileOpener([str(tmp_path / "f")], mode="t", encoding="latin-1")
+    assert stream.read() == "é"
+
+
+def test_opening_what_is_no_path_or_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(TypeError, match="string type for pathname"):
+        list(FileOpener([5]))
+    with pytest.raises(FileNotFoundError, match="absent"):
+        list(FileOpener([str(tmp_path / "absent")]))
+
+
+def test_opening_many_files_keeps_one_open(folder):
+    before = open_files()
+    for _ in FileLister(folder, recursive=True).open_files():
+        assert open_files() <= before + 2
+
+
+def test_opened_files_are_restored_at_every_position(folder):
+    def build():
+        return FileLister(folder, recursive=True).open_files(mode="b")
+
+    check_restore(build)
+    check_abandoned(build)
+
+
+def test_a_shuffle_buffer_of_open_files_is_restored(folder):
+    check_restore(
+        lambda: FileLister(folder, recursive=True).open_files().shuffle(buffer_size=3).set_seed(1),
+        seeded=True,
+    )
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 5, 1000])
+@pytest.mark.parametrize("mode", ["b", "t"])
+def test_streams_are_read_whole_or_in_chunks_and_restored_within(folder, chunk, mode):
+    def build():
+        return FileLister(folder).open_files(mode=mode).read_from_stream(chunk=chunk)
+
+    items = check_restore(build)
+    check_abandoned(build)
+    joined: dict[str, str] = {}
+    for path, content in items:
+        text = content.decode() if mode == "b" else content
+        assert len(text) <= (chunk or 10**6)
+        joined[os.path.basename(path)] = joined.get(os.path.basename(path), "") + text
+    assert joined == {name: f"content of {name}\n" for name in ("a.txt", "b.txt", "c.png")}
+
+
+def test_an_empty_stream_yields_nothing():
+    assert list(StreamReader([("a", io.BytesIO()), ("b", io.BytesIO(b"x"))])) == [("b", b"x")]
+
+
+def test_in_memory_streams_are_read_again_in_the_next_epoch_and_restored_within():
+    check_restore(
+        lambda: IterableWrapper([("a", io.StringIO("abc")), ("b", io.StringIO("de"))]).read_from_stream(chunk=2)
+    )
+
+
+def test_a_stream_that_cannot_be_opened_again_makes_the_state_fail_to_pickle_by_name():
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(b"xyz")
+        stream = StreamWrapper(right.makefile("rb"), name="from the network")
+        pipe = StreamReader(IterableWrapper([("address", stream)], deepcopy=False), chunk=1)
+        items = iter(pipe)
+        assert next(items) == ("address", b"x")
+        with pytest.raises(TypeError, match="from the network"):
+            pickle.dumps(save_state(pipe))
+        stream.close()
+
+
+def test_what_is_no_pair_of_path_and_stream_is_refused():
+    for item in ("path", ("path",), (1, io.BytesIO())):
+        with pytest.raises(TypeError, match="StreamReader expects"):
+            list(StreamReader([item]))
+
+
+def test_an_error_while_reading_names_the_path(tmp_path):
+    (tmp_path / "bad").write_bytes(b"\xff\xff")
+    with pytest.raises(UnicodeDecodeError) as failure:
+        list(FileOpener([str(tmp_path / "bad")], mode="t", encoding="utf-8").read_from_stream())
+    assert any("bad" in note and "StreamReader" in note for note in failure.value.__notes__)
+
+
+def test_a_pipe_in_the_middle_of_a_file_is_copied_without_it(folder):
+    pipe = FileLister(folder).open_files().read_from_stream(chunk=3)
+    items = iter(pipe)
+    first = next(items)
+    for twin in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
+        assert next(iter(twin)) == first
+    assert next(items) != first
+
+
+def test_no_warning_about_open_files_at_any_exit():
+    script = """
+from torchdata.datapipes.iter import FileLister
+pipe = FileLister("/etc", "host*").open_files(mode="b").read_from_stream(chunk=1)
+items = iter(pipe)
+next(items)
+other = iter(FileLister("/etc", "host*").open_files())
+kept = next(other)
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")

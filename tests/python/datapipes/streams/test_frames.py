@@ -1,0 +1,459 @@
+"""DataFrameMaker and ParquetDataFrameLoader, over Parquet files that pyarrow wrote."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import pickle
+import sys
+import tarfile
+import zipfile
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import polars
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stream_checks import check_abandoned, check_restore, open_files
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+LIBRARIES = ["pandas", "polars", "pyarrow"]
+each_library = pytest.mark.parametrize("library", LIBRARIES)
+
+ROWS = [(1, "a", 0.5), (2, "b", None), (3, "c", 1.5)]
+NAMES = ["number", "letter", "share"]
+
+
+def rows_of(frame: Any) -> list[tuple[Any, ...]]:
+    """The rows of a frame of any of the libraries, its nulls as None."""
+    if isinstance(frame, pyarrow.Table):
+        return [tuple(row.values()) for row in frame.to_pylist()]
+    if isinstance(frame, polars.DataFrame):
+        return frame.rows()
+    table = pyarrow.Table.from_pandas(frame, preserve_index=False)
+    return rows_of(table)
+
+
+def names_of(frame: Any) -> list[Any]:
+    return list(frame.column_names if isinstance(frame, pyarrow.Table) else frame.columns)
+
+
+def table(start: int, stop: int) -> pyarrow.Table:
+    numbers = range(start, stop)
+    return pyarrow.table({"id": numbers, "name": [f"n{i}" for i in numbers], "half": [i / 2 for i in numbers]})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """Files of 5 rows in groups of 2, of no row, and of 3 rows in one group."""
+    for name, rows in (("a", table(0, 5)), ("b", table(5, 5)), ("c", table(5, 8))):
+        pyarrow.parquet.write_table(rows, tmp_path / f"{name}.parquet", row_group_size=2 if name == "a" else 10)
+    return str(tmp_path)
+
+
+# -- DataFrameMaker --------------------------------------------------------------------------------
+
+
+@each_library
+def test_frames_are_of_the_chosen_library_and_hold_the_rows(library: str) -> None:
+    frames = list(IterableWrapper(ROWS).dataframe(2, columns=NAMES, library=library))
+    kind = {"pandas": pandas.DataFrame, "polars": polars.DataFrame, "pyarrow": pyarrow.Table}[library]
+    assert [type(frame) for frame in frames] == [kind, kind]
+    assert [names_of(frame) for frame in frames] == [NAMES, NAMES]
+    assert [row for frame in frames for row in rows_of(frame)] == ROWS
+
+
+def test_pandas_is_what_frames_are_made_by_unless_told_otherwise() -> None:
+    [frame] = IterableWrapper(ROWS).dataframe()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame.columns) == [0, 1, 2]
+
+
+@each_library
+def test_names_come_from_columns_then_dtype_then_the_rows(library: str) -> None:
+    Point = namedtuple("Point", "x y")
+    schema = pyarrow.schema({"p": pyarrow.int16(), "q": pyarrow.int64()})
+
+    def names(rows: list[Any], **options: Any) -> list[Any]:
+        [frame] = IterableWrapper(rows).dataframe(library=library, **options)
+        return names_of(frame)
+
+    assert names([Point(1, 2)]) == ["x", "y"]
+    assert names([Point(1, 2)], columns=["u", "v"]) == ["u", "v"]
+    assert names([Point(1, 2)], dtype=schema) == ["p", "q"]
+    assert names([(1, 2)], dtype={"p": "int64", "q": "int64"} if library != "polars" else {"p": int, "q": int}) == [
+        "p",
+        "q",
+    ]
+    assert names([{"b": 1, "a": 2}, {"c": 3}]) == ["b", "a", "c"]
+    assert names([{"b": 1, "a": 2}], columns=["a"]) == ["a"]
+    assert names([7, 8], columns=["value"]) == ["value"]
+    assert names([7, 8]) == [0 if library == "pandas" else "column_0"]
+
+
+@each_library
+def test_mappings_without_named_columns_get_nulls_where_a_row_has_no_value(library: str) -> None:
+    [frame] = IterableWrapper([{"a": 1.5}, {"b": "x"}]).dataframe(library=library)
+    assert rows_of(frame) == [(1.5, None), (None, "x")]
+
+
+@each_library
+def test_a_schema_of_pyarrow_sets_the_types_in_every_library(library: str) -> None:
+    schema = pyarrow.schema({"number": pyarrow.int8(), "letter": pyarrow.string(), "share": pyarrow.float32()})
+    [frame] = IterableWrapper(ROWS).dataframe(dtype=schema, library=library)
+    found = {
+        "pandas": lambda: frame.dtypes["number"] == np.int8 and frame.dtypes["share"] == np.float32,
+        "polars": lambda: frame.schema["number"] == polars.Int8 and frame.schema["share"] == polars.Float32,
+        "pyarrow": lambda: frame.schema == schema,
+    }
+    assert found[library]()
+    assert rows_of(frame) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("library", "dtype", "expected"),
+    [
+        ("pandas", {"b": "float32"}, ["int64", "float32"]),
+        ("pandas", "int8", ["int8", "int8"]),
+        ("pandas", np.float64, ["float64", "float64"]),
+        ("polars", {"b": polars.Float32}, ["Int64", "Float32"]),
+        ("polars", polars.Int8, ["Int8", "Int8"]),
+        ("pyarrow", {"b": "float"}, ["int64", "float"]),
+        ("pyarrow", pyarrow.int8(), ["int8", "int8"]),
+        ("pyarrow", np.float64, ["double", "double"]),
+    ],
+)
+def test_the_library_s_own_dtypes_are_taken_by_column_or_for_all(library: str, dtype: Any, expected: list[str]) -> None:
+    [frame] = IterableWrapper([(1, 2)]).dataframe(dtype=dtype, columns=["a", "b"], library=library)
+    types = frame.schema.types if library == "pyarrow" else frame.dtypes
+    assert [str(kind) for kind in types] == expected
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1], "b": [2]}), file)
+    [frame] = IterableWrapper([("x", file)]).load_parquet_as_df(dtype=dtype, library=library)
+    types = frame.schema.types if library == "pyarrow" else frame.dtypes
+    assert [str(kind) for kind in types] == expected
+
+
+def test_large_integers_beside_nulls_are_exact_with_a_nullable_dtype() -> None:
+    large = 2**53 + 1
+    [frame] = IterableWrapper([(large,), (None,)]).dataframe(dtype={"n": "Int64"})
+    assert frame["n"][0] == large
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"n": [large, None]}), file)
+    [frame] = IterableWrapper([("x", file)]).load_parquet_as_df(dtype={"n": "Int64"})
+    assert frame["n"][0] == large
+    assert frame["n"].isna().tolist() == [False, True]
+
+
+def test_the_dtype_generator_is_asked_once_per_iteration_and_only_without_dtype() -> None:
+    asked = []
+
+    def generate() -> Any:
+        asked.append(1)
+        return pyarrow.schema({"n": pyarrow.int16()})
+
+    pipe = IterableWrapper([(1,), (2,), (3,)]).dataframe(1, dtype_generator=generate, library="pyarrow")
+    assert asked == []
+    assert [str(frame.schema.types[0]) for frame in pipe] == ["int16"] * 3
+    assert len(asked) == 1
+    list(pipe)
+    assert len(asked) == 2
+    given = IterableWrapper([(1,)]).dataframe(dtype="int8", dtype_generator=generate)
+    assert [str(frame.dtypes[0]) for frame in given] == ["int8"]
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "error", "message"),
+    [
+        ([(1, 2), (3,)], {}, ValueError, r"as its first one, 2, but row 1 is \(3,\)"),
+        ([(1, 2)], {"columns": ["a"]}, ValueError, r"name 1 columns \(\['a'\]\), but rows have 2"),
+        ([()], {}, ValueError, "rows have 0 values"),
+        ([{}], {}, ValueError, "no row of a frame has a column"),
+        ([1, 2], {"columns": ["a", "b"]}, ValueError, "name 2 columns"),
+        ([(1,), {"a": 1}], {}, TypeError, r"must be of one kind, but there are \['dict', 'tuple'\]"),
+        ([{"a": 1}, {"b": 2}], {"columns": ["a"]}, ValueError, r"row 1 of a frame lacks the columns \['a'\]"),
+        ([(1,)], {"columns": ["a"], "dtype": {"b": "int64"}}, ValueError, r"dtype names columns \['b'\]"),
+    ],
+)
+@each_library
+def test_rows_that_make_no_frame_are_named(
+    library: str, rows: list[Any], options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    if library == "polars" and "dtype" in options:
+        options = {**options, "dtype": {"b": polars.Int64}}
+    with pytest.raises(error, match=message) as caught:
+        list(IterableWrapper(rows).dataframe(library=library, **options))
+    assert "DataFrameMaker" in str(caught.value)
+
+
+# -- ParquetDataFrameLoader ------------------------------------------------------------------------
+
+
+@each_library
+def test_there_is_one_frame_per_row_group_of_paths_and_of_streams(library: str, folder: str) -> None:
+    before = open_files()
+    for files in (FileLister(folder), FileLister(folder).open_files("b"), FileLister(folder).map(Path)):
+        frames = list(files.load_parquet_as_df(library=library))
+        assert [len(rows_of(frame)) for frame in frames if rows_of(frame)] == [2, 2, 1, 3]
+        assert [row for frame in frames for row in rows_of(frame)] == [(i, f"n{i}", i / 2) for i in range(8)]
+    assert open_files() == before
+
+
+def parquet_bytes(rows: list[int], group: int) -> bytes:
+    file = io.BytesIO()
+    content = pyarrow.table({"id": pyarrow.array(rows, pyarrow.int64())})
+    pyarrow.parquet.write_table(content, file, row_group_size=group)
+    return file.getvalue()
+
+
+@settings(max_examples=25)
+@given(
+    files=st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 5)), max_size=4),
+    library=st.sampled_from(LIBRARIES),
+    data=st.data(),
+)
+def test_any_files_yield_their_row_groups_and_are_restored_anywhere(
+    files: list[tuple[list[int], int]], library: str, data: st.DataObject
+) -> None:
+    contents = [parquet_bytes(rows, group) for rows, group in files]
+    expected = [rows[at : at + group] for rows, group in files for at in range(0, len(rows), group)]
+
+    def build() -> Any:
+        pairs = [(f"file {number}", io.BytesIO(content)) for number, content in enumerate(contents)]
+        return IterableWrapper(pairs).load_parquet_as_df(library=library)
+
+    def read(frames: Any) -> list[list[int]]:
+        return [[row[0] for row in rows_of(frame)] for frame in frames]
+
+    # A file without rows may have a row group without rows, or none.
+    assert [group for group in read(build()) if group] == expected
+    everything = read(build())
+    position = data.draw(st.integers(0, len(everything)), label="position")
+    pipe = build()
+    frames = iter(pipe)
+    head = read(itertools.islice(frames, position))
+    load_state(other := build(), pickle.loads(pickle.dumps(save_state(pipe))))
+    assert head + read(other) == everything
+
+
+@each_library
+def test_columns_are_read_in_the_order_in_which_they_are_named(library: str, folder: str) -> None:
+    frame = next(iter(FileLister(folder).load_parquet_as_df(columns=["half", "id"], library=library)))
+    assert names_of(frame) == ["half", "id"]
+    assert rows_of(frame) == [(0.0, 0), (0.5, 1)]
+
+
+def test_a_part_of_a_nested_column_is_read() -> None:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"point": [{"x": 1, "y": 2}], "n": [3]}), file)
+    [frame] = IterableWrapper([("nested", file)]).load_parquet_as_df(columns=["point.y"], library="pyarrow")
+    assert frame.to_pylist() == [{"point": {"y": 2}}]
+
+
+@each_library
+def test_a_column_that_a_file_lacks_is_named_with_the_file(library: str, folder: str) -> None:
+    for options in ({"columns": ["id", "size"]}, {"dtype": pyarrow.schema({"size": pyarrow.int8()})}):
+        with pytest.raises(ValueError, match="size") as caught:
+            list(FileLister(folder).load_parquet_as_df(library=library, **options))
+        assert "ParquetDataFrameLoader" in str(caught.value)
+        assert "a.parquet" in str(caught.value) + str(caught.value.__notes__)
+
+
+def damaged(content: bytes) -> dict[str, bytes]:
+    return {
+        "empty": b"",
+        "text": b"no,parquet\n" * 10,
+        "truncated": content[:-20],
+        "only the magic": b"PAR1PAR1",
+        "broken page": content[:20] + b"\xff" * 60 + content[80:],
+    }
+
+
+@pytest.mark.parametrize("kind", damaged(b"").keys())
+def test_a_damaged_file_is_named_and_the_pipe_is_usable_afterwards(kind: str, folder: str) -> None:
+    good = Path(folder) / "a.parquet"
+    bad = Path(folder) / "bad.parquet"
+    bad.write_bytes(damaged(good.read_bytes())[kind])
+    before = open_files()
+    paths = [str(good), str(bad)]
+    pipe = IterableWrapper(paths, deepcopy=False).load_parquet_as_df()
+    for _ in range(2):
+        with pytest.raises((ValueError, OSError), match=r"cannot read the Parquet file .*bad\.parquet") as caught:
+            list(pipe)
+        assert "ParquetDataFrameLoader" in str(caught.value)
+        del caught
+        assert open_files() == before
+    paths.pop()
+    assert len(list(pipe)) == 3
+
+
+def test_a_file_that_is_not_there_and_items_that_are_no_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"gone\.parquet"):
+        list(IterableWrapper([str(tmp_path / "gone.parquet")]).load_parquet_as_df())
+    with pytest.raises(TypeError, match="expects paths, or pairs of path and stream, but got 3"):
+        list(IterableWrapper([3]).load_parquet_as_df())
+
+
+class OneWay(io.RawIOBase):
+    """A stream that cannot go back, as those from a network are."""
+
+    def readable(self) -> bool:
+        return True
+
+
+def test_a_stream_that_cannot_seek_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"'far'.*cannot seek.*BytesIO"):
+        list(IterableWrapper([("far", OneWay())], deepcopy=False).load_parquet_as_df())
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_every_row_group_is_restored_exactly(folder: str, opened: bool) -> None:
+    def build() -> Any:
+        files: Any = FileLister(folder)
+        return (FileOpener(files, "b") if opened else files).load_parquet_as_df(library="pyarrow")
+
+    assert [frame.num_rows for frame in check_restore(build) if frame.num_rows] == [2, 2, 1, 3]
+    check_abandoned(build)
+
+
+@pytest.mark.parametrize("kind", ["tar", "tgz", "zip"])
+def test_members_of_archives_are_read_and_restored(folder: str, kind: str) -> None:
+    archive = Path(folder).parent / f"archive.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
+            for path in sorted(Path(folder).glob("*.parquet")):
+                zipped.write(path, path.name)
+    else:
+        with tarfile.open(archive, "w:gz" if kind == "tgz" else "w") as tar:
+            tar.add(folder, "data")
+
+    def build() -> Any:
+        opened = IterableWrapper([str(archive)]).open_files("b")
+        members = opened.load_from_zip() if kind == "zip" else opened.load_from_tar()
+        return members.load_parquet_as_df(columns=["id"], library="pyarrow")
+
+    frames = check_restore(build, keep=rows_of)
+    assert sorted(row for frame in frames for row in frame) == [(i,) for i in range(8)]
+    check_abandoned(build)
+
+
+def test_files_in_memory_are_restored_exactly() -> None:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(table(0, 5), file, row_group_size=2)
+    content = file.getvalue()
+    frames = check_restore(
+        lambda: IterableWrapper([("m", io.BytesIO(content))]).load_parquet_as_df(library="polars"),
+        keep=rows_of,
+    )
+    assert len(frames) == 3
+
+
+def test_memory_holds_one_row_group_at_a_time(tmp_path: Path) -> None:
+    groups, rows = 32, 100_000
+    numbers = np.random.default_rng(0).random(rows)
+    schema = pyarrow.schema({"n": pyarrow.float64()})
+    with pyarrow.parquet.ParquetWriter(tmp_path / "large.parquet", schema) as writer:
+        for _ in range(groups):
+            writer.write_table(pyarrow.table({"n": numbers}))
+    before = pyarrow.total_allocated_bytes()
+    sizes = []
+    for _ in IterableWrapper([str(tmp_path / "large.parquet")]).load_parquet_as_df(library="pyarrow"):
+        sizes.append(pyarrow.total_allocated_bytes() - before)
+    assert len(sizes) == groups
+    assert max(sizes) < 6 * numbers.nbytes
+
+
+def test_the_length_is_not_known(folder: str) -> None:
+    with pytest.raises(TypeError, match="len"):
+        len(FileLister(folder).load_parquet_as_df())
+
+
+# -- in workers, and without the libraries ---------------------------------------------------------
+
+
+def frames_of(pipe: Any, method: str) -> list[Any]:
+    service = MultiProcessingReadingService(2, multiprocessing_context=method)
+    with DataLoader2(pipe, reading_service=service) as loader:
+        assert [rows_of(frame) for frame in loader] == [rows_of(frame) for frame in loader]
+        return list(loader)
+
+
+# Polars runs threads, which a fork does not survive.
+@pytest.mark.parametrize(("library", "method"), [("pandas", "fork"), ("pyarrow", "fork"), ("polars", "spawn")])
+def test_frames_arrive_from_two_workers_as_they_were_sent(library: str, method: str, folder: str) -> None:
+    made = IterableWrapper(ROWS * 4).sharding_filter().dataframe(3, columns=NAMES, library=library)
+    assert sorted(map(str, (row for frame in frames_of(made, method) for row in rows_of(frame)))) == sorted(
+        map(str, ROWS * 4)
+    )
+    loaded = FileLister(folder).sharding_filter().load_parquet_as_df(library=library)
+    frames = frames_of(loaded, method)
+    assert sorted(row for frame in frames for row in rows_of(frame)) == [(i, f"n{i}", i / 2) for i in range(8)]
+
+
+def test_a_large_frame_from_a_worker_can_be_changed_and_outlives_the_loader() -> None:
+    numbers = np.arange(200_000)
+    pipe = IterableWrapper([0, 1]).sharding_filter().map(lambda i: pandas.DataFrame({"n": numbers + i, "m": numbers}))
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    with DataLoader2(pipe, reading_service=service) as loader:
+        frames = list(loader)
+    for i, frame in enumerate(frames):
+        assert (frame["n"].to_numpy() == numbers + i).all()
+        frame.loc[0, "n"] = -1
+        assert frame["n"].iloc[:2].tolist() == [-1, 1 + i]
+
+
+LARGE = 200_000
+
+
+def large_frame(number: int, library: str) -> Any:
+    values = np.arange(LARGE) + number
+    if library == "pyarrow":
+        return pyarrow.table({"n": values})
+    return polars.DataFrame({"n": values})
+
+
+@pytest.mark.parametrize(("library", "method"), [("pyarrow", "fork"), ("polars", "spawn")])
+def test_large_frames_from_workers_stay_what_they_are_while_others_follow(library: str, method: str) -> None:
+    pipe = IterableWrapper(range(24)).sharding_filter().map(functools.partial(large_frame, library=library))
+    service = MultiProcessingReadingService(2, multiprocessing_context=method, memory_budget=16 << 20)
+    with DataLoader2(pipe, reading_service=service) as loader:
+        frames = list(loader)
+    for number, frame in enumerate(frames):
+        assert (frame["n"].to_numpy() == np.arange(LARGE) + number).all()
+
+
+def test_frames_in_the_buffer_of_a_shuffle_are_part_of_its_state(folder: str) -> None:
+    def build() -> Any:
+        return FileLister(folder).load_parquet_as_df().shuffle(buffer_size=3).set_seed(4)
+
+    assert len(check_restore(build, keep=lambda frame: frame["id"].tolist(), seeded=True)) == 5
+
+
+@pytest.mark.parametrize(
+    ("blocked", "call", "extra"),
+    [
+        ("pyarrow", "DataFrameMaker([1], library='pyarrow')", "parquet"),
+        ("polars", "ParquetDataFrameLoader(['a'], library='polars')", "polars"),
+    ],
+)
+def test_a_missing_library_is_named_with_its_extra(
+    blocked: str, call: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torchdata.datapipes import iter as pipes
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == blocked]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, blocked, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'torchdata-rs\[{extra}\]'"):
+        eval(call, vars(pipes))

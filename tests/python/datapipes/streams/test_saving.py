@@ -1,0 +1,326 @@
+"""Saver, HashChecker and JsonParser on real files and streams."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from stream_checks import check_abandoned, check_restore, open_files
+from torchdata.datapipes.iter import (
+    FileLister,
+    FileOpener,
+    FSSpecSaver,
+    HashChecker,
+    IoPathSaver,
+    IterableWrapper,
+    JsonParser,
+    Saver,
+)
+from torchdata.datapipes.utils import StreamWrapper
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------------------------- Saver
+
+
+@pytest.mark.parametrize(
+    ("mode", "data"),
+    [
+        ("w", "text"),
+        ("t", "text"),
+        ("wt", "text"),
+        ("b", b"bytes"),
+        ("wb", bytearray(b"bytes")),
+        ("bw", b"bytes"),
+    ],
+)
+def test_data_are_written_to_the_path_and_the_path_is_yielded(tmp_path, mode, data):
+    path = str(tmp_path / "new" / "folder" / "file")
+    assert list(IterableWrapper([(path, data)]).save_to_disk(mode=mode)) == [path]
+    found = (tmp_path / "new" / "folder" / "file").read_bytes()
+    assert found == (data.encode() if isinstance(data, str) else data)
+
+
+def test_the_path_comes_from_filepath_fn_and_may_be_of_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pipe = Saver(IterableWrapper([({"id": 1}, b"one"), ({"id": 2}, b"two")]), "wb", lambda meta: f"{meta['id']}.bin")
+    assert list(pipe) == ["1.bin", "2.bin"]
+    assert sorted(os.listdir()) == ["1.bin", "2.bin"]
+    assert len(pipe) == 2
+
+
+def test_a_path_object_is_yielded_as_it_is(tmp_path):
+    assert list(Saver([(tmp_path / "a", "x")])) == [tmp_path / "a"]
+
+
+def test_new_files_get_the_usual_permissions_and_replaced_files_keep_theirs(tmp_path):
+    (tmp_path / "old").write_text("before, and longer")
+    os.chmod(tmp_path / "old", 0o604)
+    list(Saver([(str(tmp_path / name), "after") for name in ("old", "new")]))
+    (tmp_path / "usual").write_text("")
+    mode = {name: stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in ("old", "new", "usual")}
+    assert mode["old"] == 0o604
+    assert mode["new"] == mode["usual"]
+    assert (tmp_path / "old").read_text() == "after"
+
+
+def test_a_file_that_must_not_be_written_is_not_replaced(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    path.write_text("before")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # what a user other than root is told of a read-only file
+    with pytest.raises(PermissionError, match=r"file"):
+        list(Saver([(str(path), "after")]))
+    assert path.read_text() == "before"
+
+
+def test_a_link_is_followed_and_stays_a_link(tmp_path):
+    (tmp_path / "target").write_text("before")
+    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "dangling").symlink_to("new/target")
+    list(Saver([(str(tmp_path / name), name) for name in ("link", "dangling")]))
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "link"
+    assert (tmp_path / "new" / "target").read_text() == "dangling"
+
+
+def test_a_device_is_written_to_and_not_replaced():
+    assert list(Saver([(os.devnull, "x")])) == [os.devnull]
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+@pytest.mark.parametrize("saver", [Saver, FSSpecSaver, IoPathSaver])
+@pytest.mark.parametrize("name", ["n" * 255, "\u6f22" * 85], ids=["ascii", "three bytes each"])
+def test_names_as_long_as_the_file_system_allows_are_written(tmp_path, saver, name):
+    [path] = saver([(str(tmp_path / name), "x")])
+    assert os.listdir(tmp_path) == [os.path.basename(path)] == [name]
+
+
+@pytest.mark.parametrize(("mode", "data"), [("wb", "text"), ("w", b"bytes"), ("wb", None), ("wb", io.BytesIO(b"x"))])
+def test_data_that_do_not_fit_the_mode_are_an_error_and_leave_the_old_file(tmp_path, mode, data):
+    path = tmp_path / "file"
+    path.write_text("before")
+    before = open_files()
+    with pytest.raises(TypeError) as failure:
+        list(Saver([(str(path), data)], mode))
+    assert f"Saver was writing {str(path)!r} in mode {mode!r}." in failure.value.__notes__
+    assert os.listdir(tmp_path) == ["file"]
+    assert path.read_text() == "before"
+    assert open_files() == before
+
+
+def test_a_file_that_cannot_be_written_is_an_error_that_names_it_and_the_pipe_goes_on_anew(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    pipe = Saver(IterableWrapper([(str(tmp_path / "file" / "below"), "x")]))
+    for _ in range(2):
+        with pytest.raises(OSError) as failure:  # noqa: PT011
+            list(pipe)
+        assert any("below" in note for note in failure.value.__notes__)
+
+
+@pytest.mark.parametrize("items", [["path"], [("a", "b", "c")], [(5, "x")], [(None, "x")]])
+def test_what_is_no_pair_of_path_and_data_is_an_error(items):
+    with pytest.raises(TypeError, match="Saver (expects pairs|writes to paths)"):
+        list(Saver(items))
+
+
+def test_a_process_that_is_killed_leaves_no_half_file_under_the_name(tmp_path):
+    program = f"""
+import os, signal
+from torchdata.datapipes.iter import Saver
+os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
+list(Saver([({str(tmp_path / "file")!r}, "x" * 100_000)]))
+"""
+    (tmp_path / "file").write_text("before")
+    died = subprocess.run([sys.executable, "-c", program], timeout=60)
+    assert died.returncode == -signal.SIGKILL
+    assert (tmp_path / "file").read_text() == "before"
+
+
+def test_restored_at_every_position(tmp_path):
+    pairs = [(str(tmp_path / str(number)), str(number)) for number in range(4)]
+    found = check_restore(lambda: IterableWrapper(pairs).save_to_disk())
+    assert found == [path for path, _ in pairs]
+
+
+# ---------------------------------------------------------------------------------------------------------- HashChecker
+
+BLOBS = {"a.bin": b"alpha\n" * 9, "b.bin": b"", "c.bin": bytes(range(256)) * 9000}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("hashed")
+    for name, content in BLOBS.items():
+        (root / name).write_bytes(content)
+    return root
+
+
+def sums(folder, tool):
+    """What a tool of the system says."""
+    lines = subprocess.run([tool, *sorted(folder.iterdir())], capture_output=True, text=True, check=True).stdout
+    return {path: digest for digest, path in (line.split("  ") for line in lines.splitlines())}
+
+
+@pytest.mark.parametrize(("hash_type", "tool"), [("sha256", "sha256sum"), ("md5", "md5sum")])
+def test_streams_whose_hash_is_right_are_passed_on_rewound(folder, hash_type, tool):
+    def build():
+        files = FileLister(str(folder)).open_files(mode="b")
+        return files.check_hash(sums(folder, tool), hash_type)
+
+    assert [content for _, content in check_restore(build)] == [*BLOBS.values()]
+    check_abandoned(build)
+    shuffled = lambda: build().shuffle(buffer_size=2).set_seed(1)  # noqa: E731
+    check_restore(shuffled, seeded=True)
+
+
+def test_data_in_memory_are_passed_on_as_they_are():
+    items = [("bytes", b"\xffx"), ("array", bytearray(b"x")), ("text", "été")]
+    hashes = {"bytes": sha256(b"\xffx"), "array": sha256(b"x").upper(), "text": sha256("été".encode())}
+    pipe = HashChecker(IterableWrapper(items), hashes)
+    assert list(pipe) == items
+    assert len(pipe) == 3
+
+
+def test_a_bare_stream_comes_out_wrapped_and_a_wrapped_one_as_it_is():
+    wrapped = StreamWrapper(io.BytesIO(b"x"))
+    pipe = HashChecker([("a", io.BytesIO(b"x")), ("a", wrapped)], {"a": sha256(b"x")})
+    (_, first), (_, second) = pipe
+    assert isinstance(first, StreamWrapper)
+    assert first.read() == b"x"
+    assert second is wrapped
+
+
+def test_without_rewinding_a_stream_stands_at_its_end():
+    [(_, stream)] = HashChecker([("a", io.BytesIO(b"x"))], {"a": sha256(b"x")}, rewind=False)
+    assert stream.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("expected", "hash_type", "message"),
+    [
+        (
+            sha256(b"other"),
+            "sha256",
+            r"sha256 hash of '.*a\.bin' is .*was expected; delete the file",
+        ),
+        (sha256(b"other"), "md5", r"md5 hash of '.*a\.bin'.*md5' has 32 digits"),
+        (None, "md5", r"Unspecified hash for file '.*a\.bin'; add it"),
+    ],
+)
+def test_a_wrong_hash_is_an_error_that_names_pipe_and_path_and_closes_the_file(folder, expected, hash_type, message):
+    before = open_files()
+    path = str(folder / "a.bin")
+    pipe = FileOpener([path], mode="b").check_hash({path: expected} if expected else {}, hash_type)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"HashChecker.*{message}"):
+            list(pipe)
+        assert open_files() == before
+
+
+def test_a_stream_that_cannot_rewind_is_an_error_before_it_is_read(folder):
+    path = str(folder / "a.bin")
+    for rewind in (True, False):
+        with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as process:
+            pipe = HashChecker([(path, process.stdout)], {path: sha256(BLOBS["a.bin"])}, rewind=rewind)
+            if rewind:
+                with pytest.raises(io.UnsupportedOperation, match=r"a\.bin'; pass rewind=False"):
+                    list(pipe)
+                assert process.stdout.read() == BLOBS["a.bin"]
+            else:
+                assert [name for name, _ in pipe] == [path]
+
+
+def test_a_stream_open_as_text_is_an_error(folder):
+    path = str(folder / "a.bin")
+    with pytest.raises(TypeError, match=r"a\.bin' is open as text; open it with mode='b'"):
+        list(FileOpener([path], mode="t").check_hash({path: sha256(BLOBS["a.bin"])}))
+
+
+def test_a_large_stream_is_not_read_at_once():
+    class Zeros(io.RawIOBase):
+        left, largest = 64 << 20, 0
+
+        def readable(self):
+            return True
+
+        def read(self, size=-1):
+            Zeros.largest = max(self.largest, size if size >= 0 else self.left)
+            data = bytes(min(size, self.left))
+            self.left -= len(data)
+            return data
+
+    digest = hashlib.sha256()
+    for _ in range(64):
+        digest.update(bytes(1 << 20))
+    assert len(list(HashChecker([("z", Zeros())], {"z": digest.hexdigest()}, rewind=False))) == 1
+    assert 0 < Zeros.largest <= 1 << 20
+
+
+def test_members_of_an_archive_are_checked_by_their_path(folder, tmp_path):
+    path = str(tmp_path / "a.tar.gz")
+    with tarfile.open(path, "w:gz") as archive:
+        for name in BLOBS:
+            archive.add(folder / name, arcname=name)
+    hashes = {os.path.join(path, name): sha256(content) for name, content in BLOBS.items()}
+    build = lambda: FileOpener([path], mode="b").load_from_tar().check_hash(hashes)  # noqa: E731
+    assert [content for _, content in check_restore(build)] == [*BLOBS.values()]
+
+
+# ----------------------------------------------------------------------------------------------------------- JsonParser
+
+
+@pytest.mark.parametrize("mode", ["b", "t"])
+def test_json_files_are_parsed_and_restored(tmp_path, mode):
+    values = [{"a": [1, None, "é"]}, [], "text", 1.5, None]
+    for number, value in enumerate(values):
+        (tmp_path / f"{number}.json").write_text(json.dumps(value))
+    build = lambda: FileLister(str(tmp_path)).open_files(mode=mode).parse_json_files()  # noqa: E731
+    assert [value for _, value in check_restore(build)] == values
+    check_abandoned(build)
+
+
+def test_options_reach_json():
+    pipe = JsonParser([("a", io.StringIO('{"x": 1.5}'))], parse_float=str, object_pairs_hook=list)
+    assert list(pipe) == [("a", [("x", "1.5")])]
+
+
+@pytest.mark.parametrize("text", ["", '{"a": 1', "[1, 2]]", "{'a': 1}", "nul"])
+@pytest.mark.parametrize("mode", ["b", "t"])
+def test_what_is_no_json_is_an_error_that_names_path_and_position(tmp_path, text, mode):
+    (tmp_path / "bad.json").write_text(text)
+    before = open_files()
+    pipe = FileLister(str(tmp_path)).open_files(mode=mode).parse_json_files()
+    for _ in range(2):
+        with pytest.raises(json.JSONDecodeError, match=r"JsonParser cannot parse '.*bad\.json': .*line 1 column"):
+            list(pipe)
+        assert open_files() == before
+
+
+def test_bytes_that_do_not_decode_are_an_error_that_names_the_path(tmp_path):
+    (tmp_path / "bad.json").write_bytes(b'"\xff\xff"')
+    with pytest.raises(UnicodeDecodeError, match=r"bad\.json', read by JsonParser"):
+        list(FileLister(str(tmp_path)).open_files(mode="b").parse_json_files())
+
+
+def test_json_that_is_too_deep_is_an_error_with_the_path():
+    with pytest.raises(RecursionError) as failure:
+        list(JsonParser([("deep.json", io.StringIO("[" * 100_000))]))
+    assert "JsonParser was reading 'deep.json'." in failure.value.__notes__
+
+
+def test_the_length_is_that_of_the_source():
+    assert len(JsonParser(IterableWrapper([("a", io.StringIO("1"))]))) == 1
+    with pytest.raises(TypeError, match="valid length"):
+        len(JsonParser(FileOpener(["a"])))

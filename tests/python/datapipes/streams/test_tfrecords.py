@@ -1,0 +1,428 @@
+"""TFRecordLoader, on files written by the `tfrecord` package and on records encoded by protobuf."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import struct
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_checks import check_abandoned, check_restore
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, TFRecordLoader
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.utils import StreamWrapper
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # protobuf's own about what other versions will do
+    from tfrecord import TFRecordWriter, example_pb2
+
+KINDS = {"bytes": "bytes_list", "float": "float_list", "int": "int64_list"}
+
+
+def feature(kind: str, values: Any) -> Any:
+    message = example_pb2.Feature()
+    values_of = getattr(message, KINDS[kind])
+    values_of.SetInParent()
+    values_of.value.extend(values)
+    return message
+
+
+def record(context: dict[str, Any], lists: dict[str, Any] | None = None) -> bytes:
+    """A SequenceExample, which without lists is an Example, of features given as (kind, values)."""
+    example = example_pb2.SequenceExample()
+    for name, it in context.items():
+        example.context.feature[name].CopyFrom(feature(*it))
+    for name, steps in (lists or {}).items():
+        example.feature_lists.feature_list[name].SetInParent()
+        for step in steps:
+            example.feature_lists.feature_list[name].feature.add().CopyFrom(feature(*step))
+    return example.SerializeToString()
+
+
+def framed(*records: bytes) -> bytes:
+    crc = TFRecordWriter.masked_crc
+    lengths = [struct.pack("<Q", len(data)) for data in records]
+    return b"".join(n + crc(n) + data + crc(data) for n, data in zip(lengths, records, strict=True))
+
+
+def loaded(data: bytes, *args: Any, **options: Any) -> list[Any]:
+    return list(TFRecordLoader([("file", io.BytesIO(data))], *args, **options))
+
+
+def plain(item: Any) -> Any:
+    """An example with lists in the place of arrays and tensors, so that examples can be compared."""
+    if isinstance(item, dict):
+        return {name: plain(value) for name, value in item.items()}
+    if isinstance(item, list):
+        return list(map(plain, item))
+    return (str(item.dtype).removeprefix("torch."), item.tolist()) if hasattr(item, "dtype") else item
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("records")
+    for number, count in enumerate([4, 0, 3]):
+        writer = TFRecordWriter(str(root / f"{number}.tfrecord"))
+        for i in range(count):
+            image = os.urandom(700_000 if i == 1 else 10 * i)  # two of which are more than one read
+            example = {
+                "image": (image, "byte"),
+                "size": ([1.5 * i, -2.0], "float"),
+                "label": (i, "int"),
+                "names": ([b"a", b""], "byte"),
+            }
+            steps = {"tokens": ([[1, 2], [-(2**62)]], "int"), "words": ([[b"x"], [b"y"]], "byte")}
+            writer.write(example, steps if i % 2 else None)
+        writer.close()
+    return str(root)
+
+
+def files(folder: str) -> Any:
+    return FileLister(folder, "*.tfrecord").open_files(mode="b")
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_examples_and_sequences_come_out_as_arrays_and_lists_of_bytes(folder: str) -> None:
+    first, second, *others = files(folder).load_from_tfrecord()
+    assert len(others) == 5
+    assert {name: type(value) for name, value in first.items()} == {
+        "image": list, "size": np.ndarray, "label": np.ndarray, "names": list,
+    }  # fmt: skip
+    assert plain(first) == {
+        "image": [b""], "size": ("float32", [0.0, -2.0]), "label": ("int64", [0]), "names": [b"a", b""],
+    }  # fmt: skip
+    assert len(second["image"][0]) == 700_000
+    assert plain(second["tokens"]) == [("int64", [1, 2]), ("int64", [-(2**62)])]
+    assert second["words"] == [[b"x"], [b"y"]]
+    first["size"] += 1  # arrays are the reader's own
+
+
+def test_with_torch_loaded_arrays_are_tensors(folder: str) -> None:
+    torch = pytest.importorskip("torch")
+    spec = {"size": ((2, 1), torch.float64), "label": ((), "int32"), "tokens": (None, None)}
+    first, second = files(folder).load_from_tfrecord({name: spec[name] for name in ("size", "label")}).header(2)
+    assert isinstance(first["size"], torch.Tensor)
+    assert plain(second) == {"size": ("float64", [[1.5], [-2.0]]), "label": ("int32", 1)}
+    _, second = files(folder).load_from_tfrecord().header(2)
+    assert plain(second["tokens"]) == [("int64", [1, 2]), ("int64", [-(2**62)])]
+    data = framed(record({"x": ("float", [0, 1.5])}, {"s": [("int", [1, 2]), ("int", [3, 4])]}))
+    half = {"x": ((2, 1), torch.bfloat16), "s": ((4,), torch.float32)}
+    assert plain(loaded(data, half)) == [{"x": ("bfloat16", [[0.0], [1.5]]), "s": ("float32", [1.0, 2.0, 3.0, 4.0])}]
+    assert plain(loaded(data, {"s": ((-1,), None)})) == [{"s": ("int64", [1, 2, 3, 4])}]
+
+
+numbers = st.one_of(
+    st.tuples(st.just("float"), st.lists(st.floats(width=32, allow_nan=False), max_size=9)),
+    st.tuples(st.just("int"), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9)),
+    st.tuples(st.just("bytes"), st.lists(st.binary(max_size=9), max_size=4)),
+)
+names = st.text(st.characters(codec="utf-8"), max_size=6)
+
+
+def model(it: tuple[str, list[Any]]) -> Any:
+    kind, values = it
+    return {"float": ("float32", values), "int": ("int64", values), "bytes": values}[kind]
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_every_example_that_protobuf_encodes_is_read() -> None:
+    @given(st.dictionaries(names, numbers), st.dictionaries(names, st.lists(numbers, max_size=3), max_size=3))
+    def check(context: dict[str, Any], lists: dict[str, Any]) -> None:
+        lists = {name: steps for name, steps in lists.items() if name not in context}
+        expected = {name: model(it) for name, it in context.items()}
+        expected |= {name: list(map(model, steps)) for name, steps in lists.items()}
+        data = framed(record(context, lists), record({}))
+        assert plain(loaded(data)) == [expected, {}]
+        wanted = dict.fromkeys(list(expected)[::2], (None, None))
+        if wanted:
+            found = plain(loaded(framed(record(context, lists)), wanted))
+            assert found == [{name: expected[name] for name in wanted}]
+
+    check()
+
+
+SEQUENCE = record(
+    {
+        "f": ("float", [1.5, 2, 3, 4]),
+        "b": ("bytes", [b"a", b"b"]),
+        "one": ("bytes", [b"z"]),
+        "none": ("bytes", []),
+    },
+    {
+        "steps": [("int", [1, 2]), ("int", [3, 4])],
+        "ragged": [("int", [1]), ("int", [2, 3])],
+        "empty": [],
+        "words": [("bytes", [b"p", b"q"]), ("bytes", [b"r"])],
+        "f": [("int", [9])],
+    },
+)
+
+
+@pytest.mark.usefixtures("no_torch")
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "expected"),
+    [
+        ("f", (2, 2), np.float64, ("float64", [[1.5, 2], [3, 4]])),
+        ("f", (2, -1), "int16", ("int16", [[1, 2], [3, 4]])),
+        ("f", [4], None, ("float32", [1.5, 2, 3, 4])),
+        ("f", None, bool, ("bool", [True] * 4)),
+        ("f", None, None, ("float32", [1.5, 2, 3, 4])),
+        ("b", (2,), None, [b"a", b"b"]),
+        ("b", (2, 1), None, [[b"a"], [b"b"]]),
+        ("b", (1, -1, 1), bytes, [[[b"a"], [b"b"]]]),
+        ("one", (), None, b"z"),
+        ("one", None, None, [b"z"]),
+        ("none", (0,), None, []),
+        ("none", (-1, 3), None, []),
+        ("none", (2, 0), None, [[], []]),
+        ("steps", (2, 2), np.int64, ("int64", [[1, 2], [3, 4]])),
+        ("steps", (4,), "float32", ("float32", [1, 2, 3, 4])),
+        ("steps", None, np.int8, ("int8", [[1, 2], [3, 4]])),
+        ("steps", None, None, [("int64", [1, 2]), ("int64", [3, 4])]),
+        ("ragged", None, None, [("int64", [1]), ("int64", [2, 3])]),
+        ("ragged", (3,), None, ("int64", [1, 2, 3])),
+        ("empty", None, None, []),
+        ("empty", (0,), None, []),
+        ("words", (3,), None, [b"p", b"q", b"r"]),
+        ("words", None, None, [[b"p", b"q"], [b"r"]]),
+    ],
+)
+def test_a_spec_says_shape_and_type(name: str, shape: Any, dtype: Any, expected: Any) -> None:
+    assert plain(loaded(framed(SEQUENCE), {name: (shape, dtype)})) == [{name: expected}]
+
+
+@pytest.mark.parametrize("torch_or_not", ["no_torch", "torch"])
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"f": ((3,), "float32")}, "Cannot reshape 4 values of feature 'f' into shape"),
+        ({"f": ((), None)}, "Cannot reshape 4 values of feature 'f'"),
+        ({"b": ((), None)}, "Cannot reshape 2 values of feature 'b'"),
+        ({"b": ((-1, 3), None)}, "Cannot reshape 2 values of feature 'b'"),
+        ({"b": ((2,), "int64")}, "feature 'b' holds bytes"),
+        ({"words": (None, "int64")}, "feature 'words' holds bytes"),
+        ({"ragged": (None, "int64")}, r"'ragged' has steps of the lengths \[1, 2\]"),
+        ({"empty": (None, "int64")}, "'empty' has no steps"),
+        ({"f": (None, None), "lacking": (None, None)}, r"missing some required keys: \['lacking'\]"),
+        (None, '"f" is contained in both its context and its feature lists'),
+    ],
+)
+def test_a_record_that_does_not_fit_is_an_error_that_names_path_record_and_byte(
+    request: pytest.FixtureRequest, torch_or_not: str, spec: Any, message: str
+) -> None:
+    if torch_or_not == "torch":
+        pytest.importorskip("torch")
+    else:
+        request.getfixturevalue("no_torch")
+    fits = record(
+        {"f": ("float", [0] * 3), "b": ("bytes", [b""]), "lacking": ("int", [])},
+    )
+    if spec is None or "f" not in spec or "lacking" in spec or spec["f"][0] == ():
+        spec_first, data, place = spec, framed(SEQUENCE), "record 0 at byte 0"
+    else:
+        spec_first, data = spec, framed(fits, SEQUENCE)
+        place = f"record 1 at byte {len(framed(fits))}"
+    with pytest.raises(RuntimeError, match=f"TFRecordLoader: 'file', {place}: .*{message}"):
+        loaded(data, spec_first)
+
+
+def test_a_feature_without_a_list_is_an_error() -> None:
+    example = example_pb2.Example()
+    example.features.feature["n"].SetInParent()
+    with pytest.raises(RuntimeError, match=r"record 0 .*feature \"n\" holds no list"):
+        loaded(framed(example.SerializeToString()))
+
+
+ONE = framed(record({"x": ("int", [1])}))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (ONE[:-1], "truncated"),
+        (ONE[:10], "truncated: it ends after 10 of the record's 12 bytes"),
+        (ONE[:8] + b"\0\0\0\0" + ONE[12:], "checksum of its length is wrong"),
+        (ONE[:-6] + b"!" + ONE[-5:], "checksum of its data is wrong"),
+        (b"no TFRecord file at all", "no .uncompressed. TFRecord file"),
+        (gzip.compress(ONE, mtime=0), "no .uncompressed. TFRecord file"),
+        (framed(b"\xff\xff"), "no valid protocol buffer"),
+        (framed(struct.pack("<Q", 2**40))[16:16] + struct.pack("<Q", 2**40), "truncated"),
+        (struct.pack("<Q", 2**40) + TFRecordWriter.masked_crc(struct.pack("<Q", 2**40)), "2 GiB"),
+    ],
+)
+def test_damage_is_an_error_that_names_path_record_and_byte(data: bytes, message: str) -> None:
+    pipe = IterableWrapper([("whole", io.BytesIO(ONE)), ("damaged", io.BytesIO(ONE + data))]).load_from_tfrecord()
+    items = iter(pipe)
+    assert len([next(items), next(items)]) == 2
+    with pytest.raises(RuntimeError, match=rf"'damaged', record 1 at byte {len(ONE)}: .*{message}"):
+        next(items)
+    assert len(list(TFRecordLoader([("file", io.BytesIO(ONE))]))) == 1
+
+
+def test_a_length_that_promises_more_than_there_is_allocates_nothing() -> None:
+    length = struct.pack("<Q", 2**31 - 1)
+    script = (
+        "import io, resource, sys\n"
+        "from torchdata.datapipes.iter import TFRecordLoader\n"
+        "data = bytes.fromhex(sys.argv[1])\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n"
+        "    list(TFRecordLoader([('file', io.BytesIO(data))], verify_checksums=len(sys.argv) < 3))\n"
+        "except RuntimeError as error:\n"
+        "    assert 'truncated' in str(error), error\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    head = length + TFRecordWriter.masked_crc(length)
+    for arguments in ([head.hex()], [(length + b"none").hex(), "unverified"]):
+        run = subprocess.run(
+            [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert int(run.stdout) < 64 << 10  # KiB
+
+
+def test_wrong_checksums_are_read_over_on_demand() -> None:
+    data = ONE[:8] + b"\0\0\0\0" + ONE[12:-4] + b"\0\0\0\0"
+    assert plain(loaded(data, verify_checksums=False)) == [{"x": ("int64", [1])}]
+
+
+def test_records_are_restored_at_every_position(folder: str) -> None:
+    def build() -> Any:
+        return files(folder).load_from_tfrecord()
+
+    assert len(check_restore(build, keep=plain)) == 7
+    check_abandoned(build)
+    spec = {"label": ((), "int64"), "image": ((), None)}
+    assert len(check_restore(lambda: files(folder).load_from_tfrecord(spec), keep=plain)) == 7
+
+
+def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
+    data = framed(*(record({"x": ("int", [i])}) for i in range(4)))
+
+    def build() -> Any:
+        streams = [io.BytesIO(data), io.BytesIO(b"head" + data)]
+        streams[1].seek(4)
+        return IterableWrapper([("a", streams[0]), ("b", StreamWrapper(streams[1]))]).load_from_tfrecord()
+
+    assert len(check_restore(build, keep=plain)) == 8
+
+
+class OneWay:
+    """A stream that neither tells nor seeks, and gives few bytes at a time; a copy goes on from where it stands."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def read(self, size: int) -> bytes:
+        size = min(size, 100)
+        piece, self.data = self.data[:size], self.data[size:]
+        return piece
+
+
+def test_streams_that_do_not_seek_are_restored_with_what_was_read_ahead() -> None:
+    data = framed(*(record({"x": ("int", range(i))}) for i in range(20)))
+    build = lambda: IterableWrapper([("s", OneWay(data))]).load_from_tfrecord()  # noqa: E731
+    assert len(check_restore(build, keep=plain)) == 20
+
+
+def test_compressed_files_are_read_and_restored_behind_decompress(tmp_path: Any) -> None:
+    data = framed(*(record({"x": ("int", [i])}) for i in range(9)))
+    (tmp_path / "x.gz").write_bytes(gzip.compress(data))
+
+    def build() -> Any:
+        return FileOpener([str(tmp_path / "x.gz")], mode="b").decompress().load_from_tfrecord()
+
+    assert [plain(item)["x"][1] for item in build()] == [[i] for i in range(9)]
+    assert len(check_restore(build, keep=plain)) == 9
+    check_abandoned(build)
+
+
+def test_two_workers_share_the_files(folder: str) -> None:
+    pipe = FileLister(folder, "*.tfrecord").sharding_filter().open_files(mode="b")
+    pipe = pipe.load_from_tfrecord({"label": ((), "int64"), "size": (None, None)})
+    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2))
+    found = [int(item["label"]) for item in loader]
+    loader.shutdown()
+    assert sorted(found) == sorted([*range(4), *range(3)])
+
+
+def test_an_error_in_a_stream_arrives_as_it_is_and_closes_the_file() -> None:
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(5, "the disk is gone")
+
+    stream = Failing()
+    pipe = TFRecordLoader([("file", stream)])
+    with pytest.raises(OSError, match="the disk is gone") as failure:
+        list(pipe)
+    assert any("'file'" in note for note in failure.value.__notes__)
+
+
+def test_a_damaged_record_is_where_a_state_goes_on() -> None:
+    data = ONE + ONE[:-1] + b"!"
+    pipe = IterableWrapper([("file", io.BytesIO(data))]).load_from_tfrecord()
+    items = iter(pipe)
+    next(items)
+    with pytest.raises(RuntimeError, match="record 1"):
+        next(items)
+    other = IterableWrapper([("file", io.BytesIO(data))]).load_from_tfrecord()
+    load_state(other, save_state(pipe))
+    with pytest.raises(RuntimeError, match=f"record 1 at byte {len(ONE)}"):
+        list(other)
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (("file", io.StringIO("text")), "'file'.*str where bytes are needed.*binary mode"),
+        (("file", b"bytes"), "binary stream"),
+        ("file", "TFRecordLoader expects pairs"),
+        ((1, io.BytesIO()), "expects a str as path"),
+    ],
+)
+def test_items_that_are_no_binary_streams_are_type_errors(item: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        list(TFRecordLoader([item]))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"spec": 5}, TypeError, "spec must be a dict"),
+        ({"spec": {"x": 5}}, TypeError, "pairs .shape, dtype.*'x'"),
+        ({"spec": {5: (None, None)}}, TypeError, "pairs"),
+        ({"spec": {"x": (3, None)}}, ValueError, r"spec\['x'\] has the shape 3"),
+        ({"spec": {"x": ((1.5,), None)}}, ValueError, "shape"),
+        ({"spec": {"x": ((-1, -1), None)}}, ValueError, "at most one length may be -1"),
+        ({"spec": {"x": ((-2,), None)}}, ValueError, "none may be less"),
+        ({"spec": {"x": ((), "int65")}}, ValueError, "dtype 'int65'"),
+        ({"spec": {"x": ((), str)}}, ValueError, "dtype.*or None"),
+        ({"length": -2}, ValueError, "length"),
+        ({"length": 1.5}, TypeError, "length"),
+    ],
+)
+def test_wrong_options_are_refused_by_the_constructor(options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        TFRecordLoader([], **options)
+
+
+def test_len_is_what_the_user_declared() -> None:
+    assert len(TFRecordLoader([], length=3)) == 3
+    with pytest.raises(TypeError, match="valid length"):
+        len(TFRecordLoader([]))
+
+
+def test_none_in_a_spec_leaves_a_feature_as_it_is_read() -> None:
+    fits = framed(record({"f": ("float", [1.5, 2]), "b": ("bytes", [b"a", b"b"]), "one": ("bytes", [b"z"])}))
+    [everything] = loaded(fits)
+    [chosen] = loaded(fits, {"f": None, "b": None, "one": ((), None)})
+    assert plain(chosen) == {"f": plain(everything["f"]), "b": [b"a", b"b"], "one": b"z"}

@@ -1,0 +1,165 @@
+"""WebDataset: files of tar archives gathered to samples."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stream_checks import check_abandoned, check_restore, open_files
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, WebDataset
+from torchdata.datapipes.utils import StreamWrapper
+
+
+def gathered(paths: list[str]) -> list[Any]:
+    """What WebDataset should say of the paths, each with its number as data."""
+    samples: list[dict[str, Any]] = []
+    for number, path in enumerate(paths):
+        folder, _, name = path.replace("\\", "/").rpartition("/")
+        stem, dot, extension = name.partition(".")
+        key = f"{folder}/{stem}" if "/" in path.replace("\\", "/") else stem
+        if not dot:
+            continue
+        if not samples or samples[-1]["__key__"] != key:
+            samples.append({"__key__": key})
+        samples[-1][dot + extension] = number
+    return samples
+
+
+def numbered(paths: list[str]) -> Any:
+    return IterableWrapper([(path, number) for number, path in enumerate(paths)])
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["s/1.txt", "s/1.cls", "s/2.txt", "s/2.cls"],
+        ["s/1.txt", "s/2.txt", "s/1.cls", "s/2.cls"],  # interleaved: four samples
+        ["s/1.seg.png", "s/1.png", "s/README", "s/1.cls", "s/.hidden"],
+        ["a.tar/x.txt", "b.tar/x.txt"],
+        ["v1.2/x.txt", "v1.2/x.cls", "v1.2/y"],
+        ["s\\1.txt", "s/1.cls"],
+        ["1.txt", "1.txt", ".txt", ".cls", "2."],
+        ["a/b\n.txt", "a/b\n.cls"],
+        ["README"],
+        [],
+    ],
+)
+def test_consecutive_files_with_one_stem_are_one_sample(paths: list[str]) -> None:
+    assert list(numbered(paths).webdataset()) == gathered(paths)
+
+
+@given(st.lists(st.text("ab./\\", max_size=5)))
+def test_any_paths_are_gathered_as_the_model_says(paths: list[str]) -> None:
+    assert list(numbered(paths).webdataset()) == gathered(paths)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("shards")
+    for shard in range(3):
+        (root / f"data{shard}").mkdir()
+        for number in range(3):
+            for extension in ("cls", "seg.png", "txt")[: shard + 1]:
+                (root / f"data{shard}" / f"{number}.{extension}").write_text(f"{shard}{number}{extension}")
+        (root / f"data{shard}" / "README").write_text("nothing")
+        flag = "-czf" if shard == 1 else "-cf"
+        subprocess.run(["tar", "--sort=name", flag, f"{shard}.tar", f"data{shard}"], cwd=root, check=True, timeout=60)
+    return str(root)
+
+
+def shards(folder: str, mode: str = "r:*") -> Any:
+    return FileLister(folder, "*.tar").open_files(mode="b").load_from_tar(mode=mode)
+
+
+def read(sample: dict[str, Any]) -> dict[str, Any]:
+    return {field: content if isinstance(content, str) else closed(content) for field, content in sample.items()}
+
+
+def closed(stream: Any) -> bytes:
+    with stream:
+        content: bytes = stream.read()
+    return content
+
+
+@pytest.mark.parametrize("mode", ["r:*", "r|*"])
+def test_samples_of_shards_are_restored_at_every_position(folder: str, mode: str) -> None:
+    samples = check_restore(lambda: shards(folder, mode).webdataset(), keep=read)
+    assert [sample["__key__"] for sample in samples] == [
+        f"{folder}/{shard}.tar/data{shard}/{number}" for shard in range(3) for number in range(3)
+    ]
+    assert samples[-1][".seg.png"] == b"22seg.png"
+    assert [len(sample) for sample in samples] == [2, 2, 2, 3, 3, 3, 4, 4, 4]
+    check_abandoned(lambda: shards(folder, mode).webdataset())
+
+
+def test_a_sample_that_waits_in_a_shuffle_buffer_is_restored(folder: str) -> None:
+    build = lambda: shards(folder).webdataset().shuffle(buffer_size=4).set_seed(3)  # noqa: E731
+    assert len(check_restore(build, keep=lambda sample: sorted(read(sample).items()), seeded=True)) == 9
+
+
+def decoded(item: Any) -> Any:
+    return item[0], closed(item[1])
+
+
+def test_two_workers_gather_the_samples_of_their_shards(folder: str) -> None:
+    pipe = FileLister(folder, "*.tar").sharding_filter().open_files(mode="b")
+    pipe = pipe.load_from_tar().map(decoded).webdataset()
+    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2))
+    found = sorted(loader, key=lambda sample: str(sample["__key__"]))
+    loader.shutdown()
+    assert found == list(map(read, shards(folder).webdataset()))
+
+
+def test_streams_of_files_that_are_left_out_or_replaced_are_closed() -> None:
+    streams = {name: StreamWrapper(io.BytesIO(b"")) for name in ("README", "1.txt", "1.cls")}
+    again = StreamWrapper(io.BytesIO(b"again"))
+    files = [*streams.items(), ("1.txt", again)]
+    [sample] = IterableWrapper(files, deepcopy=False).webdataset()
+    assert sample[".txt"] is again
+    assert [streams[name].closed for name in streams] == [True, True, False]
+
+
+def test_a_half_gathered_sample_in_memory_survives_a_break() -> None:
+    files = [(f"{i // 2}.{'ab'[i % 2]}", StreamWrapper(io.BytesIO(bytes([i])))) for i in range(6)]
+    build = lambda: IterableWrapper(files).webdataset()  # noqa: E731
+    assert len(check_restore(build, keep=read)) == 3
+
+
+def test_a_failing_source_leaves_no_file_open_and_the_pipe_usable(folder: str, tmp_path: Any) -> None:
+    with tarfile.open(tmp_path / "whole.tar", "w") as archive:
+        for name in ("1.a", "1.b", "2.a", "2.b"):
+            info = tarfile.TarInfo(name)
+            info.size = 600
+            archive.addfile(info, io.BytesIO(bytes(600)))
+    data = bytearray((tmp_path / "whole.tar").read_bytes())
+    data[data.index(b"2.b") + 10] ^= 0xFF
+    (tmp_path / "damaged.tar").write_bytes(data)
+    before = open_files()
+    pipe = FileOpener([str(tmp_path / "damaged.tar")], mode="b").load_from_tar().webdataset()
+    for _ in range(2):
+        items = iter(pipe)
+        assert next(items)["__key__"].endswith("damaged.tar/1")
+        with pytest.raises(tarfile.ReadError, match=r"damaged\.tar"):
+            next(items)
+        del items
+        assert open_files() == before
+
+
+@pytest.mark.parametrize("item", ["path", ("a.txt",), (5, "data"), {"a.txt": 1}])
+def test_items_that_are_no_pairs_are_type_errors(item: Any) -> None:
+    with pytest.raises(TypeError, match="WebDataset expects"):
+        list(WebDataset([item]))
+
+
+def test_a_source_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"WebDataset: source_datapipe must be iterable.*5"):
+        WebDataset(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="len"):
+        len(WebDataset([]))  # type: ignore[arg-type]

@@ -1,0 +1,375 @@
+"""States of graphs: what was wrong once, each at the graph that showed it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from pipes_table import seed
+from pipes_table.core import Doubling, plus_one
+from random_graphs.check import start
+from random_graphs.users import ByHand, Declared, OneToOne, UnstatedRandom, UnstatedTwice, drawn
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper, Mapper, SampleMultiplexer
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.state import (
+    is_one_to_one,
+    is_restorable,
+    load_generators,
+    load_state,
+    replays,
+    save_generators,
+    save_state,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
+
+
+def numbers(count: int) -> IterableWrapper[int]:
+    return IterableWrapper(range(count))
+
+
+def resumed(build: Callable[[], Any], epoch: int, position: int) -> tuple[list[Any], list[Any], list[list[Any]]]:
+    """What one that was resumed at a place yields in that epoch and the next, and what a run without a stop does."""
+    start(5)
+    pipe = build()
+    epochs = [list(pipe) for _ in range(epoch + 2)]
+    start(5)
+    pipe = build()
+    for _ in range(epoch):
+        list(pipe)
+    iterator = iter(pipe)
+    list(islice(iterator, position))
+    saved = pickle.dumps((save_state(pipe), save_generators()))
+    start(99)
+    other = build()
+    state, generators = pickle.loads(saved)
+    load_state(other, state)
+    load_generators(generators)
+    return list(other), list(other), [epochs[epoch][position:], epochs[epoch + 1]]
+
+
+def same_at_every_position(build: Callable[[], Any], epochs: int = 2) -> None:
+    count = len(list(build()))
+    for epoch in range(epochs):
+        for position in range(count + 2):
+            *found, expected = resumed(build, epoch, position)
+            assert found == expected, f"epoch {epoch}, position {position}"
+
+
+def seeded_multiplexer(count: int = 4) -> Any:
+    return SampleMultiplexer({numbers(count): 1, numbers(count).map(plus_one): 2}, seed=3)
+
+
+GRAPHS: dict[str, Callable[[], Any]] = {
+    "a random pipe read twice below one without state": lambda: Doubling(numbers(5).shuffle().cycle(2)).map(plus_one),
+    "a random pipe that begins in the middle of an epoch": lambda: numbers(2).concat(numbers(4).shuffle()),
+    "a zip whose longer input keeps a state": lambda: numbers(2).zip(ByHand(numbers(9))),
+    "a cache behind a shuffle": lambda: numbers(5).shuffle().in_memory_cache(),
+    "a pipe whose generator goes on through the epochs": seeded_multiplexer,
+    "the same, below one that ends early": lambda: seeded_multiplexer().header(3),
+    "the same, below one without state": lambda: Doubling(seeded_multiplexer()).map(plus_one),
+    "the same, at the end of a concat": lambda: numbers(2).concat(seeded_multiplexer()),
+    "a shuffle in a concat that is read twice": lambda: numbers(2).concat(numbers(3).shuffle()).cycle(2),
+    "demux in a concat": lambda: _concat(numbers(7).demux(2, lambda n: n % 2)),
+    "fork in a concat": lambda: _concat(numbers(4).fork(2)),
+    "unzip in a concat": lambda: _concat(numbers(4).enumerate().unzip(2)),
+    "round_robin_demux in a concat": lambda: _concat(numbers(7).round_robin_demux(3)),
+    "a child of a fork read by a map pipe": lambda: _first_by_map(numbers(4).fork(2)),
+    "a map cache over random functions": lambda: _by_index(lambda pipe: pipe.map(drawn).in_memory_cache()),
+    "to_map_datapipe over random functions": lambda: _by_index(
+        lambda pipe: pipe.to_iter_datapipe().map(drawn).enumerate().to_map_datapipe()
+    ),
+    "random functions below a pipe without state": lambda: Doubling(numbers(5).map(drawn)).map(plus_one),
+    "random functions on both sides of one": lambda: Doubling(numbers(5).map(drawn)).map(drawn).map(plus_one),
+    "a user's pipe that counts its epochs": lambda: ByHand(numbers(4)),
+    "the same, declared": lambda: Declared(numbers(4)).map(plus_one),
+    "the same, below a pipe without state": lambda: Doubling(Declared(ByHand(numbers(4)))).map(plus_one),
+    "a user's random pipe without state": lambda: seed(UnstatedRandom(numbers(5)), 3).map(plus_one),
+    "a pipe without state that reads its source twice": lambda: UnstatedTwice(numbers(3).shuffle()).map(plus_one),
+}
+
+
+def _concat(children: list[Any]) -> Any:
+    return children[0].concat(*children[1:])
+
+
+def _first_by_map(children: list[Any]) -> Any:
+    left, right = children
+    return left.enumerate().to_map_datapipe().to_iter_datapipe(indices=[0, 2]).concat(right)
+
+
+def _by_index(build: Callable[[Any], Any]) -> Any:
+    return build(SequenceWrapper(range(4))).to_iter_datapipe(indices=range(4))
+
+
+@pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
+def test_a_graph_goes_on_from_every_position_and_in_the_next_epoch(build: Callable[[], Any]) -> None:
+    same_at_every_position(build)
+
+
+@pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
+def test_what_was_loaded_and_only_begun_is_saved_again_as_it_was(build: Callable[[], Any]) -> None:
+    start(5)
+    whole = list(build())
+    for position in range(len(whole) + 1):
+        start(5)
+        pipe = build()
+        iterator = iter(pipe)
+        list(islice(iterator, position))
+        saved = pickle.dumps((save_state(pipe), save_generators()))
+        for _ in range(3):
+            state, generators = pickle.loads(saved)
+            pipe = build()
+            load_state(pipe, state)
+            load_generators(generators)
+            iterator = iter(pipe)
+            saved = pickle.dumps((save_state(pipe), save_generators()))
+        assert list(iterator) == whole[position:], f"position {position}"
+
+
+def test_a_pipe_that_had_ended_leaves_what_it_reads_from_alone() -> None:
+    read = []
+    pipe = numbers(5).map(lambda n: read.append(n) or n).header(2)
+    iterator = iter(pipe)
+    assert list(iterator) == [0, 1]
+    state = save_state(pipe)
+    del read[:]
+    other = numbers(5).map(lambda n: read.append(n) or n).header(2)
+    load_state(other, state)
+    assert list(other) == []
+    assert read == []
+    assert list(other) == [0, 1]
+
+
+def test_a_seed_that_was_set_after_loading_is_the_next_epochs() -> None:
+    pipe = numbers(20).shuffle().set_seed(1)
+    iterator = iter(pipe)
+    head = list(islice(iterator, 5))
+    other = numbers(20).shuffle()
+    load_state(other, save_state(pipe))
+    other.set_seed(2)
+    third = numbers(20).shuffle()
+    load_state(third, save_state(other))
+    assert head + list(third) == list(numbers(20).shuffle().set_seed(1))
+    assert list(third) == list(numbers(20).shuffle().set_seed(2))
+
+
+def test_a_state_does_not_change_when_the_iteration_goes_on() -> None:
+    items = [[n] for n in range(9)]
+    pipe = IterableWrapper(items).shuffle(buffer_size=4).set_seed(1).batch(2)
+    iterator = iter(pipe)
+    next(iterator)
+    state = save_state(pipe)
+    before = pickle.dumps(state)
+    for batch in iterator:
+        for item in batch:
+            item.append("changed")
+    assert pickle.dumps(state) == before
+
+
+def test_a_state_is_loaded_twice_without_the_two_sharing_items() -> None:
+    def build() -> Any:
+        return IterableWrapper([[n] for n in range(9)]).shuffle(buffer_size=4).set_seed(1)
+
+    pipe = build()
+    next(iter(pipe))
+    state = save_state(pipe)
+    first, second = build(), build()
+    load_state(first, state)
+    load_state(second, state)
+    expected = [list(item) for item in first]
+    for item in build():
+        item.append("changed")
+    assert list(second) == expected
+
+
+@pytest.mark.parametrize("build", GRAPHS.values(), ids=GRAPHS)
+def test_a_state_is_plain_data_that_torch_loads_without_pickle(build: Callable[[], Any]) -> None:
+    torch = pytest.importorskip("torch")
+    pipe = build()
+    iterator = iter(pipe)
+    next(iterator)
+    saved = io.BytesIO()
+    torch.save({"pipe": save_state(pipe), "generators": save_generators()}, saved)
+    saved.seek(0)
+    loaded = torch.load(saved, weights_only=True)
+    rest = list(iterator)
+    other = build()
+    load_state(other, loaded["pipe"])
+    load_generators(loaded["generators"])
+    assert list(other) == rest
+
+
+def test_what_only_pickle_can_hold_is_marked() -> None:
+    pipe = IterableWrapper([[1], [2], [3]]).shuffle(buffer_size=2)
+    next(iter(pipe))
+    assert isinstance(save_state(pipe)["pipes"][-1]["state"]["__pickled__"], bytes)
+    pipe = numbers(3).shuffle(buffer_size=2)
+    next(iter(pipe))
+    assert "__pickled__" not in save_state(pipe)["pipes"][-1]["state"]
+
+
+def test_items_that_cannot_be_pickled_are_an_error_that_names_pipe_and_attribute() -> None:
+    pipe = IterableWrapper([(n for n in range(2)) for _ in range(3)], deepcopy=False).shuffle(buffer_size=2)
+    next(iter(pipe))
+    with pytest.raises(TypeError, match="state of Shuffler cannot be saved, because what it holds under 'buffer'"):
+        save_state(pipe)
+
+
+class MakesPipes(IterDataPipe):
+    """Makes a pipe in each iteration, and keeps it."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[int]:
+        self.own = Mapper(self.source_datapipe, plus_one)
+        yield from self.own
+
+
+class MakesOnePipe(MakesPipes):
+    """Makes a pipe in the first iteration."""
+
+    own: Any = None
+
+    def __iter__(self) -> Iterator[int]:
+        if self.own is None:
+            self.own = Mapper(self.source_datapipe, plus_one)
+        yield from self.own
+
+
+@pytest.mark.parametrize("kind", [MakesPipes, MakesOnePipe])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_pipe_that_makes_pipes_while_it_is_iterated_is_refused_when_it_is_saved(kind: Any, epoch: int) -> None:
+    pipe = kind(numbers(4)).map(plus_one)
+    for _ in range(epoch):
+        list(pipe)
+    next(iter(pipe))
+    with pytest.raises(TypeError, match=f"{kind.__name__} cannot be saved.*Make them in __init__"):
+        save_state(pipe)
+
+
+def test_a_pipe_that_says_that_it_is_one_to_one_is_not_replayed() -> None:
+    calls = []
+    pipe = OneToOne(numbers(9).map(lambda n: calls.append(n) or n))
+    next(iter(pipe))
+    state = save_state(pipe)
+    assert all("drop" not in entry for entry in state["pipes"])
+    del calls[:]
+    other = OneToOne(numbers(9).map(lambda n: calls.append(n) or n))
+    load_state(other, state)
+    assert (next(iter(other)), calls) == (3, [1])
+
+
+def test_a_subclass_that_overrides_iter_does_not_inherit_what_its_base_says_of_its_state() -> None:
+    class Changed(OneToOne):
+        def __iter__(self) -> Iterator[int]:
+            yield from [1, 2]
+
+    class Renamed(OneToOne):
+        pass
+
+    assert (is_restorable(Changed(numbers(1))), is_restorable(Renamed(numbers(1)))) == (False, True)
+    assert (is_one_to_one(Changed(numbers(1))), is_one_to_one(Renamed(numbers(1)))) == (False, True)
+
+
+def test_a_state_tells_what_resuming_from_it_replays() -> None:
+    pipe = Doubling(numbers(9)).map(plus_one)
+    list(islice(iter(pipe), 4))
+    ((name, items, seconds),) = replays(save_state(pipe))
+    assert (name, items) == ("Doubling", 4)
+    assert 0 < seconds < 60
+    assert replays(save_state(numbers(3))) == []
+
+
+def test_generators_of_python_numpy_and_torch_go_on_from_a_saved_state() -> None:
+    numpy = pytest.importorskip("numpy")
+    random.seed(1)
+    numpy.random.seed(1)
+    numpy.random.standard_normal()  # of which one more is kept
+    random.gauss(0, 1)
+    state = pickle.loads(pickle.dumps(save_generators()))
+
+    def draws() -> Any:
+        return random.random(), random.gauss(0, 1), numpy.random.standard_normal(), numpy.random.rand()
+
+    first = draws()
+    random.seed(2)
+    numpy.random.seed(2)
+    load_generators(state)
+    assert draws() == first
+
+
+def test_generators_of_torch_go_on_from_a_saved_state() -> None:
+    torch = pytest.importorskip("torch")
+    state = save_generators()
+    first = torch.rand(3).tolist()
+    torch.manual_seed(8)
+    load_generators(state)
+    assert torch.rand(3).tolist() == first
+
+
+def test_a_set_of_strings_as_source_is_warned_of_when_it_is_saved() -> None:
+    pipe = IterableWrapper({"a", "b", "c"})
+    next(iter(pipe))
+    with pytest.warns(UserWarning, match="IterableWrapper.*set.*another order in another process.*sorted"):
+        save_state(pipe)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save_state(IterableWrapper({1, 2, 3}))
+
+
+OTHERS = {
+    "a parameter": (
+        lambda: numbers(9).batch(2),
+        lambda: numbers(9).batch(3),
+        "pipe 2 from the source on, Batcher, has batch_size=2 in the state and 3 in this one",
+    ),
+    "a function": (
+        lambda: numbers(9).map(plus_one),
+        lambda: numbers(9).map(drawn),
+        "Mapper, has fn=.*plus_one in the state and .*drawn in",
+    ),
+    "the shape of data": (
+        lambda: numbers(9).map(abs),
+        lambda: numbers(8).map(abs),
+        r"IterableWrapper, has iterable=range\(0, 9\) in the state and range\(0, 8\)",
+    ),
+    "a list's length": (
+        lambda: IterableWrapper(list(range(20))),
+        lambda: IterableWrapper(list(range(21))),
+        "iterable=builtins.list of length 20 in the state and builtins.list of length 21",
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "other", "message"), OTHERS.values(), ids=OTHERS)
+def test_a_pipeline_of_the_same_classes_but_made_otherwise_is_refused(build: Any, other: Any, message: str) -> None:
+    pipe = build()
+    next(iter(pipe))
+    state = save_state(pipe)
+    with pytest.raises(ValueError, match=message):
+        load_state(other(), state)
+    load_state(insisted := other(), state, strict=False)
+    next(iter(insisted))
+    load_state(same := build(), state)
+    assert list(same) == list(build())[1:]
+
+
+def test_what_a_loader_changes_of_a_graph_is_no_other_pipeline() -> None:
+    def build(worker: int) -> Any:
+        pipe = numbers(9).shuffle().sharding_filter()
+        pipe.apply_sharding(2, worker)
+        return pipe
+
+    pipe = build(0)
+    next(iter(pipe))
+    load_state(build(1), save_state(pipe))

@@ -1,0 +1,332 @@
+"""Pipes that are read by index, and the converters and the shuffler that leave them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+import warnings
+
+import pytest
+
+from stream_checks import check_restore
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes import iter as iter_pipes
+from torchdata.datapipes import map as map_pipes
+from torchdata.datapipes.datapipe import DataChunk
+from torchdata.datapipes.map import (
+    Batcher,
+    Concater,
+    InMemoryCacheHolder,
+    IterToMapConverter,
+    MapDataPipe,
+    Mapper,
+    SequenceWrapper,
+    Shuffler,
+    UnZipper,
+    Zipper,
+)
+
+
+def plus_one(number):
+    return number + 1
+
+
+def swapped(pair):
+    return pair[1], pair[0]
+
+
+def numbers(count=10):
+    return SequenceWrapper(range(count))
+
+
+PIPES = {
+    "SequenceWrapper": (lambda: SequenceWrapper([3, 1, 2]), [3, 1, 2]),
+    "Mapper": (lambda: numbers(3).map(plus_one), [1, 2, 3]),
+    "Mapper, by default": (lambda: numbers(3).map(), [0, 1, 2]),
+    "Batcher": (lambda: numbers(5).batch(2), [[0, 1], [2, 3], [4]]),
+    "Batcher, dropping": (lambda: numbers(5).batch(2, drop_last=True), [[0, 1], [2, 3]]),
+    "Batcher, of tuples": (lambda: numbers(4).batch(2, wrapper_class=tuple), [(0, 1), (2, 3)]),
+    "Concater": (lambda: numbers(2).concat(SequenceWrapper("ab"), numbers(1)), [0, 1, "a", "b", 0]),
+    "Concater, by plus": (lambda: numbers(2) + numbers(1), [0, 1, 0]),
+    "Zipper": (lambda: numbers(3).zip(SequenceWrapper("ab")), [(0, "a"), (1, "b")]),
+    "UnZipper": (lambda: numbers(2).zip(SequenceWrapper("ab")).unzip(2, columns_to_skip=[0])[0], ["a", "b"]),
+    "InMemoryCacheHolder": (lambda: numbers(3).map(plus_one).in_memory_cache(), [1, 2, 3]),
+    "IterToMapConverter": (
+        lambda: iter_pipes.IterableWrapper(range(3)).enumerate().to_map_datapipe(),
+        [0, 1, 2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_map_pipe_is_read_by_index_and_knows_its_length(name):
+    build, expected = PIPES[name]
+    pipe = build()
+    assert len(pipe) == len(expected)
+    assert [pipe[index] for index in range(len(pipe))] == expected
+    assert list(pipe) == expected
+    assert pipe[len(pipe) - 1] == expected[-1]
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_an_index_outside_is_an_index_error(name):
+    build, expected = PIPES[name]
+    with pytest.raises(IndexError):
+        build()[len(expected)]
+    with pytest.raises(IndexError):
+        build()[-len(expected) - 1]
+
+
+@pytest.mark.parametrize("name", PIPES)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pipe: pickle.loads(pickle.dumps(pipe))])
+def test_copies_are_equal_whether_or_not_the_original_was_read(name, copied):
+    build, expected = PIPES[name]
+    pipe = build()
+    assert list(copied(pipe)) == expected
+    assert list(pipe) == expected
+    assert list(copied(pipe)) == expected
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipeline_over_a_map_pipe_is_restored_at_every_position(name):
+    build, expected = PIPES[name]
+    assert check_restore(lambda: build().to_iter_datapipe()) == expected
+    assert sorted(map(str, check_restore(lambda: build().shuffle().set_seed(4), seeded=True, keep=str))) == sorted(
+        map(str, expected)
+    )
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_two_workers_share_the_items_also_after_a_break(name):
+    build, expected = PIPES[name]
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    with DataLoader2(build().to_iter_datapipe().sharding_filter(), reading_service=service) as loader:
+        assert list(loader) == expected
+        assert next(iter(loader)) == expected[0]
+        assert list(loader) == expected
+
+
+class BreaksHalfWay(MapDataPipe):
+    """Raises for its second item."""
+
+    def __getitem__(self, index):
+        if index == 1:
+            raise OSError(5, "Input/output error")
+        return index
+
+    def __len__(self):
+        return 3
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda source: source.map(plus_one),
+        lambda source: source.batch(1),
+        lambda source: source.concat(numbers(2)),
+        lambda source: source.zip(numbers(3)),
+        lambda source: source.in_memory_cache(),
+        lambda source: source.zip(numbers(3)).unzip(2)[0],
+    ],
+    ids=["map", "batch", "concat", "zip", "in_memory_cache", "unzip"],
+)
+def test_the_exception_of_a_source_arrives_as_it_is_and_the_other_items_can_be_read(build):
+    pipe = build(BreaksHalfWay())
+    expected = build(numbers(3))
+    for _ in range(2):
+        assert pipe[0] == expected[0]
+        with pytest.raises(OSError, match="Input/output error") as failure:
+            pipe[1]
+        assert failure.value.errno == 5
+        assert pipe[2] == expected[2]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: SequenceWrapper(5), TypeError, "SequenceWrapper.*index"),
+        (lambda: Mapper(numbers(), 5), TypeError, "fn must be a function"),
+        (lambda: Mapper(5, plus_one), TypeError, "MapDataPipe"),
+        (lambda: Mapper(iter_pipes.IterableWrapper([]), plus_one), TypeError, "to_map_datapipe"),
+        (lambda: Batcher(numbers(), 0), AssertionError, "batch_size"),
+        (lambda: Batcher(numbers(), "2"), TypeError, "batch_size"),
+        (lambda: Batcher(numbers(), 2, wrapper_class=3), TypeError, "wrapper_class"),
+        (lambda: Concater(), ValueError, "Expected at least one DataPipe"),
+        (lambda: Concater(numbers(), [1]), TypeError, "Expected all inputs to be `MapDataPipe`.*input 1"),
+        (lambda: Zipper(), ValueError, "Expected at least one DataPipe"),
+        (lambda: Zipper(numbers(), [1]), TypeError, "Expected all inputs to be `MapDataPipe`"),
+        (lambda: UnZipper(numbers(), 0), ValueError, "sequence_length"),
+        (lambda: UnZipper(numbers(), 2, [0, 1]), RuntimeError, "filtered out"),
+        (lambda: UnZipper(numbers(), 2, [2]), ValueError, "columns_to_skip"),
+        (lambda: InMemoryCacheHolder(3), TypeError, "source_dp"),
+        (lambda: Shuffler(numbers(), indices=5), TypeError, "indices"),
+        (lambda: Shuffler(iter_pipes.IterableWrapper([])), TypeError, "to_map_datapipe"),
+        (lambda: IterToMapConverter(numbers()), TypeError, "only apply on IterDataPipe"),
+        (lambda: IterToMapConverter(iter_pipes.IterableWrapper([]), 5), TypeError, "key_value_fn"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_the_constructor(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_a_wrapped_sequence_is_a_copy_unless_told_otherwise():
+    source = [[1]]
+    copied, same = SequenceWrapper(source), SequenceWrapper(source, deepcopy=False)
+    source[0].append(2)
+    assert (copied[0], same[0]) == ([1], [1, 2])
+
+
+def test_a_sequence_that_cannot_be_copied_is_read_itself_with_a_warning():
+    source = [threading.Lock()]
+    with pytest.warns(UserWarning, match="cannot be deep-copied"):
+        pipe = SequenceWrapper(source)
+    assert pipe[0] is source[0]
+
+
+def test_a_mapping_is_read_by_its_keys():
+    pipe = SequenceWrapper({"a": 100, "b": 200}).map(plus_one)
+    assert pipe["b"] == 201
+    assert sorted(pipe.shuffle(indices=["a", "b"])) == [101, 201]
+
+
+def test_an_index_error_within_the_pipe_does_not_look_like_the_end_of_a_batch():
+    def lookup(number):
+        return [0, 1, 2][number]
+
+    pipe = numbers(5).map(lookup).batch(2)
+    assert pipe[0] == [0, 1]
+    with pytest.raises(IndexError, match="list index"):
+        pipe[1]
+
+
+def test_batches_are_data_chunks():
+    assert type(numbers(3).batch(2)[0]) is DataChunk
+
+
+def test_zipping_names_the_pipe_that_ended():
+    with pytest.raises(IndexError, match=r"Index 2 .*SequenceWrapper"):
+        numbers(3).zip(numbers(2))[2]
+
+
+def test_a_pipe_without_length_says_so():
+    class Squares(MapDataPipe):
+        def __getitem__(self, index):
+            return index * index
+
+    for pipe in (Squares().map(plus_one), Squares().batch(2), Squares().zip(numbers())):
+        with pytest.raises(TypeError, match="valid length"):
+            len(pipe)
+    assert Squares().batch(3)[1] == [9, 16, 25]
+    with pytest.raises(TypeError, match="valid length"):
+        Squares().shuffle()
+    assert sorted(Squares().shuffle(indices=[2, 3])) == [4, 9]
+
+
+def test_the_cache_asks_its_source_once_per_item():
+    asked = []
+    pipe = numbers(3).map(asked.append).in_memory_cache()
+    for _ in range(2):
+        list(pipe)
+    assert asked == [0, 1, 2]
+
+
+def test_the_shuffled_order_is_the_reference_one_for_a_seed():
+    pipe = numbers().shuffle().set_seed(0)
+    assert list(pipe) == [7, 8, 1, 5, 3, 4, 2, 0, 9, 6]
+    assert sorted(pipe) == list(range(10))
+    assert list(pipe.set_seed(0)) == [7, 8, 1, 5, 3, 4, 2, 0, 9, 6]
+
+
+def test_shuffling_is_turned_off_and_on():
+    pipe = numbers().shuffle().set_shuffle(False)
+    assert list(pipe) == list(range(10))
+    assert pipe.set_shuffle(True).set_seed(0) is pipe
+    assert list(pipe) == [7, 8, 1, 5, 3, 4, 2, 0, 9, 6]
+    assert check_restore(lambda: numbers().shuffle().set_shuffle(False)) == list(range(10))
+
+
+def test_the_length_of_a_shuffler_is_that_of_its_indices():
+    assert len(numbers().shuffle()) == 10
+    assert len(numbers().shuffle(indices=[1, 2])) == 2
+
+
+def test_a_pipe_of_pairs_becomes_a_map_by_key():
+    source = iter_pipes.IterableWrapper([("a", 1), ("b", 2)])
+    pipe = source.to_map_datapipe()
+    assert (pipe["a"], pipe["b"], len(pipe)) == (1, 2, 2)
+    with pytest.raises(IndexError, match="Index 'c' is invalid"):
+        pipe["c"]
+    assert source.to_map_datapipe(swapped)[2] == "b"
+
+
+def test_a_key_that_comes_twice_is_warned_of_and_its_last_value_counts():
+    pipe = iter_pipes.IterableWrapper([("a", 1), ("a", 2)]).to_map_datapipe()
+    with pytest.warns(UserWarning, match="duplicate key 'a'"):
+        assert pipe["a"] == 2
+
+
+@pytest.mark.parametrize(("item", "error"), [(5, TypeError), ((1, 2, 3), ValueError), ((), ValueError)])
+def test_items_that_are_no_pairs_are_an_error_each_time_they_are_read(item, error):
+    pipe = iter_pipes.IterableWrapper([("a", 1), item]).to_map_datapipe()
+    for _ in range(2):
+        with pytest.raises(error, match="IterToMapConverter"):
+            pipe["a"]
+
+
+def test_len_of_a_map_reads_its_source_only_where_that_does_not_know():
+    known = iter_pipes.IterableWrapper([("a", 1)]).to_map_datapipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(known) == 1
+    unknown = iter_pipes.IterableWrapper([("a", 1)]).filter(bool).to_map_datapipe()
+    with pytest.warns(UserWarning, match="set_length"):
+        assert len(unknown) == 1
+
+
+def test_a_restored_map_reads_its_source_again_with_the_same_seeds():
+    def build():
+        drawn = iter_pipes.IterableWrapper(range(100)).shuffle(buffer_size=100).enumerate()
+        return drawn.to_map_datapipe().to_iter_datapipe()
+
+    from torchdata.datapipes.state import load_state, save_state
+
+    pipe = build()
+    items = iter(pipe)
+    head = [next(items) for _ in range(3)]
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    tail = list(items)
+    other = build()
+    load_state(other, state)
+    assert list(other) == tail
+    assert sorted(head + tail) == list(range(100))
+
+
+def test_every_public_map_pipe_is_covered_here():
+    tested = {name.split(",")[0] for name in PIPES} | {"IndexSampler", "Shuffler", "MapDataPipe"}
+    assert tested == set(map_pipes.__all__)
+
+
+class Endless:
+    """A data set that takes any index, though it has a length."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index % 4
+
+
+class Unsized:
+    """A data set that ends with an IndexError, and has no length."""
+
+    def __getitem__(self, index):
+        return "abc"[index]
+
+
+def test_a_data_set_that_raises_no_index_error_is_read_by_its_length():
+    assert list(SequenceWrapper(Endless())) == [0, 1, 2, 3]
+    assert list(SequenceWrapper(Endless()).map(str)) == ["0", "1", "2", "3"]
+    assert SequenceWrapper(Endless())[5] == 1
+    assert list(SequenceWrapper(Unsized()).map(str.upper)) == ["A", "B", "C"]

@@ -1,0 +1,391 @@
+"""Behaviour of single iter pipes that the table of `test_pipes_model.py` does not state."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipes_table.core import is_even, plus_one
+from torchdata.datapipes import DataChunk
+from torchdata.datapipes._pipe.traversal import LARGEST_STRUCTURE, sources_of
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torchdata.datapipes.iter import (
+    IterableWrapper,
+    MapToIterConverter,
+    Sampler,
+)
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.utils._streams import StreamWrapper
+
+
+class Squares(MapDataPipe):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __getitem__(self, index: Any) -> Any:
+        return index * index
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Closable:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def raise_stop(item: int) -> int:
+    if item == 2:
+        raise StopIteration
+    return item
+
+
+def test_importing_the_pipes_loads_neither_numpy_nor_torch() -> None:
+    code = "import sys, torchdata.datapipes; print({'numpy', 'torch', 'cloudpickle'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("items", [[[1], [2]], ([1], [2])])
+def test_changing_items_in_place_does_not_reach_the_next_epoch(items: Any) -> None:
+    pipe = IterableWrapper(items)
+    for item in pipe:
+        item.append(0)
+    assert list(pipe) == [[1], [2]]
+
+
+def test_changing_the_wrapped_list_while_reading_does_not_change_what_is_read() -> None:
+    numbers = [1, 2, 3]
+    seen = []
+    for number in IterableWrapper(numbers):
+        numbers.append(number)
+        seen.append(number)
+    assert seen == [1, 2, 3]
+
+
+def test_without_deepcopy_items_are_the_originals() -> None:
+    item: list[int] = []
+    assert next(iter(IterableWrapper([item], deepcopy=False))) is item
+
+
+def test_an_iterable_that_cannot_be_copied_warns_and_is_read_itself() -> None:
+    pipe = IterableWrapper(number for number in range(3))
+    with pytest.warns(UserWarning, match="cannot be deep-copied"):
+        assert list(pipe) == [0, 1, 2]
+    with pytest.warns(UserWarning, match="cannot be deep-copied"):
+        assert list(pipe) == []
+
+
+def test_a_one_shot_iterator_that_can_be_copied_is_read_in_every_epoch() -> None:
+    pipe = IterableWrapper(iter([1, 2]))
+    assert [list(pipe), list(pipe)] == [[1, 2], [1, 2]]
+
+
+class ByHand(Sequence[int]):
+    """A sequence that iterates as `collections.abc.Sequence` does."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return range(9)[index]
+
+    def __len__(self) -> int:
+        return 9
+
+
+class OddList(list[int]):
+    """A list that iterates in an order of its own."""
+
+    def __iter__(self) -> Any:
+        return reversed(self)
+
+
+ITERABLES = [
+    list(range(9)),
+    tuple(range(9)),
+    range(9),
+    "abcdefghi",
+    b"abcdefghi",
+    np.arange(9),
+    {n: n for n in range(9)},
+    set(range(9)),
+    iter(list(range(9))),
+    ByHand(),
+    OddList(range(9)),
+]
+
+
+@pytest.mark.parametrize("iterable", ITERABLES, ids=lambda value: type(value).__name__)
+def test_every_kind_of_iterable_is_restored_in_its_middle(iterable: Any) -> None:
+    pipe = IterableWrapper(iterable)
+    iterator = iter(pipe)
+    head = [next(iterator) for _ in range(4)]
+    restored = IterableWrapper(iterable)
+    load_state(restored, save_state(pipe))
+    assert head + list(restored) == list(IterableWrapper(iterable))
+
+
+def test_restoring_a_long_range_does_not_read_what_comes_before() -> None:
+    pipe = IterableWrapper(range(10**15))
+    restored = IterableWrapper(range(10**15))
+    next(iter(pipe))
+    state = save_state(pipe)
+    state["pipes"][0]["state"]["position"] = state["pipes"][0]["yielded"] = 10**15 - 2
+    load_state(restored, state)
+    assert list(iter(restored)) == [10**15 - 2, 10**15 - 1]
+
+
+def test_a_stop_iteration_in_a_function_is_an_error_and_no_end() -> None:
+    for pipe in (
+        IterableWrapper(range(5)).map(raise_stop),
+        IterableWrapper([(n,) for n in range(5)]).map(raise_stop, input_col=0),
+        IterableWrapper(range(5)).flatmap(lambda n: [raise_stop(n)]),
+        IterableWrapper(range(5)).filter(lambda n: bool(raise_stop(n))),
+        IterableWrapper(range(5)).groupby(raise_stop),
+    ):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(pipe)
+
+
+def test_a_stop_iteration_in_a_function_after_a_full_epoch_is_an_error_too() -> None:
+    calls = iter(range(8))
+    pipe = IterableWrapper(range(5)).map(lambda _: next(calls))
+    assert list(pipe) == [0, 1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(pipe)
+
+
+def test_columns_of_dicts_are_mapped_in_place_and_of_tuples_in_new_tuples() -> None:
+    assert list(IterableWrapper([{"a": 1, "b": 2}]).map(plus_one, "a", "c")) == [{"a": 1, "b": 2, "c": 2}]
+    item = (1, 2)
+    assert list(IterableWrapper([item], deepcopy=False).map(plus_one, 0)) == [(2, 2)]
+    assert item == (1, 2)
+
+
+def test_a_predicate_that_returns_no_bool_is_an_error() -> None:
+    with pytest.raises(ValueError, match="must return a bool, but returned 1 of type int"):
+        list(IterableWrapper([1]).filter(lambda n: n))
+    assert list(IterableWrapper([1, 2]).filter(lambda n: np.bool_(n == 2))) == [2]
+
+
+def test_a_filter_closes_the_streams_of_items_that_it_drops() -> None:
+    kept, dropped = StreamWrapper(Closable()), StreamWrapper(Closable())
+    pipe = IterableWrapper([("keep", kept), ("drop", dropped)], deepcopy=False)
+    assert [name for name, _ in pipe.filter(lambda item: item[0] == "keep")] == ["keep"]
+    assert (kept.closed, dropped.closed) == (False, True)
+
+
+def test_a_header_takes_no_more_items_than_it_yields() -> None:
+    seen = []
+    source = IterableWrapper(range(9)).map(lambda n: seen.append(n) or n)
+    assert list(source.header(3)) == seen == [0, 1, 2]
+
+
+def test_the_length_of_a_header_over_an_unsized_pipe_is_its_limit_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="inferred to be equal to its limit, because its source"):
+        assert len(IterableWrapper(range(9)).filter(is_even).header(3)) == 3
+
+
+def test_a_batch_is_a_list_that_is_told_from_other_lists() -> None:
+    (chunk,) = IterableWrapper([1, 2]).batch(2)
+    assert type(chunk) is DataChunk
+    assert chunk == [1, 2]
+    assert (chunk.items, chunk.as_str("> "), list(chunk.raw_iterator())) == ([1, 2], "> [1, 2]", [1, 2])
+    assert type(pickle.loads(pickle.dumps(chunk))) is DataChunk
+
+
+def test_unbatching_deeper_than_the_data_is_an_error_that_names_the_level() -> None:
+    with pytest.raises(IndexError, match="unbatch_level 2 exceeds the depth"):
+        list(IterableWrapper([[1]]).unbatch(2))
+
+
+def test_groups_that_leave_a_full_buffer_keep_their_own_key() -> None:
+    pipe = IterableWrapper([1, 1, 2]).groupby(lambda n: n, keep_key=True, buffer_size=3)
+    assert list(pipe) == [(1, [1, 1]), (2, [2])]
+
+
+def test_a_full_buffer_of_small_groups_is_an_error_unless_they_are_dropped() -> None:
+    sizes = {"buffer_size": 3, "group_size": 3, "guaranteed_group_size": 2}
+    with pytest.raises(RuntimeError, match="Failed to group items"):
+        list(IterableWrapper(range(5)).groupby(lambda n: n, **sizes))
+    assert list(IterableWrapper([1, 2, 3, 3]).groupby(lambda n: n, drop_remaining=True, **sizes)) == [
+        [3, 3],
+        [2],
+    ]
+
+
+#: Orders that torchdata 0.9.0 gives for `IterableWrapper(range(10)).shuffle(buffer_size=…).set_seed(…)`.
+UPSTREAM_ORDERS = {
+    (1, 7): [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
+    (3, 0): [1, 3, 0, 4, 2, 6, 8, 9, 7, 5],
+    (3, 123): [0, 1, 3, 4, 6, 5, 8, 7, 2, 9],
+    (4, 4611686018427387909): [3, 2, 1, 6, 7, 8, 0, 5, 4, 9],
+    (10, 1): [2, 1, 6, 0, 7, 8, 9, 5, 4, 3],
+    (100, 42): [1, 0, 6, 3, 4, 5, 2, 9, 7, 8],
+}
+
+
+@pytest.mark.parametrize(("buffer_size", "seed"), UPSTREAM_ORDERS)
+def test_a_seed_gives_the_order_that_torchdata_0_9_gives(buffer_size: int, seed: int) -> None:
+    pipe = IterableWrapper(range(10)).shuffle(buffer_size=buffer_size).set_seed(seed)
+    assert list(pipe) == UPSTREAM_ORDERS[buffer_size, seed]
+
+
+def test_without_a_seed_orders_follow_the_global_generator(no_torch: None) -> None:
+    pipe = IterableWrapper(range(50)).shuffle()
+    random.seed(3)
+    first, second = list(pipe), list(pipe)
+    random.seed(3)
+    assert first != second
+    assert [list(pipe), list(pipe)] == [first, second]
+
+
+def test_the_seed_of_an_iteration_can_be_asked_for_and_used_again() -> None:
+    pipe = IterableWrapper(range(50)).shuffle()
+    assert pipe.epoch_seed() is None
+    order = list(pipe)
+    assert list(pipe.set_seed(pipe.epoch_seed())) == order
+
+
+def test_a_seed_set_before_the_first_iteration_is_part_of_the_state() -> None:
+    state = save_state(IterableWrapper(range(50)).shuffle().set_seed(5))
+    restored = IterableWrapper(range(50)).shuffle()
+    load_state(restored, state)
+    assert list(restored) == list(IterableWrapper(range(50)).shuffle().set_seed(5))
+
+
+def test_turning_shuffling_off_acts_from_the_next_iteration_on() -> None:
+    pipe = IterableWrapper(range(20)).shuffle(buffer_size=5).set_seed(1)
+    expected = list(pipe)
+    iterator = iter(pipe.set_seed(1))
+    head = [next(iterator) for _ in range(3)]
+    pipe.set_shuffle(False)
+    assert head + list(iterator) == expected
+    assert list(pipe) == list(range(20))
+
+
+class Backwards:
+    """A sampler with a length, whose order is restored from state."""
+
+    def __init__(self, data_source: Any) -> None:
+        self.data_source = data_source
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+    def __iter__(self) -> Any:
+        return iter(random.sample(range(len(self.data_source)), len(self.data_source)))
+
+
+def test_a_random_sampler_is_restored_in_its_middle() -> None:
+    pipe = Sampler(IterableWrapper(range(20)), Backwards)
+    iterator = iter(pipe)
+    head = [next(iterator) for _ in range(7)]
+    restored = Sampler(IterableWrapper(range(20)), Backwards)
+    load_state(restored, pickle.loads(pickle.dumps(save_state(pipe))))
+    tail = list(restored)
+    assert tail == list(iterator)
+    assert sorted(head + tail) == list(range(20))
+
+
+def test_torch_samplers_work() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    assert sorted(Sampler(IterableWrapper(range(5)), data.RandomSampler)) == [0, 1, 2, 3, 4]
+
+
+def test_cycling_for_ever_over_nothing_ends() -> None:
+    assert list(IterableWrapper([]).cycle()) == []
+
+
+def test_a_map_pipe_is_read_by_its_indices() -> None:
+    pipe = Squares(4).to_iter_datapipe()
+    assert isinstance(pipe, MapToIterConverter)
+    assert (list(pipe), len(pipe)) == ([0, 1, 4, 9], 4)
+    assert list(Squares(4).to_iter_datapipe(indices=[3, 1])) == [9, 1]
+    iterator = iter(pipe)
+    next(iterator)
+    restored = Squares(4).to_iter_datapipe()
+    load_state(restored, save_state(pipe))
+    assert list(restored) == [1, 4, 9]
+
+
+def test_items_in_buffers_are_not_taken_for_sources() -> None:
+    pipe = IterableWrapper([[IterableWrapper([n])] for n in range(4)], deepcopy=False).shuffle(buffer_size=2)
+    next(iter(pipe))
+    assert sources_of(pipe) == [pipe.datapipe]
+
+
+def test_a_pipe_that_holds_much_data_is_searched_without_looking_at_the_data() -> None:
+    class Holder(IterDataPipe):
+        def __init__(self) -> None:
+            self.data = [LooksAway()] * 5000
+            self.array = np.zeros(10)
+
+    class LooksAway:
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            raise AssertionError("the data was looked at")
+
+    assert sources_of(Holder()) == []
+
+
+class Counted(list[Any]):
+    """A list that counts how many members of such lists were looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        Counted.looked_at += len(self)
+        return super().__iter__()
+
+
+def nested(depth: int, leaf: Any) -> Any:
+    for _ in range(depth):
+        leaf = Counted([leaf])
+    return leaf
+
+
+NESTED_DATA = {
+    "rows of cells": lambda: Counted(Counted(Counted([n]) for n in range(1000)) for _ in range(100)),
+    "short rows": lambda: Counted(Counted([n]) for n in range(3000)),
+    "long rows": lambda: Counted(Counted(range(2000)) for _ in range(50)),
+    "rows of rows that differ in kind": lambda: Counted(Counted([[], n]) for n in range(2000)),
+    "deeper than Python recurses": lambda: nested(50_000, 1),
+}
+
+
+@pytest.mark.parametrize("make", NESTED_DATA.values(), ids=NESTED_DATA)
+def test_nested_data_is_searched_within_one_budget_per_attribute(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Holder(IterDataPipe):
+        def __init__(self) -> None:
+            self.source = IterableWrapper([1])
+            self.data = make()
+            self.other = [IterableWrapper([2])]
+
+    holder = Holder()
+    monkeypatch.setattr(Counted, "looked_at", 0)
+    assert sources_of(holder) == [holder.source, holder.other[0]]
+    assert 0 < Counted.looked_at <= 2 * LARGEST_STRUCTURE  # for the types, and for those that may hold pipes
+
+
+def test_data_in_a_structure_does_not_hide_the_pipes_beside_it() -> None:
+    class Holder(IterDataPipe):
+        def __init__(self, held: Any) -> None:
+            self.held = held
+
+    pipes = [IterableWrapper([n]) for n in range(400)]
+    rows = [[n] for n in range(1500)]
+    named = {"table": rows, "parts": [("a", pipes[0]), ("b", (pipes[1], rows))], "last": pipes[2]}
+    assert sources_of(Holder(named)) == pipes[:3]
+    assert sources_of(Holder([(str(n), pipe) for n, pipe in enumerate(pipes[:350])])) == pipes[:350]
+    assert sources_of(Holder({"left": pipes[:200], "right": tuple(pipes[200:])})) == pipes

@@ -1,0 +1,71 @@
+"""Pipes without state of their own: they are replayed, and so is what depends on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipes_table.core import Doubling, plus_one
+from torchdata.datapipes.iter import IterableWrapper, Mapper
+from torchdata.datapipes.state import forget_state, load_state, save_state
+
+
+class Overriding(Mapper[int]):
+    """A user's subclass with an `__iter__` of its own, which the base's state says nothing about."""
+
+    def __iter__(self) -> Any:
+        yield from enumerate(self.datapipe)
+
+
+class Tagging(Mapper[Any]):
+    """A user's subclass that goes through the base's `__iter__`."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize("kind", [Overriding, Tagging])
+def test_a_subclass_that_overrides_iter_is_replayed(kind: Any) -> None:
+    pipe = kind(IterableWrapper(range(5)), plus_one)
+    expected = list(pipe)
+    iterator = iter(pipe)
+    head = [next(iterator) for _ in range(2)]
+    state = save_state(pipe)
+    assert [entry.get("drop") for entry in state["pipes"]] == [None, 2]
+    restored = kind(IterableWrapper(range(5)), plus_one)
+    load_state(restored, state)
+    assert head + list(restored) == expected
+
+
+def test_branches_of_a_replayed_fork_are_replayed_in_step() -> None:
+    def build() -> Any:
+        left, right = IterableWrapper(range(50)).fork(2, buffer_size=2)
+        return Doubling(left).zip(right)
+
+    iterator = iter(pipe := build())
+    head = [next(iterator) for _ in range(30)]
+    restored = build()
+    load_state(restored, save_state(pipe))
+    assert head + list(restored) == [(2 * n, n) for n in range(50)]
+
+
+def test_a_pipe_over_a_plain_iterable_is_restored_too() -> None:
+    pipe = Mapper(range(5), plus_one)
+    iterator = iter(pipe)
+    assert [next(iterator), next(iterator)] == [1, 2]
+    restored = Mapper(range(5), plus_one)
+    load_state(restored, save_state(pipe))
+    assert list(restored) == [3, 4, 5]
+    assert list(restored) == [1, 2, 3, 4, 5]
+
+
+def test_a_state_that_was_forgotten_is_not_saved_again() -> None:
+    pipe = IterableWrapper(range(5))
+    next(iter(pipe))
+    restored = IterableWrapper(range(5))
+    load_state(restored, save_state(pipe))
+    forget_state(restored)
+    again = IterableWrapper(range(5))
+    load_state(again, save_state(restored))
+    assert list(again) == list(restored) == [0, 1, 2, 3, 4]

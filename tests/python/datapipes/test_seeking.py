@@ -1,0 +1,127 @@
+"""Sources that go on from a state without making again what lies before it: what they read is counted."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+ITEMS, PLACE = 2000, 1900
+
+
+class Counter:
+    """How much was read."""
+
+    count = 0
+
+    def since(self) -> int:
+        """How much was since this was last asked."""
+        found, self.count = self.count, 0
+        return found
+
+
+counter = Counter()
+
+
+class Counted(io.BytesIO):
+    """A file in memory whose read bytes are counted, also of copies: a state holds the streams that wait."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        found = super().read(size)
+        counter.count += len(found)
+        return found
+
+    def read1(self, size: int | None = -1) -> bytes:
+        found = super().read1(size)
+        counter.count += len(found)
+        return found
+
+    def readinto(self, buffer: Any) -> int:
+        found = super().readinto(buffer)
+        counter.count += found
+        return found
+
+    def readline(self, size: int | None = -1) -> bytes:
+        found = super().readline(size)
+        counter.count += len(found)
+        return found
+
+    def __next__(self) -> bytes:
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line
+
+
+class CountedItems:
+    """A data set that is read by index. It is counted how often."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> int:
+        if index >= ITEMS:
+            raise IndexError(index)
+        counter.count += 1
+        return index
+
+
+def archive() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for number in range(ITEMS):
+            member = tarfile.TarInfo(str(number))
+            member.size = 600
+            tar.addfile(member, io.BytesIO(bytes(600)))
+    return file.getvalue()
+
+
+LINES = b"".join(b"%d,%s\n" % (number, b"x" * 50) for number in range(ITEMS))
+
+
+def of_file(content: Callable[[], bytes], pipe: Callable[[Any], Any]) -> Callable[[], Any]:
+    def build() -> Any:
+        return pipe(IterableWrapper([("name", Counted(content()))], deepcopy=False))
+
+    return build
+
+
+def of_items(pipe: Callable[[Any], Any]) -> Callable[[], Any]:
+    def build() -> Any:
+        return pipe(CountedItems())
+
+    return build
+
+
+SOURCES = {
+    "data read by index": of_items(lambda items: IterableWrapper(items, deepcopy=False)),
+    "a map pipe": of_items(lambda items: SequenceWrapper(items, deepcopy=False).to_iter_datapipe()),
+    "a shuffled map pipe": of_items(lambda items: SequenceWrapper(items, deepcopy=False).shuffle().set_seed(3)),
+    "lines": of_file(lambda: LINES, lambda pipe: pipe.readlines(return_path=False)),
+    "rows": of_file(lambda: LINES, lambda pipe: pipe.parse_csv()),
+    "members": of_file(archive, lambda pipe: pipe.load_from_tar().map(lambda pair: (pair[0], pair[1].read()))),
+}
+
+
+@pytest.mark.parametrize("build", SOURCES.values(), ids=SOURCES)
+def test_a_source_that_goes_on_late_reads_what_is_left_and_little_more(build: Callable[[], Any]) -> None:
+    counter.since()
+    whole = list(build())
+    most = counter.since() / 5
+    pipe = build()
+    iterator = iter(pipe)
+    head = list(islice(iterator, PLACE))
+    state = save_state(pipe)
+    other = build()
+    load_state(other, state)
+    counter.since()
+    assert head + list(other) == whole
+    assert 0 < counter.since() < most

@@ -1,0 +1,339 @@
+"""Prefetcher: its thread, pausing, errors at their place, forks, and exact state."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from torchdata._native import PrefetchQueue
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
+from torchdata.datapipes.state import load_state, save_state
+from waiting import check_in_forked_child, wait_for
+
+
+def prefetching_threads() -> int:
+    return sum(thread.name == "torchdata-prefetch" for thread in threading.enumerate())
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_thread() -> Iterator[None]:
+    yield
+    gc.collect()
+    wait_for(lambda: prefetching_threads() == 0)
+
+
+class Counting(IterDataPipe[int]):
+    """Yields 0, 1, … and keeps count of what was taken; raises KeyError in the place of item `fail_at`."""
+
+    def __init__(self, count: int, fail_at: int | None = None) -> None:
+        self.count, self.fail_at, self.taken = count, fail_at, 0
+
+    def reset(self) -> None:
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.taken < self.count:
+            if self.taken == self.fail_at:
+                raise KeyError(f"item {self.taken}")
+            self.taken += 1
+            yield self.taken - 1
+
+
+class Gated(IterDataPipe[int]):
+    """Yields 0, then waits for the gate before each further item."""
+
+    def __init__(self) -> None:
+        self.gate, self.waits = threading.Event(), threading.Event()
+
+    def __getstate__(self) -> Any:
+        return {}
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        for number in range(1, 5):
+            self.waits.set()
+            self.gate.wait(20)
+            yield number
+
+
+@pytest.mark.parametrize("buffer_size", [1, 2, 10, 1000])
+def test_items_come_in_the_sources_order_in_every_epoch(buffer_size: int) -> None:
+    pipe = IterableWrapper(range(300)).prefetch(buffer_size)
+    assert [list(pipe), list(pipe)] == [list(range(300))] * 2
+    assert len(pipe) == 300
+
+
+def test_an_empty_source_ends_at_once() -> None:
+    assert list(IterableWrapper([]).prefetch()) == []
+
+
+def test_none_and_exceptions_are_items_like_others() -> None:
+    error = StopIteration()
+    assert list(IterableWrapper([None, error], deepcopy=False).prefetch()) == [None, error]
+
+
+@pytest.mark.parametrize(("buffer_size", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError)])
+def test_a_wrong_buffer_size_is_refused_by_name(buffer_size: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="Prefetcher: buffer_size"):
+        IterableWrapper(range(3)).prefetch(buffer_size)
+
+
+def test_the_source_runs_ahead_by_the_buffer_size_and_no_further() -> None:
+    source = Counting(100)
+    iterator = iter(source.prefetch(4))
+    assert next(iterator) == 0
+    wait_for(lambda: source.taken == 5)
+    assert next(iterator) == 1
+    wait_for(lambda: source.taken == 6)
+
+
+@pytest.mark.parametrize("position", [0, 3, 9])
+def test_an_error_arrives_at_its_place_with_its_type_and_ends_the_iteration(position: int) -> None:
+    pipe = Counting(10, fail_at=position).prefetch(3)
+    iterator = iter(pipe)
+    assert [next(iterator) for _ in range(position)] == list(range(position))
+    with pytest.raises(KeyError, match=f"item {position}") as caught:
+        next(iterator)
+    assert any(entry.name == "__iter__" for entry in caught.traceback)
+    assert next(iterator, "end") == "end"
+    pipe.source_datapipe.fail_at = None
+    assert list(pipe) == list(range(10))
+
+
+def test_an_abandoned_iterator_ends_its_thread() -> None:
+    pipe = IterableWrapper(range(1000)).prefetch(2)
+    for item in pipe:
+        if item == 3:
+            break
+    gc.collect()
+    wait_for(lambda: prefetching_threads() == 0)
+    assert list(pipe) == list(range(1000))
+
+
+def test_dropping_pipe_and_iterator_ends_the_thread() -> None:
+    iterator = iter(IterableWrapper(range(1000)).prefetch(2))
+    assert next(iterator) == 0
+    del iterator
+    gc.collect()
+    wait_for(lambda: prefetching_threads() == 0)
+
+
+def test_a_second_iterator_ends_the_first_ones_thread() -> None:
+    pipe = IterableWrapper(range(1000)).prefetch(2)
+    first = iter(pipe)
+    next(first)
+    second = iter(pipe)
+    assert next(second) == 0
+    assert prefetching_threads() == 1
+    with pytest.raises(RuntimeError, match="invalidated"):
+        next(first)
+
+
+def test_shutdown_ends_thread_and_iterator_and_may_be_called_twice() -> None:
+    pipe = IterableWrapper(range(1000)).prefetch(2)
+    iterator = iter(pipe)
+    next(iterator)
+    pipe.shutdown()
+    pipe.shutdown()
+    assert prefetching_threads() == 0
+    assert list(iterator) == []
+
+
+def test_a_paused_pipe_leaves_its_source_alone_until_resumed() -> None:
+    source = Counting(100)
+    pipe = source.prefetch(4)
+    pipe.pause()  # nothing to pause yet
+    iterator = iter(pipe)
+    wait_for(lambda: source.taken == 4)
+    pipe.pause()
+    assert [next(iterator) for _ in range(4)] == [0, 1, 2, 3]
+    assert source.taken == 4
+    pipe.resume()
+    assert list(iterator) == list(range(4, 100))
+
+
+def test_pausing_waits_for_the_item_in_the_making_and_gives_up_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Gated()
+    pipe = source.prefetch(3)
+    iterator = iter(pipe)
+    assert source.waits.wait(10)
+    monkeypatch.setattr(Prefetcher, "patience", 0.05)
+    with pytest.raises(TimeoutError, match="Prefetcher cannot be paused"):
+        pipe.pause()
+    monkeypatch.undo()
+    source.gate.set()
+    pipe.pause()
+    pipe.resume()
+    assert list(iterator) == [0, 1, 2, 3, 4]
+
+
+def mixed() -> Any:
+    return IterableWrapper(range(23)).shuffle(buffer_size=5).set_seed(3).prefetch(4).map(str).prefetch(2)
+
+
+@pytest.mark.parametrize("build", [lambda: IterableWrapper(range(23)).prefetch(4), mixed])
+def test_state_at_every_position_gives_the_exact_tail_and_later_epochs(build: Callable[[], Any]) -> None:
+    whole = list(build())
+    for position in range(len(whole) + 1):
+        pipe = build()
+        iterator = iter(pipe)
+        head = [next(iterator) for _ in range(position)]
+        state = pickle.loads(pickle.dumps(save_state(pipe)))
+        assert head + list(iterator) == whole  # saving does no harm
+        restored = build()
+        load_state(restored, state)
+        assert list(restored) == whole[position:], f"after {position} items"
+        assert sorted(restored) == sorted(whole)
+
+
+def test_state_is_exact_after_a_break() -> None:
+    pipe = Counting(50).prefetch(5)
+    stateful = IterableWrapper(range(50)).prefetch(5)
+    for each in (pipe, stateful):
+        for item in each:
+            if item == 7:
+                break
+        other = copy.deepcopy(each)
+        load_state(other, save_state(each))
+        assert list(other) == list(range(8, 50))
+
+
+def test_state_is_exact_when_taken_again_amid_restored_items() -> None:
+    pipe = IterableWrapper(range(20)).prefetch(6)
+    iterator = iter(pipe)
+    next(iterator)
+    for done in range(1, 20):
+        restored = IterableWrapper(range(20)).prefetch(6)
+        load_state(restored, save_state(pipe))
+        pipe, iterator = restored, iter(restored)
+        assert next(iterator) == done
+
+
+def test_an_error_held_ready_is_part_of_the_state() -> None:
+    source = IterableWrapper(range(5)).map(_fails_at_3)
+    pipe = source.prefetch(10)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    wait_for(lambda: prefetching_threads() == 0)
+    restored = IterableWrapper(range(5)).map(_fails_at_3).prefetch(10)
+    load_state(restored, pickle.loads(pickle.dumps(save_state(pipe))))
+    got = iter(restored)
+    assert [next(got), next(got)] == [1, 2]
+    with pytest.raises(LookupError, match="three"):
+        next(got)
+
+
+def _fails_at_3(item: int) -> int:
+    if item == 3:
+        raise LookupError("three")
+    return item
+
+
+def test_a_copy_of_a_running_pipe_starts_anew() -> None:
+    pipe = IterableWrapper(range(9)).prefetch(2)
+    iterator = iter(pipe)
+    next(iterator)
+    for twin in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
+        assert list(twin) == list(range(9))
+    assert list(iterator) == list(range(1, 9))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_neither_hangs_nor_uses_the_parents_thread() -> None:
+    pipe = IterableWrapper(range(100)).prefetch(3)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+
+    def in_the_child() -> None:
+        nonlocal iterator
+        with pytest.raises(RuntimeError, match="forked child"):
+            next(iterator)
+        pipe.pause()
+        pipe.resume()
+        load_state(pipe, save_state(IterableWrapper(range(100)).prefetch(3)))
+        assert list(pipe) == list(range(100))
+        pipe.shutdown()
+        del iterator
+        gc.collect()
+
+    check_in_forked_child(in_the_child)
+    assert list(iterator) == list(range(1, 100))
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["", "del iterator", "sys.exit(0)", "pipe.pause()"],
+)
+def test_the_interpreter_exits_cleanly_amid_an_iteration(ending: str) -> None:
+    program = (
+        "import sys\nfrom torchdata.datapipes.iter import IterableWrapper\n"
+        f"pipe = IterableWrapper(range(10**9)).prefetch(3)\niterator = iter(pipe)\nnext(iterator)\n{ending}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_control_c_ends_a_wait_for_an_item() -> None:
+    program = (
+        "import os, signal, threading, time\n"
+        "from torchdata.datapipes.iter import IterableWrapper\n"
+        "never = threading.Event()\n"
+        "pipe = IterableWrapper([0]).map(lambda _: never.wait(30)).prefetch(3)\n"
+        "iterator = iter(pipe)\n"
+        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "begun = time.monotonic()\n"
+        "try:\n    next(iterator)\n"
+        "except KeyboardInterrupt:\n    print(time.monotonic() - begun < 10, flush=True)\n"
+        "never.set()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr, done.returncode) == ("True", "", 0)
+
+
+def test_a_queue_without_room_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        PrefetchQueue(0)
+
+
+class Seekable(IterDataPipe[int]):
+    """Counts from its position; loading a state lets another thread run before it returns."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def reset(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 100_000:
+            self.position += 1
+            yield self.position - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.position = state_dict["position"]
+        time.sleep(0.02)
+
+
+def test_loading_a_state_halts_a_thread_that_still_reads_the_source() -> None:
+    pipe = Seekable().prefetch(50_000)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    expected = len(state["pipes"][-1]["state"]["items"]) + 1
+    load_state(pipe, state)
+    assert pipe.source_datapipe.position == expected
+    assert next(iter(pipe)) == 1

@@ -1,0 +1,452 @@
+"""ThreadPoolMapper: order, bounded reading ahead, errors at their place, threads that end, and exact state."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
+from typing import Any
+
+import pytest
+
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, ThreadPoolMapper
+from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.utils import StreamWrapper
+from waiting import check_in_forked_child, wait_for
+
+PREFIX = "torchdata-threadpool"
+
+
+def pool_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(PREFIX)]
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_thread() -> Iterator[None]:
+    yield
+    gc.collect()
+    wait_for(lambda: not pool_threads())
+
+
+class Watched(IterDataPipe[Any]):
+    """Yields 0, 1, …; keeps count of what was taken, and of the threads that took it."""
+
+    def __init__(self, count: int, fail_at: int | None = None) -> None:
+        self.count, self.fail_at, self.taken = count, fail_at, 0
+        self.readers: set[str] = set()
+
+    def reset(self) -> None:
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.taken < self.count:
+            self.readers.add(threading.current_thread().name)
+            if self.taken == self.fail_at:
+                raise KeyError(f"item {self.taken}")
+            self.taken += 1
+            yield self.taken - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.taken = state_dict["taken"]
+
+
+class Gate:
+    """A function that waits until the gate opens, for chosen items."""
+
+    def __init__(self, *closed_for: Any) -> None:
+        self.closed_for, self.entered, self.opened = closed_for, threading.Event(), threading.Event()
+
+    def __call__(self, item: Any) -> Any:
+        if item in self.closed_for:
+            self.entered.set()
+            assert self.opened.wait(30)
+        return item
+
+
+def fails_at_3(item: int) -> int:
+    if item == 3:
+        raise LookupError("three")
+    return 10 * item
+
+
+def test_results_come_in_the_sources_order_whichever_call_ends_first() -> None:
+    later_done = threading.Event()
+
+    def function(item: int) -> int:
+        if item == 0:
+            assert later_done.wait(20)
+        if item == 5:
+            later_done.set()
+        return item
+
+    assert list(IterableWrapper(range(20)).threadpool_map(function, max_workers=3)) == list(range(20))
+
+
+def test_calls_run_at_once_in_as_many_threads_as_are_allowed() -> None:
+    meeting = threading.Barrier(4, timeout=20)
+
+    def function(item: int) -> str:
+        meeting.wait()
+        return threading.current_thread().name
+
+    names = set(IterableWrapper(range(12)).threadpool_map(function, max_workers=4))
+    assert names == {f"{PREFIX}_{number}" for number in range(4)}
+
+
+@pytest.mark.parametrize("scheduled_tasks", [1, 2, 7])
+def test_reading_ahead_is_bounded_and_happens_in_the_consumers_thread(scheduled_tasks: int) -> None:
+    source = Watched(100)
+    iterator = iter(source.threadpool_map(str, scheduled_tasks=scheduled_tasks, max_workers=2))
+    assert source.taken == 0
+    for position in range(100):
+        assert next(iterator) == str(position)
+        assert source.taken == min(100, position + 1 + scheduled_tasks)
+    assert next(iterator, None) is None
+    assert source.readers == {threading.current_thread().name}
+
+
+def test_the_exception_of_a_call_comes_in_its_place_and_the_results_after_it_can_be_read() -> None:
+    pipe = IterableWrapper(range(6)).threadpool_map(fails_at_3, scheduled_tasks=4)
+    iterator = iter(pipe)
+    assert [next(iterator) for _ in range(3)] == [0, 10, 20]
+    with pytest.raises(LookupError, match="three") as caught:
+        next(iterator)
+    assert any(entry.name == "fails_at_3" for entry in caught.traceback)
+    assert any("ThreadPoolMapper" in note for note in caught.value.__notes__)
+    assert list(iterator) == [40, 50]
+    assert list(pipe.header(3)) == [0, 10, 20]
+
+
+def test_whoever_keeps_an_exception_keeps_no_thread_alive() -> None:
+    iterator = iter(IterableWrapper(range(100)).threadpool_map(fails_at_3))
+    with pytest.raises(LookupError) as caught:
+        list(iterator)
+    del iterator
+    wait_for(lambda: not pool_threads())
+    assert str(caught.value) == "three"
+
+
+def test_the_exception_of_the_source_comes_after_the_results_of_the_items_before_it() -> None:
+    pipe = Watched(10, fail_at=5).threadpool_map(str)
+    iterator = iter(pipe)
+    assert [next(iterator) for _ in range(5)] == list("01234")
+    with pytest.raises(KeyError, match="item 5"):
+        next(iterator)
+    assert list(iterator) == []
+    pipe.datapipe.fail_at = None
+    assert list(pipe) == list("0123456789")
+
+
+def test_a_function_that_raises_stop_iteration_does_not_end_the_iteration() -> None:
+    def function(item: int) -> int:
+        return next(iter([item][item % 2 :]))
+
+    iterator = iter(IterableWrapper(range(3)).threadpool_map(function))
+    assert next(iterator) == 0
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        next(iterator)
+    assert list(iterator) == [2]
+
+
+def test_a_function_may_end_with_an_exception_that_is_none_of_exceptions() -> None:
+    def function(item: int) -> int:
+        raise SystemExit(item)
+
+    with pytest.raises(SystemExit):
+        list(IterableWrapper([5]).threadpool_map(function))
+
+
+@pytest.mark.parametrize("position", [0, 1, 5])
+def test_an_abandoned_iterator_ends_its_threads_and_the_pipe_starts_anew(position: int) -> None:
+    pipe = IterableWrapper(range(50)).threadpool_map(str, scheduled_tasks=8, max_workers=4)
+    iterator = iter(pipe)
+    for _ in range(position):
+        next(iterator)
+    del iterator
+    wait_for(lambda: not pool_threads())
+    assert list(pipe) == list(map(str, range(50)))
+
+
+def test_a_finished_iterator_has_no_threads_left_even_while_it_is_kept() -> None:
+    iterator = iter(IterableWrapper(range(5)).threadpool_map(str))
+    assert list(iterator) == list("01234")
+    wait_for(lambda: not pool_threads())
+    assert list(iterator) == []
+
+
+def test_a_call_that_blocks_holds_up_neither_dropping_nor_a_new_iteration() -> None:
+    gate = Gate(1)
+    pipe = IterableWrapper(range(4)).threadpool_map(gate)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    assert gate.entered.wait(20)
+    del iterator
+    wait_for(lambda: len(pool_threads()) == 1)
+    gate.closed_for = ()
+    assert list(pipe) == [0, 1, 2, 3]
+    gate.opened.set()
+
+
+def test_a_second_iterator_ends_the_first_ones_threads() -> None:
+    pipe = IterableWrapper(range(100)).threadpool_map(str, thread_name_prefix=f"{PREFIX}-x", max_workers=2)
+    first = iter(pipe)
+    next(first)
+    second = iter(pipe)
+    wait_for(lambda: not pool_threads())
+    assert next(second) == "0"
+    with pytest.raises(RuntimeError, match="invalidated"):
+        next(first)
+    assert set(pool_threads()) <= {f"{PREFIX}-x_0", f"{PREFIX}-x_1"}
+
+
+def test_the_initializer_runs_in_each_thread_with_its_arguments() -> None:
+    local = threading.local()
+
+    def prepare(*values: int) -> None:
+        local.values = values
+
+    pipe = IterableWrapper(range(9)).threadpool_map(
+        lambda item: (item, *local.values), max_workers=2, initializer=prepare, initargs=(1, 2)
+    )
+    assert list(pipe) == [(item, 1, 2) for item in range(9)]
+
+
+def test_a_failing_initializer_is_the_cause_of_an_error_of_the_type_that_executors_raise() -> None:
+    def prepare() -> None:
+        raise OSError("no device")
+
+    with pytest.raises(BrokenExecutor, match="no device") as caught:
+        list(IterableWrapper(range(9)).threadpool_map(str, initializer=prepare))
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_fewer_threads_than_wanted_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.endswith("_1"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert list(IterableWrapper(range(9)).threadpool_map(str, max_workers=4)) == list("012345678")
+
+
+@pytest.mark.parametrize("ahead", [1, 3, 30])
+def test_a_state_of_any_position_gives_the_exact_tail_with_any_number_of_tasks_in_flight(ahead: int) -> None:
+    def build() -> Any:
+        return IterableWrapper(range(12)).shuffle(buffer_size=4).set_seed(5).threadpool_map(str, None, None, ahead)
+
+    whole = list(build())
+    for position in range(len(whole) + 1):
+        pipe = build()
+        iterator = iter(pipe)
+        head = [next(iterator) for _ in range(position)]
+        state = pickle.dumps(save_state(pipe))
+        assert head + list(iterator) == whole
+        for more in (ahead, 2):
+            restored = build()
+            restored.scheduled_tasks = more
+            load_state(restored, pickle.loads(state))
+            assert head + list(restored) == whole
+
+
+def test_saving_waits_for_calls_that_may_be_changing_their_item_and_holds_the_others() -> None:
+    entered, opened, calls = threading.Event(), threading.Event(), []
+
+    def append(item: list[int]) -> list[int]:
+        calls.append(item[0])
+        item.append(-1)
+        if item[0] == 1:
+            entered.set()
+            assert opened.wait(20)
+        item.append(item[0])
+        return item
+
+    source = IterableWrapper([[number] for number in range(5)])
+    pipe = source.threadpool_map(append, scheduled_tasks=4, max_workers=1)
+    iterator = iter(pipe)
+    assert next(iterator) == [0, -1, 0]
+    assert entered.wait(20)
+    threading.Timer(0.05, opened.set).start()
+    state = save_state(pipe)
+    kinds = [kind for kind, _ in pipe.state_dict()["tasks"]]
+    assert kinds == ["result", "item", "item", "item"]
+    assert calls == [0, 1], "no call begins between saving the state and going on"
+    pickled = pickle.dumps(state)
+    expected = [[number, -1, number] for number in range(1, 5)]
+    assert list(iterator) == expected
+    for loaded in (pickle.loads(pickled),) * 2:
+        restored = IterableWrapper([[number] for number in range(5)]).threadpool_map(append)
+        load_state(restored, loaded)
+        assert list(restored) == expected
+
+
+def test_saving_does_not_wait_for_calls_with_items_that_cannot_change() -> None:
+    gate = Gate(1, 2)
+    pipe = IterableWrapper(range(4)).threadpool_map(gate, max_workers=2)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    assert gate.entered.wait(20)
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    gate.opened.set()
+    assert list(iterator) == [1, 2, 3]
+    restored = IterableWrapper(range(4)).threadpool_map(str)
+    load_state(restored, state, strict=False)  # another function
+    assert list(restored)[-1] == "3"
+    assert len(state["pipes"][-1]["state"]["tasks"]) == 3
+
+
+def test_saving_gives_up_on_a_call_that_blocks_and_the_iteration_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate((1,))
+    pipe = IterableWrapper([(0,), (1,), (2,)]).threadpool_map(gate, max_workers=1)
+    iterator = iter(pipe)
+    assert next(iterator) == (0,)
+    assert gate.entered.wait(20)
+    monkeypatch.setattr(ThreadPoolMapper, "patience", 0.05)
+    with pytest.raises(TimeoutError, match="patience"):
+        save_state(pipe)
+    gate.opened.set()
+    assert list(iterator) == [(1,), (2,)]
+
+
+def test_an_abandoned_iteration_is_saved_and_restored_exactly() -> None:
+    pipe = IterableWrapper([[number] for number in range(20)]).threadpool_map(
+        lambda item: item * 2, scheduled_tasks=6, max_workers=2
+    )
+    for item in pipe:
+        if item[0] == 4:
+            break
+    gc.collect()
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    other = copy.deepcopy(pipe)
+    load_state(other, state)
+    assert list(other) == [[number] * 2 for number in range(5, 20)]
+
+
+def test_errors_that_are_held_ready_are_in_the_state_at_their_place() -> None:
+    def function(item: list[int]) -> int:
+        return fails_at_3(item[0])
+
+    def build() -> Any:
+        return IterableWrapper([[number] for number in range(6)]).threadpool_map(function)
+
+    pipe = build()
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    restored = build()
+    load_state(restored, state)
+    tail = iter(restored)
+    assert [next(tail), next(tail)] == [10, 20]
+    with pytest.raises(LookupError, match="three"):
+        next(tail)
+    assert list(tail) == [40, 50]
+
+
+def test_the_sources_error_that_comes_later_is_in_the_state() -> None:
+    pipe = Watched(10, fail_at=3).threadpool_map(str)
+    iterator = iter(pipe)
+    assert next(iterator) == "0"
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    restored = Watched(10).threadpool_map(str)
+    load_state(restored, state)
+    tail = iter(restored)
+    assert [next(tail), next(tail)] == ["1", "2"]
+    with pytest.raises(KeyError, match="item 3"):
+        next(tail)
+
+
+def test_streams_in_a_state_are_read_by_each_pipe_that_loads_it(tmp_path: Any) -> None:
+    paths = []
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text(str(number))
+        paths.append(str(tmp_path / f"{number}.txt"))
+
+    def build() -> Any:
+        return IterableWrapper(paths).open_files().threadpool_map(lambda pair: pair[1].read(), max_workers=2)
+
+    pipe = build()
+    iterator = iter(pipe)
+    assert next(iterator) == "0"
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    assert list(iterator) == ["1", "2", "3"]
+    for _ in range(2):
+        restored = build()
+        load_state(restored, state)
+        assert list(restored) == ["1", "2", "3"]
+
+
+def test_results_may_be_streams() -> None:
+    pipe = IterableWrapper(["a", "b"]).threadpool_map(lambda text: StreamWrapper(io.StringIO(text)))
+    assert [stream.read() for stream in pipe] == ["a", "b"]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_neither_hangs_nor_uses_the_parents_threads() -> None:
+    pipe = IterableWrapper(range(30)).threadpool_map(str, scheduled_tasks=3)
+    iterator = iter(pipe)
+    assert next(iterator) == "0"
+
+    def in_the_child() -> None:
+        nonlocal iterator
+        with pytest.raises(RuntimeError, match="forked child"):
+            next(iterator)
+        save_state(pipe)
+        assert list(pipe) == list(map(str, range(30)))
+        del iterator
+        gc.collect()
+
+    check_in_forked_child(in_the_child)
+    assert list(iterator) == list(map(str, range(1, 30)))
+
+
+@pytest.mark.parametrize(
+    ("function", "ending"),
+    [
+        ("str", ""),
+        ("str", "del iterator"),
+        ("never.wait", ""),
+        ("never.wait", "sys.exit(0)"),
+    ],
+)
+def test_the_interpreter_exits_amid_an_iteration_also_while_a_call_blocks(function: str, ending: str) -> None:
+    program = (
+        "import sys, threading\nfrom torchdata.datapipes.iter import IterableWrapper\n"
+        "never = threading.Event()\n"
+        f"pipe = IterableWrapper([0] + [50] * 50).threadpool_map(lambda item: item if not item else {function}(item))\n"
+        f"iterator = iter(pipe)\nnext(iterator)\n{ending}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_control_c_ends_a_wait_for_a_result_and_loses_nothing() -> None:
+    program = (
+        "import os, signal, threading, time\n"
+        "from torchdata.datapipes.iter import IterableWrapper\n"
+        "gate, entered = threading.Event(), threading.Semaphore(0)\n"
+        "def function(item):\n    entered.release()\n    gate.wait(30)\n    return item\n"
+        "iterator = iter(IterableWrapper(range(3)).threadpool_map(function, max_workers=3))\n"
+        "def interrupt():\n"
+        "    for _ in range(3):\n        entered.acquire(timeout=30)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=interrupt).start()\n"
+        "begun = time.monotonic()\n"
+        "try:\n    next(iterator)\n"
+        "except KeyboardInterrupt:\n    print(time.monotonic() - begun < 20)\n"
+        "gate.set()\nprint(list(iterator), flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr, done.returncode) == ("True\n[0, 1, 2]\n", "", 0)

@@ -1,0 +1,217 @@
+"""Items arrive equal to what was sent, whatever they are made of."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import gc
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loopback import Loopback
+from torchdata._native import LeasedBuffer
+from torchdata.datapipes import DataChunk
+
+
+def same(a, b):
+    """Equal in value and in type, all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return a == b or (a != a and b != b)
+
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.text(alphabet=st.characters(categories=["Cs"]), max_size=3)
+    | st.binary()
+    | st.complex_numbers()
+    | st.builds(
+        lambda code, values: np.array(values, dtype=code),
+        st.sampled_from(["?", "b", "B", "h", "i8", "f2", "f4", "f8", "c8", "g", ">i4", "M8[s]", "S3", "U2"]),
+        st.lists(st.integers(0, 9), max_size=5),
+    )
+    | st.sampled_from([np.float32(1.5), np.int64(-3), np.bool_(True), np.float16(0.5), np.datetime64("2020-01-01")])
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=4)
+        | st.lists(inner, max_size=3).map(DataChunk)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(items=st.lists(trees, max_size=6))
+def test_any_tree_of_values_arrives_equal(loopback, items):
+    received = list(loopback.send(items))
+    assert same(received, items)
+
+
+@dataclasses.dataclass
+class Sample:
+    image: np.ndarray
+    label: int
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+class Named(dict):
+    """A dict of a class of its own."""
+
+
+SPECIAL = {
+    "huge int": 10**400,
+    "negative huge int": -(2**63) - 1,
+    "smallest int64": -(2**63),
+    "dataclass": Sample(np.arange(5000), 3),
+    "namedtuple": Point(1, np.ones(3)),
+    "dict subclass": Named(a=1),
+    "set": {1, 2, 3},
+    "range": range(7),
+    "ellipsis": ...,
+    "object array": np.array([1, "two", None], dtype=object),
+    "structured array": np.zeros(3, dtype=[("a", "i4"), ("b", "f8")]),
+    "record with large array": {"a": np.arange(10**5), "b": np.zeros((3, 0, 2))},
+    "zero-dimensional array": np.array(5.0),
+    "fortran array": np.asfortranarray(np.arange(6000.0).reshape(60, 100)),
+    "strided array": np.arange(40000)[::2],
+    "reversed array": np.arange(40000)[::-1],
+    "transposed 3d array": np.arange(24000).reshape(20, 30, 40).transpose(2, 0, 1),
+    "broadcast array": np.broadcast_to(np.arange(100), (100, 100)),
+    "big-endian array": np.arange(5000, dtype=">f8"),
+    "long string": "ä" * 100_000,
+    "long bytes": b"x" * 100_000,
+    "masked array": np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]),
+    "many large buffers": [np.full(2000, i) for i in range(700)],
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_values_arrive_equal(loopback, name):
+    item = SPECIAL[name]
+    received = loopback.one(item)
+    assert type(received) is type(item)
+    if isinstance(item, Sample):
+        assert same(dataclasses.astuple(received), dataclasses.astuple(item))
+    elif isinstance(item, np.ndarray):
+        assert received.dtype == item.dtype
+        assert received.shape == item.shape
+        assert received.tolist() == item.tolist()
+    elif isinstance(item, (Point, list)):
+        assert all(map(np.array_equal, received, item))
+    elif isinstance(item, dict):
+        assert same(dict(received), dict(item))
+    else:
+        assert received == item
+
+
+def test_what_appears_twice_in_an_item_is_one_object_on_arrival(loopback):
+    shared, array = [1], np.arange(3000)
+    for item in ([shared, shared], {"a": shared, "b": (shared,)}, [array, array], ((shared,),) * 2):
+        received = loopback.one(item)
+        first, second = received.values() if isinstance(received, dict) else received
+        if isinstance(second, tuple) and not isinstance(first, tuple):
+            (second,) = second
+        assert first is second
+
+
+def test_a_cycle_arrives_as_a_cycle(loopback):
+    cycle = [1]
+    cycle.append(cycle)
+    received = loopback.one(cycle)
+    assert received[1] is received
+
+
+def test_deep_nesting_arrives(loopback):
+    nested = []
+    for _ in range(200):
+        nested = [nested]
+    depth, received = 0, loopback.one(nested)
+    while received:
+        (received,), depth = received, depth + 1
+    assert depth == 200
+
+
+def test_functions_and_local_classes_arrive(loopback):
+    class Local:
+        def __init__(self):
+            self.value = 7
+
+    function, obj = loopback.one((lambda x: x + 1, Local()))
+    assert function(1) == 2
+    assert obj.value == 7
+
+
+def test_what_cannot_be_pickled_raises_where_it_was_sent(loopback):
+    with pytest.raises(TypeError, match="lock"):
+        list(loopback.send([threading.Lock()]))
+
+
+def test_large_arrays_arrive_without_a_copy_and_writable(loopback):
+    received = loopback.one(np.arange(100_000))
+    assert isinstance(received.base, LeasedBuffer)
+    received += 1
+    assert received[0] == 1
+
+
+def test_small_arrays_are_copied_so_that_they_hold_no_block(loopback):
+    assert loopback.one(np.arange(100)).base is None
+
+
+def test_memory_of_a_dropped_array_is_used_again():
+    loopback = Loopback(budget=8 << 20)
+    for _ in loopback.send(np.full(100_000, i) for i in range(500)):
+        pass
+    ((_, peak, _),) = loopback.sender.arena_usage()
+    assert peak <= 8 << 20
+    gc.collect()
+    loopback.one(1)
+    assert loopback.collector.leased() == [0]
+
+
+def test_a_consumer_that_keeps_everything_does_not_stop_the_stream():
+    loopback = Loopback(budget=4 << 20)
+    kept = list(loopback.send(np.full(50_000, i) for i in range(60)))
+    assert [int(array[0]) for array in kept] == list(range(60))
+    assert all(bool((array == i).all()) for i, array in enumerate(kept))
+
+
+@pytest.mark.parametrize("budget", [0, 4096, 1 << 20])
+def test_an_item_larger_than_the_budget_arrives(budget):
+    loopback = Loopback(budget=budget)
+    large = np.random.default_rng(0).integers(0, 255, 5_000_000, dtype=np.uint8)
+    assert np.array_equal(loopback.one(large), large)
+    text = "x" * 3_000_000
+    assert loopback.one([text, {"a": large}])[0] == text
+
+
+def test_a_forked_child_cannot_take_its_parents_items(loopback):
+    loopback.collector.start_epoch(99, 1)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(iter(loopback.collector))
+        except RuntimeError as error:
+            os._exit(0 if "parent" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -1,0 +1,162 @@
+"""Arrays of every layout and dtype arrive equal, and those that can cross without pickle do."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+from loopback import Loopback
+from torchdata import _engine
+from torchdata._engine import codec
+
+Pair = namedtuple("Pair", "image label")
+
+LAYOUTS = {
+    "flipped from left to right": lambda a: a[:, ::-1],
+    "upside down": lambda a: a[::-1],
+    "turned by half": lambda a: a[::-1, ::-1],
+    "channels reversed": lambda a: a[..., ::-1],
+    "everything reversed": lambda a: a[::-1, ::-1, ::-1],
+    "cropped": lambda a: a[5:-5, 3:-8],
+    "cropped and flipped": lambda a: a[5:-5, -8:3:-1],
+    "channels first": lambda a: a.transpose(2, 0, 1),
+    "channels first, cropped, flipped": lambda a: a.transpose(2, 0, 1)[:, 4:, ::-1],
+    "two channels": lambda a: a[..., :2],
+    "one channel": lambda a: a[..., 1],
+    "every third pixel": lambda a: a[::3, ::3],
+    "transposed": lambda a: a.T,
+    "broadcast": lambda a: np.broadcast_to(a[0], (9, *a.shape[1:])),
+    "with axes of one": lambda a: a[None, :, None, ::-1],
+    "with no elements": lambda a: a[:, 5:5, ::-1],
+    "windows": lambda a: np.lib.stride_tricks.sliding_window_view(a[:20, :20], (5, 5), (0, 1)),
+}
+DTYPES = ["?", "u1", "i2", "f2", "f4", "f8", "c8", "c16", "g", "G", "M8[us]", "m8[3h]"]
+
+
+def image(dtype, height=40, width=50):
+    values = np.random.default_rng(0).integers(0, 256, (height, width, 3))
+    return values.astype("m8").astype(dtype) if dtype[0] == "m" else values.astype(dtype)
+
+
+def assert_equal_and_apart(received, sent):
+    """Equal, of the same type, writable, and each element with memory of its own."""
+    assert type(received) is np.ndarray
+    assert (received.dtype, received.shape) == (sent.dtype, sent.shape)
+    np.testing.assert_array_equal(received, sent)
+    assert received.flags.writeable
+    assert not np.shares_memory(received, sent)
+    if received.size > 0:
+        assert all(stride > 0 for stride, size in zip(received.strides, received.shape, strict=True) if size > 1)
+        low, high = np.lib.array_utils.byte_bounds(received)
+        assert high - low == received.nbytes
+
+
+@pytest.fixture
+def without_pickle(monkeypatch):
+    """Fails where anything is pickled."""
+
+    def refuse(*_):
+        raise AssertionError("the item was pickled")
+
+    monkeypatch.setattr(codec, "_dumps", refuse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_arrays_of_every_layout_cross_without_pickle(loopback, without_pickle, layout, dtype):
+    large, small = image(dtype), image(dtype, 25, 21)
+    for sent in (LAYOUTS[layout](large), LAYOUTS[layout](small)):
+        assert_equal_and_apart(loopback.one(sent), sent)
+        assert_equal_and_apart(loopback.one({"x": [sent]})["x"][0], sent)
+
+
+@pytest.mark.parametrize("budget", [0, 4096])
+def test_a_strided_array_that_finds_no_room_in_shared_memory_arrives(budget, without_pickle):
+    sent = image("f8", 300, 300)[::-1, ::2]
+    assert_equal_and_apart(Loopback(budget=budget).one(sent), sent)
+
+
+def test_arrays_keep_the_order_of_their_axes_in_memory(loopback):
+    volume = np.arange(20 * 30 * 40.0).reshape(20, 30, 40)
+    for axes in [(0, 1, 2), (2, 1, 0), (2, 0, 1), (1, 0, 2), (0, 2, 1)]:
+        received = loopback.one(volume.transpose(axes))
+        assert received.strides == volume.transpose(axes).strides
+        cropped = loopback.one(volume[1:, 2:-3, ::-1].transpose(axes))
+        assert np.argsort(cropped.strides).tolist() == np.argsort(volume.transpose(axes).strides).tolist()
+
+
+def test_arrays_that_share_memory_without_being_one_object_arrive_apart(loopback):
+    whole = np.arange(30_000.0)
+    first, second, third = loopback.one([whole[::-1], whole[::2], whole])
+    first[:] = 0
+    second[:] = 1
+    np.testing.assert_array_equal(third, whole)
+
+
+def test_a_strided_array_that_appears_twice_is_one_object_on_arrival(loopback):
+    flipped = image("u1")[:, ::-1]
+    first, inner = loopback.one([flipped, {"again": flipped}])
+    assert inner["again"] is first
+    np.testing.assert_array_equal(first, flipped)
+
+
+@pytest.mark.parametrize("kind", ["M8", "m8"])
+@pytest.mark.parametrize("unit", ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"])
+def test_times_of_every_unit_cross_without_pickle(loopback, without_pickle, kind, unit):
+    for step in ("", "25"):
+        sent = np.arange(2000).astype(f"{kind}[{step}{unit}]")
+        sent[3] = "NaT"
+        for times in (sent, sent[:7], sent[::-1], sent[5], sent[3], sent[:4].reshape(2, 2).T):
+            received = loopback.one([times])[0]
+            assert type(received) is type(times)
+            assert received.dtype == times.dtype
+            np.testing.assert_array_equal(received, times)
+
+
+def test_times_of_no_unit_cross_without_pickle(loopback, without_pickle):
+    for sent in (np.arange(5).astype("m8"), np.array(["NaT"], dtype="M8"), np.timedelta64(3)):
+        received = loopback.one(sent)
+        assert received.dtype == sent.dtype
+        np.testing.assert_array_equal(received, sent)
+
+
+def test_times_of_the_other_byte_order_arrive(loopback):
+    sent = np.arange(3000).astype(">M8[s]")
+    received = loopback.one(sent)
+    assert np.datetime_data(received.dtype) == ("s", 1)  # NumPy's own pickles forget the byte order
+    np.testing.assert_array_equal(received, sent)
+
+
+def test_numbers_of_long_double_have_the_size_that_numpy_says(loopback, without_pickle, monkeypatch):
+    for code in "gG":
+        for count in (1, 3, 5000):
+            sent = np.arange(count).astype(code) / 3
+            received = loopback.one(sent)
+            assert received.nbytes == count * np.dtype(code).itemsize
+            np.testing.assert_array_equal(received, sent)
+        assert loopback.one([sent[1]])[0] == sent[1]
+        loopback.sender.start_epoch(99)
+        made = loopback.sender.allocate([5000], np.dtype(code).num)
+        assert made.nbytes == 5000 * np.dtype(code).itemsize
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["u1", "f8", "M8[s]"])
+def test_arrays_in_pickled_objects_go_beside_the_pickle_whatever_their_layout(loopback, layout, dtype):
+    sent = LAYOUTS[layout](image("i8" if dtype == "M8[s]" else dtype).astype(dtype))
+    received = loopback.one(Pair(sent, 3))
+    assert type(received) is Pair
+    assert_equal_and_apart(received.image, sent)
+    pickled, buffers, _ = codec.pickled_parts(Pair(sent, 3))
+    assert sum(map(len, buffers)) == sent.nbytes
+    assert len(pickled) < 1000
+
+
+def test_empty_is_a_plain_array_outside_of_workers():
+    import torchdata
+
+    assert _engine.current_sender is None
+    assert torchdata.empty(3).base is None
+    assert torchdata.empty((2, 2), "int8").dtype == np.int8

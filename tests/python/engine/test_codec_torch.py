@@ -1,0 +1,383 @@
+"""Tensors arrive as tensors, with the memory that they share."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import warnings
+from collections import UserDict, namedtuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loopback import Loopback
+
+torch = pytest.importorskip("torch", reason="torch's tensors need torch")
+
+Pair = namedtuple("Pair", "image label")
+
+
+class Marked(torch.Tensor):
+    pass
+
+
+TENSORS = {
+    "float": lambda: torch.arange(10.0),
+    "large": lambda: torch.arange(100_000),
+    "bfloat16": lambda: torch.ones(5000, 3, dtype=torch.bfloat16),
+    "bool": lambda: torch.tensor([True, False]),
+    "complex": lambda: torch.ones(4000, dtype=torch.complex64),
+    "scalar": lambda: torch.tensor(3),
+    "empty": lambda: torch.empty(0, 3),
+    "strided": lambda: torch.arange(20000).view(100, 200).t(),
+    "view": lambda: torch.arange(20000)[5:10],
+    "row of a large tensor": lambda: torch.arange(2_000_000).view(100, -1)[3],
+    "channels last": lambda: torch.ones(2, 3, 50, 50).to(memory_format=torch.channels_last),
+    "gradient": lambda: torch.ones(3, requires_grad=True),
+    "sparse": lambda: torch.eye(5).to_sparse(),
+    "sparse rows": lambda: torch.eye(5).to_sparse_csr(),
+    "float8": lambda: torch.ones(5000).to(torch.float8_e5m2),
+    "uint16": lambda: torch.arange(5000).to(torch.uint16),
+    "half": lambda: torch.ones(7, dtype=torch.half),
+    "conjugate": lambda: torch.full((4000,), 1 + 2j).conj(),
+    "expanded": lambda: torch.arange(3000).expand(4, 3000).contiguous(),
+}
+
+
+def plain(tensor):
+    """A tensor of a type that `torch.equal` can compare."""
+    small = tensor.dtype in (torch.float8_e5m2, torch.uint16)
+    return tensor.float() if small else tensor.to_dense()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_arrive_as_tensors(loopback, name):
+    tensor = TENSORS[name]()
+    received = loopback.one(tensor)
+    assert type(received) is torch.Tensor
+    assert received.dtype == tensor.dtype
+    assert received.shape == tensor.shape
+    assert received.requires_grad == tensor.requires_grad
+    assert received.layout == tensor.layout
+    assert torch.equal(plain(received), plain(tensor))
+    if tensor.layout is torch.strided:
+        assert received.untyped_storage().nbytes() == tensor.nbytes, "more than the tensor itself was sent"
+    if name == "channels last":
+        assert received.stride() == tensor.stride()
+
+
+def test_tensors_that_share_storage_in_an_item_share_it_on_arrival(loopback):
+    base = torch.zeros(10)
+    for item in ((base[:5], base[:5].view(5)), {"all": base, "part": base[:3]}):
+        received = loopback.one(item)
+        first, second = received.values() if isinstance(received, dict) else received
+        first[0] = 1
+        assert second[0] == 1
+
+
+@pytest.fixture
+def elsewhere():
+    """Makes torch create tensors on another device than the CPU unless told otherwise, as scripts for GPUs do."""
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+def test_tensors_arrive_on_the_cpu_whatever_the_default_device_is(loopback, elsewhere):
+    whole = torch.arange(6.0, device="cpu")
+    sent = [whole, whole[1:], whole[:0], Pair(whole.view(2, 3).t(), 1), whole.clone().as_subclass(Marked)]
+    for item in (sent, *sent):
+        for here, there in zip(tensors_in(item), tensors_in(loopback.one(item)), strict=True):
+            assert there.device.type == "cpu"
+            assert torch.equal(here, there)
+
+
+BIG = torch.arange(1_000_000.0).view(1000, 1000)
+
+VIEWS = {
+    "rows": lambda: [BIG[3], BIG[900]],
+    "rows in named tuples": lambda: [Pair(BIG[3], 1), Pair(BIG[900], 2)],
+    "neighbours": lambda: (BIG[0, :64], BIG[0, 64:65]),
+    "a column": lambda: BIG[:, 3],
+    "a column in a named tuple": lambda: Pair(BIG[:, 3], 1),
+    "a transposed part": lambda: {"part": BIG[:2].t()},
+    "nothing": lambda: [BIG[0:0], Pair(BIG[:, 0:0], 1)],
+    "another type": lambda: [BIG[2].view(torch.int32), Pair(BIG[7], 1)],
+    "a subclass": lambda: [BIG[2].as_subclass(Marked), BIG[7], Pair(BIG[20:, 9].as_subclass(Marked), 1)],
+    "columns": lambda: [BIG[:, 3], BIG[:, 4]],
+    "every other one": lambda: (BIG[0, ::2], Pair(BIG[0, 1::2], 1)),
+}
+
+
+class StorageOf:
+    """Holds the storage of a tensor alone."""
+
+    def __init__(self, tensor):
+        self.untyped = tensor.untyped_storage()
+
+
+class Handed:
+    """Hands its tensors over when it is pickled, and counts."""
+
+    def __init__(self):
+        whole = torch.arange(10.0)
+        self.tensors, self.times = [whole, whole[2:]], 0
+
+    def __getstate__(self):
+        self.times += 1
+        state, self.tensors = dict(vars(self)), []
+        return state
+
+
+def test_an_item_with_tensors_is_pickled_once(loopback):
+    held_elsewhere = torch.ones(3)
+    for item in (Handed(), [Handed(), 1], {"a": Handed(), "b": torch.ones(3)}, [Handed(), held_elsewhere]):
+        received = loopback.one(item)
+        handed = (
+            received
+            if isinstance(received, Handed)
+            else next(iter(received if isinstance(received, list) else received.values()))
+        )
+        assert handed.times == 1
+        first, second = handed.tensors
+        first[3] = 7
+        assert second[1] == 7
+
+
+def test_nested_tensors_and_storages_arrive(loopback):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(4, 3)])
+        received = loopback.one((nested, 1))[0]
+        assert [part.tolist() for part in received.unbind()] == [part.tolist() for part in nested.unbind()]
+    tensor = torch.arange(5000.0)
+    assert loopback.one(tensor.untyped_storage()).tolist() == tensor.untyped_storage().tolist()
+    shared, storage = loopback.one((tensor, tensor.untyped_storage()))
+    storage.fill_(0)
+    assert shared.sum() == 0
+
+
+def test_large_pickles_refer_to_tensors_too(loopback):
+    words = [f"word {number}" for number in range(20_000)]
+    received = loopback.one(Pair(torch.arange(3), Sample(torch.arange(40_000), words)))
+    assert torch.equal(received.label.image, torch.arange(40_000))
+    assert received.label.label == words
+
+
+def tensors_in(item):
+    if isinstance(item, torch.Tensor):
+        return [item]
+    if isinstance(item, StorageOf):
+        return [torch.empty(0).set_(item.untyped)]
+    if isinstance(item, (tuple, list, dict)):
+        return [found for value in (item.values() if isinstance(item, dict) else item) for found in tensors_in(value)]
+    return []
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_of_a_large_tensor_only_what_an_item_holds_is_sent(loopback, name):
+    item = VIEWS[name]()
+    received = tensors_in(loopback.one(item))
+    for sent, found in zip(tensors_in(item), received, strict=True):
+        assert type(found) is type(sent)
+        assert (found.shape, found.dtype) == (sent.shape, sent.dtype)
+        assert torch.equal(found, sent)
+        assert found.untyped_storage().nbytes() == sent.nbytes
+
+
+ELEMENTS = np.arange(11.0)
+
+OVERLAPPING = {
+    "windows": lambda: [BIG[0, 0:20], BIG[0, 10:30], BIG[0, 25:26]],
+    "a chain": lambda: [BIG[0, 20:30], BIG[0, 0:10], BIG[0, 5:25]],
+    "a part, then the whole": lambda: (BIG[0, 5:10], {"whole": BIG[0]}),
+    "columns and a row": lambda: [BIG[:20, 3], BIG[:20, 4], BIG[2]],
+    "a storage": lambda: (BIG[0, 3:8].clone(), ROW[2:5], {"all": StorageOf(ROW)}),
+    "in named tuples": lambda: [Pair(BIG[0, 0:20], 1), Pair(BIG[0, 10:30], 2)],
+    "of other types": lambda: [
+        BIG[0, 1:20],
+        BIG[0, 10:30].view(torch.uint8)[1:],
+        BIG[0, :15].view(torch.int32),
+    ],
+    "of an array": lambda: [torch.from_numpy(ELEMENTS[:7]), torch.from_numpy(ELEMENTS[4:])],
+    "of one memory at odd places": lambda: [
+        torch.from_numpy(ELEMENTS.view(np.uint8)[3:80]),
+        torch.from_numpy(ELEMENTS)[1:],
+    ],
+    "one twice": lambda: [BIG[5], BIG[5]],
+    "of a subclass": lambda: [ROW.as_subclass(Marked)[3:7], ROW[:5]],
+    "of arrays and subclasses": lambda: [
+        torch.from_numpy(ELEMENTS[:7]).as_subclass(Marked),
+        torch.from_numpy(ELEMENTS[4:]),
+    ],
+}
+
+ROW = torch.arange(10.0)
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_what_is_written_into_one_tensor_of_an_item_is_seen_in_those_that_overlap_it(loopback, name):
+    def written(tensors):
+        """What the tensors hold after each of them was written to, in turn; the originals are put back."""
+        before = [tensor.clone() for tensor in tensors]
+        for number, tensor in enumerate(tensors):
+            tensor.fill_(number + 1)
+        after = [tensor.clone() for tensor in tensors]
+        for tensor, values in zip(tensors, before, strict=True):
+            tensor.copy_(values)
+        return before, after
+
+    item = OVERLAPPING[name]()
+    received = tensors_in(loopback.one(item))
+    expected, found = written(tensors_in(item)), written(received)
+    for sent, arrived in zip([*expected[0], *expected[1]], [*found[0], *found[1]], strict=True):
+        assert type(arrived) is type(sent)
+        assert torch.equal(arrived, sent)
+    assert sum(tensor.untyped_storage().nbytes() for tensor in received) < BIG.nbytes
+
+
+@settings(max_examples=150)
+@given(
+    views=st.lists(
+        st.tuples(st.integers(0, 60), st.integers(0, 20), st.sampled_from(["plain", "pair", "subclass", "bytes"])),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_views_of_one_memory_overlap_on_arrival_as_they_did_before(views):
+    whole = torch.arange(80, dtype=torch.int32)
+
+    def view(start, size, kind):
+        part = whole[start : start + size]
+        if kind == "bytes":
+            return part.view(torch.uint8)
+        return Pair(part, 1) if kind == "pair" else part.as_subclass(Marked) if kind == "subclass" else part
+
+    sent = [view(*each) for each in views]
+    received = tensors_in(Loopback().one(sent))
+    originals = tensors_in(sent)
+    for here, there in zip(originals, received, strict=True):
+        assert torch.equal(here, there)
+    for number, (here, there) in enumerate(zip(originals, received, strict=True)):
+        here += number + 1
+        there += number + 1
+    for here, there in zip(originals, received, strict=True):
+        assert torch.equal(here, there)
+
+
+def freed(size):
+    """A tensor whose storage was shrunk, as sharded training does."""
+    tensor = torch.ones(5000)
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
+@pytest.mark.parametrize("make", [lambda: freed(0), lambda: freed(400), lambda: torch._efficientzerotensor(5000)])
+@pytest.mark.parametrize("inside", [lambda tensor: tensor, lambda tensor: Pair(tensor, 1)])
+def test_tensors_without_memory_are_refused_and_nothing_is_read_behind_it(loopback, make, inside):
+    with pytest.raises(ValueError, match=r"of shape \(5000,\) cannot be sent.*clone it first"):
+        loopback.one(inside(make()))
+    assert torch.equal(loopback.one(torch.ones(3)), torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:TypedStorage is deprecated")
+def test_quantised_tensors_arrive_with_their_scale(loopback):
+    tensor = torch.quantize_per_tensor(torch.arange(4000.0), scale=0.5, zero_point=3, dtype=torch.qint8)
+    received = loopback.one(tensor)
+    assert received.is_quantized
+    assert (received.q_scale(), received.q_zero_point()) == (0.5, 3)
+    assert torch.equal(received.int_repr(), tensor.int_repr())
+
+
+@pytest.mark.parametrize("size", [3, 50_000])
+def test_subclasses_and_attributes_of_tensors_arrive(loopback, size):
+    parameter = loopback.one(torch.nn.Parameter(torch.ones(size)))
+    assert type(parameter) is torch.nn.Parameter
+    assert parameter.requires_grad
+    marked = loopback.one(torch.arange(size).as_subclass(Marked))
+    assert type(marked) is Marked
+    assert torch.equal(marked.as_subclass(torch.Tensor), torch.arange(size))
+    tensor = torch.arange(size)
+    tensor.note = "kept"
+    assert loopback.one(tensor).note == "kept"
+
+
+@dataclasses.dataclass
+class Sample:
+    image: torch.Tensor
+    label: int
+
+
+class Batch(UserDict):
+    """A mapping as TensorDict is one."""
+
+
+@pytest.mark.parametrize("make", [Pair, Sample, lambda image, label: Batch(image=image, label=label)])
+def test_tensors_in_named_tuples_dataclasses_and_mappings_go_out_of_band(loopback, make):
+    image = torch.arange(40_000).view(200, 200)
+    item = make(image, 7)
+    received = loopback.one(item)
+    assert type(received) is type(item)
+    found = received["image"] if isinstance(received, Batch) else received.image
+    assert torch.equal(found, image)
+    assert found.untyped_storage().nbytes() == image.nbytes
+
+
+def test_a_tensor_and_its_view_in_nested_containers_stay_one_memory(loopback):
+    whole = torch.zeros(50_000)
+    item = loopback.one({"whole": whole, "nested": [Pair(whole[10:20], 1)]})
+    item["whole"][12] = 5
+    assert item["nested"][0].image[2] == 5
+
+
+def test_tensors_of_a_subclass_share_memory_on_arrival_with_each_other_and_with_plain_ones(loopback):
+    whole = torch.zeros(50_000)
+    item = loopback.one(
+        {"first": whole.as_subclass(Marked), "second": whole[10:20].as_subclass(Marked), "plain": whole}
+    )
+    item["plain"][12] = 5
+    assert item["first"][12] == 5
+    assert item["second"][2] == 5
+    assert type(item["second"]) is Marked
+
+
+REDUCERS = """
+import copyreg, sys
+import numpy as np
+import torch
+from multiprocessing.reduction import ForkingPickler
+from loopback import Loopback
+
+class Marked(torch.Tensor):
+    pass
+
+def rebuilt(*parts):
+    return parts
+
+def by_name(obj):
+    return rebuilt, (type(obj).__name__, np.asarray(obj).tolist())
+
+register = {"ForkingPickler": ForkingPickler.register, "copyreg": copyreg.pickle}[sys.argv[1]]
+items = {"array": np.arange(3), "tensor": torch.arange(3), "subclass": torch.arange(3).as_subclass(Marked)}
+item = items[sys.argv[2]]
+register(type(item), by_name)
+expected = (type(item).__name__, [0, 1, 2])
+assert Loopback().one(item) == expected
+first, nested = Loopback().one([item, {"again": item + 0}])
+assert (first, nested["again"]) == (expected, expected)
+"""
+
+
+@pytest.mark.parametrize("way", ["ForkingPickler", "copyreg"])
+@pytest.mark.parametrize("kind", ["array", "tensor", "subclass"])
+def test_reducers_that_users_registered_are_honoured(way, kind):
+    # In a process of its own: the codec remembers, for good, by which way objects of a type go.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", REDUCERS, way, kind]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert run.returncode == 0, run.stderr

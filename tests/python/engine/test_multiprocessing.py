@@ -1,0 +1,394 @@
+"""DataLoader2 over worker processes: what arrives, in which order, in every epoch."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import numpy as np
+import pytest
+
+from torchdata.dataloader2 import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    reading_service,
+)
+from torchdata.dataloader2.linter import DataPipeLintWarning
+from torchdata.dataloader2.utils import process_reset_fn
+from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
+from waiting import wait_for
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+def identity(x):
+    return x
+
+
+def with_pid(x):
+    return x, os.getpid()
+
+
+def with_random(x):
+    return x, random.random(), float(np.random.random())
+
+
+def slow_on_even(x):
+    time.sleep(0.05 if x % 2 == 0 else 0)
+    return x
+
+
+def as_array(x):
+    return np.full(40_000, x)
+
+
+def loader(datapipe, num_workers=2, **options):
+    options.setdefault("multiprocessing_context", "fork")
+    return DataLoader2(datapipe, reading_service=MultiProcessingReadingService(num_workers, **options))
+
+
+def sharded(n, shuffle=False):
+    datapipe = IterableWrapper(range(n))
+    if shuffle:
+        datapipe = datapipe.shuffle(buffer_size=20)
+    return datapipe.sharding_filter().map(identity)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_item_arrives_once_in_every_epoch_and_round_robin(method):
+    with loader(sharded(25), 3, multiprocessing_context=method) as dl:
+        for _ in range(3):
+            assert list(dl) == list(range(25))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_seed_decides_the_order_and_epochs_differ(method):
+    runs = []
+    for seed in (7, 7, 8):
+        with loader(sharded(50, shuffle=True), multiprocessing_context=method) as dl:
+            dl.seed(seed)
+            runs.append([list(dl), list(dl)])
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+    assert runs[0] != runs[2]
+    assert all(sorted(epoch) == list(range(50)) for run in runs for epoch in run)
+
+
+def test_the_order_does_not_depend_on_the_start_method():
+    orders = []
+    for method in METHODS:
+        with loader(sharded(40, shuffle=True), multiprocessing_context=method) as dl:
+            dl.seed(3)
+            orders.append(list(dl))
+    assert orders[0] == orders[1] == orders[2]
+
+
+@pytest.mark.parametrize(("worker", "main"), [(0, 0), (0, 10), (10, 0), (1, 1), (100, 100)])
+def test_prefetch_counts_do_not_change_what_arrives(worker, main):
+    with loader(sharded(30), worker_prefetch_cnt=worker, main_prefetch_cnt=main) as dl:
+        assert list(dl) == list(range(30))
+        assert list(dl) == list(range(30))
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 5])
+def test_more_workers_than_items_and_no_items_at_all(n):
+    with loader(sharded(n), 4) as dl:
+        for _ in range(3):
+            assert list(dl) == list(range(n))
+
+
+def test_the_work_is_done_in_the_workers():
+    with loader(IterableWrapper(range(20)).sharding_filter().map(with_pid)) as dl:
+        pids = [pid for _, pid in dl]
+    assert len(set(pids)) == 2
+    assert os.getpid() not in pids
+
+
+def test_without_sharding_every_worker_yields_everything_and_a_warning_says_so():
+    said = pytest.warns(DataPipeLintWarning, match="every item comes 2 times")
+    with said, loader(IterableWrapper(range(5)).map(identity)) as dl:
+        assert sorted(dl) == sorted([*range(5), *range(5)])
+
+
+def test_global_generators_are_seeded_for_each_worker_and_epoch():
+    def run(seed):
+        with loader(IterableWrapper(range(8)).sharding_filter().map(with_random)) as dl:
+            dl.seed(seed)
+            return [list(dl), list(dl)]
+
+    first, again, other = run(1), run(1), run(2)
+    assert first == again
+    assert first != other
+    drawn = [(a, b) for epoch in first for _, a, b in epoch]
+    assert len(set(drawn)) == len(drawn), "two workers or epochs drew the same numbers"
+
+
+class CountsAhead(IterDataPipe):
+    """Tells through shared memory how far it has run."""
+
+    def __init__(self, n, counter):
+        self.n = n
+        self.counter = counter
+
+    def __iter__(self):
+        for i in range(self.n):
+            with self.counter.get_lock():
+                self.counter.value += 1
+            yield i
+
+
+class Shared:
+    """A counter that is not copied with the graph."""
+
+    def __init__(self, counter):
+        self.counter = counter
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __getattr__(self, name):
+        return getattr(self.__dict__["counter"], name)
+
+    @property
+    def value(self):
+        return self.counter.value
+
+    @value.setter
+    def value(self, value):
+        self.counter.value = value
+
+
+def settled(read, quiet=0.3):
+    """The value once it has not changed for a while."""
+    value, since = read(), time.monotonic()
+    while time.monotonic() - since < quiet:
+        if (now := read()) != value:
+            value, since = now, time.monotonic()
+        time.sleep(0.01)
+    return value
+
+
+def test_workers_run_ahead_as_far_as_allowed_and_no_further():
+    import multiprocessing
+
+    counter = Shared(multiprocessing.get_context("fork").Value("i", 0))
+    with loader(CountsAhead(1000, counter), 1, worker_prefetch_cnt=7, main_prefetch_cnt=5) as dl:
+        iterator = iter(dl)
+        assert next(iterator) == 0
+        wait_for(lambda: counter.value >= 13)
+        assert settled(lambda: counter.value) == 1 + 7 + 5
+
+
+def test_a_pause_stops_the_workers_and_resume_goes_on_where_it_was():
+    import multiprocessing
+
+    counter = Shared(multiprocessing.get_context("fork").Value("i", 0))
+    with loader(CountsAhead(60, counter), 1, worker_prefetch_cnt=2, main_prefetch_cnt=2) as dl:
+        iterator = iter(dl)
+        iterator.limit(10)
+        taken = list(iterator)
+        assert taken == list(range(10))
+        before = settled(lambda: counter.value)
+        assert before <= 10 + 4
+        assert list(iterator) == []
+        iterator.limit(None)
+        iterator.resume()
+        assert list(iterator) == list(range(10, 60))
+
+
+def test_dispatched_items_are_dealt_out_in_turn_in_every_epoch():
+    datapipe = IterableWrapper(range(20)).sharding_round_robin_dispatch(_multiprocessing()).map(with_pid)
+    with loader(datapipe) as dl:
+        for _ in range(3):
+            received = list(dl)
+            assert [x for x, _ in received] == list(range(20))
+            assert len({pid for _, pid in received}) == 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dispatching_works_with_every_start_method(method):
+    datapipe = IterableWrapper(range(20)).shuffle().sharding_round_robin_dispatch(_multiprocessing()).map(as_array)
+    with loader(datapipe, multiprocessing_context=method) as dl:
+        dl.seed(1)
+        first, second = ([int(a[0]) for a in dl] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(20))
+    assert first != second
+
+
+def test_a_dispatched_and_a_sharded_branch_meet_in_the_workers():
+    dispatched = IterableWrapper(range(10)).sharding_round_robin_dispatch(_multiprocessing())
+    other = IterableWrapper(range(100, 110)).sharding_filter()
+    with loader(dispatched.zip(other)) as dl:
+        assert list(dl) == [(i, 100 + i) for i in range(10)]
+        assert list(dl) == [(i, 100 + i) for i in range(10)]
+
+
+class StaysInMain(IterDataPipe):
+    def __init__(self, source_datapipe):
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self):
+        for item in self.source_datapipe:
+            yield (*item, os.getpid())
+
+    def is_replicable(self):
+        return False
+
+
+def test_pipes_that_are_not_replicable_stay_in_main():
+    datapipe = StaysInMain(IterableWrapper(range(10)).sharding_filter().map(with_pid))
+    with loader(datapipe) as dl:
+        for _ in range(2):
+            received = list(dl)
+            assert [x for x, _, _ in received] == list(range(10))
+            assert all(main == os.getpid() != worker for _, worker, main in received)
+
+
+def test_a_second_iterator_in_mid_epoch_starts_over():
+    with loader(sharded(1000)) as dl:
+        for _ in range(5):
+            iterator = iter(dl)
+            assert [next(iterator) for _ in range(7)] == list(range(7))
+        with pytest.raises(RuntimeError, match="invalidated"):
+            old = iter(dl)
+            next(old)
+            next(iter(dl))
+            next(old)
+        assert list(dl) == list(range(1000))
+
+
+def test_leaving_a_loop_early_leaves_the_loader_usable():
+    with loader(IterableWrapper(range(200)).sharding_filter().map(as_array)) as dl:
+        for _ in range(5):
+            for array in dl:
+                if array[0] == 3:
+                    break
+        assert [int(array[0]) for array in dl] == list(range(200))
+
+
+def test_out_of_order_delivers_what_is_ready_and_loses_nothing():
+    datapipe = IterableWrapper(range(40)).sharding_filter().map(slow_on_even)
+    with loader(datapipe, in_order=False) as dl:
+        received = list(dl)
+        assert sorted(received) == list(range(40))
+        assert received.index(39) < received.index(38), "the fast worker had to wait for the slow one"
+
+
+def test_arrays_that_the_caller_keeps_stay_what_they_were():
+    with loader(IterableWrapper(range(300)).sharding_filter().map(as_array), memory_budget=8 << 20) as dl:
+        kept = list(dl)
+    assert all(bool((array == i).all()) for i, array in enumerate(kept))
+
+
+def test_items_larger_than_the_memory_budget_arrive():
+    with loader(IterableWrapper(range(20)).sharding_filter().map(as_array), memory_budget=1 << 16) as dl:
+        assert [int(array[-1]) for array in dl] == list(range(20))
+
+
+def replace_by_nothing(datapipe, worker_info):
+    return datapipe.map(lambda x: (worker_info.worker_id, worker_info.num_workers, x))
+
+
+def add_epoch_seed(datapipe, worker_info, seed_generator):
+    random.seed(seed_generator.generate_shared_seed())
+    return datapipe
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monkeypatch):
+    """As packages do that bring what they need of 0.9's function along, with all of its parameters."""
+
+    def init(
+        datapipe,
+        worker_info,
+        custom_init_fn,
+        worker_prefetch_cnt,
+        dispatching_req_queue,
+        dispatching_res_queue,
+    ):
+        from torchdata.dataloader2 import communication  # noqa: F401
+        from torchdata.dataloader2.graph import find_dps, traverse_dps
+        from torchdata.dataloader2.graph.cutting import _DummyIterDataPipe
+
+        assert find_dps(traverse_dps(datapipe), _DummyIterDataPipe) == []
+        assert (dispatching_req_queue, dispatching_res_queue) == (None, None)
+        return custom_init_fn(datapipe, worker_info)
+
+    def reset(datapipe, worker_info, seed_generator, **options):
+        datapipe.resets = getattr(datapipe, "resets", 0) + 1
+        return process_reset_fn(datapipe, worker_info, seed_generator, **options)
+
+    monkeypatch.setattr(reading_service, "process_init_fn", init)
+    monkeypatch.setattr(reading_service, "process_reset_fn", reset)
+    dealt = IterableWrapper(range(6)).sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+
+    def numbered(datapipe, worker_info):
+        return Numbered(datapipe, worker_info.worker_id)
+
+    with loader(dealt.map(identity), worker_init_fn=numbered, multiprocessing_context=method) as dl:
+        assert list(dl) == [(0, 1, 0), (1, 1, 1), (0, 1, 2), (1, 1, 3), (0, 1, 4), (1, 1, 5)]
+        assert {resets for _, resets, _ in dl} == {2}
+
+
+class Numbered(IterDataPipe):
+    def __init__(self, source_datapipe, number):
+        self.source_datapipe, self.number = source_datapipe, number
+
+    def __iter__(self):
+        for item in self.source_datapipe:
+            yield self.number, self.resets, item
+
+
+def test_worker_init_fn_and_reset_fn_change_the_graph():
+    with loader(sharded(6), worker_init_fn=replace_by_nothing, worker_reset_fn=add_epoch_seed) as dl:
+        for _ in range(2):
+            assert list(dl) == [(x % 2, 2, x) for x in range(6)]
+
+
+def test_lambdas_and_local_classes_work_under_spawn():
+    offset = 5
+    datapipe = IterableWrapper(range(6)).sharding_filter().map(lambda x: x + offset)
+    with loader(datapipe, multiprocessing_context="spawn") as dl:
+        assert list(dl) == [x + 5 for x in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"num_workers": -1}, ValueError, "num_workers"),
+        ({"num_workers": 1.5}, TypeError, "num_workers"),
+        ({"num_workers": True}, TypeError, "num_workers"),
+        ({"num_workers": 1, "multiprocessing_context": "thread"}, ValueError, "multiprocessing_context"),
+        ({"num_workers": 1, "worker_prefetch_cnt": -1}, ValueError, "worker_prefetch_cnt"),
+        ({"num_workers": 1, "main_prefetch_cnt": "10"}, TypeError, "main_prefetch_cnt"),
+        ({"num_workers": 1, "worker_init_fn": 3}, TypeError, "worker_init_fn"),
+        ({"num_workers": 1, "worker_reset_fn": "f"}, TypeError, "worker_reset_fn"),
+        ({"num_workers": 1, "in_order": 1}, TypeError, "in_order"),
+        ({"num_workers": 1, "memory_budget": -5}, ValueError, "memory_budget"),
+        ({"num_workers": 1, "timeout": -1}, ValueError, "timeout"),
+        ({"num_workers": 1, "timeout": float("nan")}, ValueError, "timeout"),
+    ],
+)
+def test_wrong_arguments_are_named(options, error, match):
+    with pytest.raises(error, match=match):
+        MultiProcessingReadingService(**options)
+
+
+def _multiprocessing():
+    from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
+
+    return SHARDING_PRIORITIES.MULTIPROCESSING
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_seed_gives_one_process_the_order_of_a_shuffle_before_the_sharding(workers):
+    shuffled = IterableWrapper(range(100)).shuffle()
+    with DataLoader2(shuffled, reading_service=InProcessReadingService()) as alone:
+        alone.seed(123)
+        expected = [list(alone) for _ in range(3)]
+    assert sorted(expected[0]) == list(range(100)) != expected[0]
+    with loader(IterableWrapper(range(100)).shuffle().sharding_filter(), workers) as dl:
+        dl.seed(123)
+        assert [list(dl) for _ in range(3)] == expected

@@ -1,0 +1,94 @@
+"""What a child does before any code of ours runs in it: it ends with main, even while it still imports the program."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture
+from torchdata.datapipes.iter import IterableWrapper
+from watchdog import end_session, session
+
+#: Children import this program for a minute: asleep, or at work that leaves other threads little room.
+PROGRAM = """
+    import multiprocessing, os, sys, time
+
+    if __name__ == "__mp_main__":
+        open(f"{sys.argv[1]}/{os.getpid()}", "w").close()
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            time.sleep(60) if sys.argv[3] == "asleep" else sum(range(200_000))
+
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+    from torchdata.datapipes.iter import IterableWrapper
+
+    if __name__ == "__main__":
+        # A fork server that imports the program itself is busy with that before it has any child.
+        multiprocessing.set_forkserver_preload(["numpy"])
+        service = MultiProcessingReadingService(2, sys.argv[2])
+        list(DataLoader2(IterableWrapper([1]).sharding_filter(), reading_service=service))
+"""
+
+
+@pytest.mark.parametrize("doing", ["asleep", "at work"])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_children_that_still_import_the_program_end_with_main(tmp_path, method, doing):
+    program, here = tmp_path / "program.py", tmp_path / "here"
+    program.write_text(textwrap.dedent(PROGRAM))
+    here.mkdir()
+    command = [sys.executable, program, here, method, doing]
+    main = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        wait_for(lambda: len(os.listdir(here)) == 2, 30)
+    finally:
+        main.send_signal(signal.SIGKILL)
+        main.wait()
+    try:
+        wait_for(lambda: not session(main.pid), 5)
+        assert main.stdout.read() == b""
+    finally:
+        end_session(main)
+        main.stdout.close()
+
+
+def threads_of_the_process(_):
+    return [thread.name for thread in threading.enumerate()], len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_that_runs_has_one_thread_of_python_and_one_that_watches_main(method):
+    with loader(IterableWrapper([0]).map(threads_of_the_process), 1, multiprocessing_context=method) as dl:
+        assert list(dl) == [(["MainThread"], 2)]
+
+
+def says_its_threads():
+    print([thread.name for thread in threading.enumerate()], gc.get_threshold()[0], flush=True)
+
+
+def test_a_child_is_told_once_and_what_its_program_sets_stays(tmp_path):
+    """The name goes with the process object, too, behind the import of the program."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import gc, multiprocessing, sys\n"
+        "from torchdata._engine.beginning import ChildName\n"
+        "from test_multiprocessing_beginning import says_its_threads\n"
+        "if __name__ == '__mp_main__':\n"
+        "    gc.set_threshold(1234)\n"
+        "if __name__ == '__main__':\n"
+        "    start = multiprocessing.get_context('spawn').Process\n"
+        "    process = start(target=says_its_threads, name=ChildName('child'))\n"
+        "    process.start()\n"
+        "    process.join()\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.stdout, done.stderr) == ("['MainThread', 'torchdata-early-watch'] 1234\n", "")

@@ -1,0 +1,258 @@
+"""Ctrl-C in the very instant in which a loader is dropped: KeyboardInterrupt arrives, and nothing is left."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+
+import pytest
+
+from process_checks import METHODS, children, loader, nothing_is_left, wait_for  # noqa: F401
+from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata._native import Finalized
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = pytest.mark.alone
+
+
+def as_callback(function):
+    """A function of C that is called without Python running a line, whatever it is given."""
+    function.argtypes, function.restype = [ctypes.py_object], None
+    return function
+
+
+#: Notes the signal as the system's handler does: Python sees it at the first line that it runs after that.
+press = as_callback(ctypes.pythonapi["PyErr_SetInterrupt"])
+collect = as_callback(ctypes.pythonapi["PyGC_Collect"])
+
+
+class Drops:
+    """Calls a function of C when it is dropped."""
+
+
+def drop_under_ctrl_c(make):
+    """Drops what `make` makes, with Ctrl-C pressed right before; the interrupt has to arrive."""
+    held = [Drops(), make(), Drops()]
+    callbacks = [weakref.ref(held[0], collect), weakref.ref(held[2], press)]
+    with pytest.raises(KeyboardInterrupt):
+        held.clear()  # the last one first, the collector of cycles at the end
+        wait_for(lambda: False)
+    assert [callback() for callback in callbacks] == [None, None]
+
+
+def plain():
+    return DataLoader2(IterableWrapper(range(9)))
+
+
+def begun():
+    dl = plain()
+    next(iter(dl))
+    return dl
+
+
+def with_workers(method="fork"):
+    dl = loader(IterableWrapper(range(1000)).sharding_filter(), 2, multiprocessing_context=method)
+    assert next(iter(dl)) == 0
+    return dl
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ctrl_c_before_the_first_line_of_the_finaliser_arrives_and_the_workers_end(method):
+    for _ in range(30 if method == "fork" else 2):
+        drop_under_ctrl_c(lambda: with_workers(method))
+        assert children() == []
+
+
+@pytest.mark.parametrize("make", [plain, begun])
+def test_it_arrives_a_hundred_times_out_of_a_hundred(make):
+    for _ in range(100):
+        drop_under_ctrl_c(make)
+
+
+def test_children_that_outlive_their_loader_end_so_too():
+    def make():
+        dl = with_workers()
+        dl._ended = True  # or it would end them itself
+        return dl.reading_service._children
+
+    for _ in range(10):
+        drop_under_ctrl_c(make)
+        assert children() == []
+
+
+class Cyclic(DataLoader2):
+    """A user's loader that refers to itself."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.itself = self
+
+
+def test_in_a_cycle_too():
+    def make():
+        service = MultiProcessingReadingService(2)
+        dl = Cyclic(IterableWrapper(range(99)).sharding_filter(), reading_service=service)
+        next(iter(dl))
+        dropped.append(weakref.ref(dl))
+        return dl
+
+    dropped = []
+    for _ in range(10):
+        drop_under_ctrl_c(make)
+        assert children() == []
+    assert [reference() for reference in dropped] == [None] * 10
+
+
+def test_presses_at_random_moments_around_the_last_reference_all_arrive():
+    moments = random.Random(7)
+    main = threading.main_thread().ident
+    for _ in range(60):
+        dl = begun()
+        go, delay = threading.Event(), moments.random() * 400e-6
+
+        def press_soon(delay=delay, go=go):
+            go.wait()
+            until = time.perf_counter() + delay
+            while time.perf_counter() < until:
+                pass
+            signal.pthread_kill(main, signal.SIGINT)
+
+        thread = threading.Thread(target=press_soon)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            go.set()
+            time.sleep(0)
+            del dl
+            wait_for(lambda: False)
+        thread.join()
+
+
+def test_a_finaliser_is_called_until_it_is_through_and_told_that_it_was_interrupted():
+    calls = []
+
+    class Stubborn(Finalized):
+        def _finalize(self, interrupted):
+            calls.append(interrupted)
+            if len(calls) < 4:
+                raise KeyboardInterrupt
+
+    Stubborn()
+    assert calls == [False, True, True, True]
+
+
+def test_one_that_is_interrupted_for_ever_is_given_up(monkeypatch):
+    told, calls = [], []
+
+    class Hopeless(Finalized):
+        def _finalize(self, interrupted):
+            calls.append(interrupted)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(what.exc_type))
+    Hopeless()
+    assert told == [KeyboardInterrupt]
+    assert len(calls) == 1000
+
+
+def test_errors_are_reported_and_what_was_being_raised_goes_on(monkeypatch):
+    told = []
+
+    class Failing(Finalized):
+        def _finalize(self, interrupted):
+            raise ValueError("no")
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append((what.exc_type, type(what.object))))
+
+    def drop_while_raising():
+        _held = Failing()
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        drop_while_raising()
+    gc.collect()
+    assert told == [(ValueError, Failing)]
+
+
+def test_an_interrupt_that_was_noted_elsewhere_is_delivered_at_the_end_of_a_hold():
+    with pytest.raises(KeyboardInterrupt), InterruptsDeferred(noted=True):
+        pass
+
+
+class Own(DataLoader2):
+    """A user's loader with a finaliser of its own."""
+
+    ended = 0
+
+    def __del__(self):
+        super().__del__()
+        Own.ended += 1
+
+
+def test_subclasses_may_have_finalisers_that_call_the_base():
+    dl = Own(IterableWrapper(range(9)))
+    next(iter(dl))
+    del dl
+    gc.collect()
+    assert Own.ended == 1
+
+
+def test_a_loader_that_was_never_initialised_is_dropped_quietly(capsys):
+    DataLoader2.__new__(DataLoader2)
+    with pytest.raises(TypeError):
+        DataLoader2()
+    gc.collect()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_base_changes_nothing_of_how_loaders_are_copied_and_pickled():
+    class Plain(Finalized):
+        def __init__(self):
+            self.x = [1]
+
+        def _finalize(self, interrupted):
+            pass
+
+    one = Plain()
+    for other in (copy.copy(one), copy.deepcopy(one)):
+        assert type(other) is Plain
+        assert other.x == [1]
+    state = one.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    assert state[2] == {"x": [1]}
+    assert one.__reduce_ex__(1)[2] == {"x": [1]}
+    weakref.ref(one)
+
+
+def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():
+    program = """
+        import sys
+        from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        from torchdata.datapipes.iter import IterableWrapper
+        dl = DataLoader2(IterableWrapper(range(99)).sharding_filter(), reading_service=MultiProcessingReadingService(2))
+        next(iter(dl))
+        dl.itself = dl
+        sys.modules["keeps"] = dl
+        print(*dl.reading_service._children.pids)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert len(run.stdout.split()) == 2
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in run.stdout.split())

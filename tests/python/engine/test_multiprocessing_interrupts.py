@@ -1,0 +1,383 @@
+"""Ctrl-C in a terminal, at any moment: one KeyboardInterrupt in main, soon; nothing printed, no process left."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from process_checks import METHODS, children, is_gone, loader, nothing_is_left, wait_for  # noqa: F401
+from terminal import Terminal
+from torchdata._engine.ending import Ending
+from torchdata._engine.interrupts import InterruptsDeferred, interrupt_waits, interrupts_blocked
+from torchdata.datapipes.iter import IterableWrapper
+
+#: Presses of Ctrl-C in each test, at random moments. Spawned workers take a second to start.
+TRIES = {"fork": 12, "forkserver": 12, "spawn": 6}
+
+SCRIPT = """
+import gc, json, os, sys, time
+from leftovers import children
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+WORKERS = 3
+
+def nap(x):
+    time.sleep(0.002)
+    return x
+
+def stuck(x):
+    if x == 40:
+        time.sleep(1000)
+    return x
+
+def make(method, f):
+    pipe = IterableWrapper(range(100_000)).sharding_filter().map(f)
+    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(WORKERS, method))
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # whole or not at all: `print` may be interrupted before the newline
+
+def idle():
+    while True:
+        time.sleep(0.01)
+
+def start(method):
+    say("ready")
+    dl = make(method, nap)
+    next(iter(dl))
+    say("done")
+    idle()
+
+def iterate(method):
+    dl = make(method, nap)
+    iterator = iter(dl)
+    next(iterator)
+    say("ready")
+    for i, _ in enumerate(iterator):
+        if i == 30:
+            say("done")
+
+def shut_down(method, f=nap):
+    dl = make(method, f)
+    iterator = iter(dl)
+    next(iterator)
+    try:
+        say("ready")
+        dl.shutdown()
+        say("done")
+        idle()
+    finally:
+        dl.shutdown()
+
+def shut_down_stuck(method):
+    shut_down(method, stuck)
+
+def drop(method):
+    def loop():
+        dl = make(method, nap)
+        next(iter(dl))
+        say("ready")
+    loop()  # which is the end of the loader
+    say("done")
+    idle()
+
+def main(phase, method, tries):
+    for _ in range(tries):
+        interrupts = 0
+        try:
+            try:
+                globals()[phase](method)
+            except KeyboardInterrupt:
+                interrupts += 1
+            gc.collect()
+            left = len(children())
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            interrupts += 1
+        say(json.dumps({"interrupts": interrupts, "left": left}))
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    say("end")
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    return str(path)
+
+
+def press_at_random(script, phase, method, tries, seed=0):
+    """Lets each try run until a random moment between its "ready" and a little after its "done".
+
+    Returns the seconds from each press to the report, and what the program printed that it should not.
+    """
+    moments, seconds, noise = random.Random(seed), [], []
+    with Terminal(script, phase, method, str(1 + tries)) as terminal:
+        duration = None  # measured in the first try, which is interrupted at rest
+        for _ in range(1 + tries):
+            while (line := terminal.line()) != "ready":
+                assert line, f"the program has ended: {noise}"
+                noise.append(line)
+            begun = time.monotonic()
+            if duration is None:
+                assert terminal.line() == "done"
+                duration = time.monotonic() - begun
+            else:
+                time.sleep(moments.uniform(0, 1.2 * duration))
+            terminal.press_ctrl_c()
+            pressed = time.monotonic()
+            while not (line := terminal.line()).startswith("{"):
+                assert line, f"the program does not react to Ctrl-C: {noise}"
+                if line != "done":
+                    noise.append(line)
+            seconds.append(time.monotonic() - pressed)
+            assert json.loads(line) == {"interrupts": 1, "left": 0}, (line, noise)
+        assert terminal.line() == "end"
+        assert terminal.process.wait(20) == 0
+        deadline = time.monotonic() + 5
+        while terminal.processes():  # the resource tracker and the fork server end after main
+            assert time.monotonic() < deadline, "a process was left behind"
+            time.sleep(0.01)
+    return seconds, noise
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("phase", ["start", "iterate", "shut_down", "shut_down_stuck", "drop"])
+def test_ctrl_c_at_any_moment_is_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
+    # Each shutdown of a stuck worker waits for it.
+    tries = 4 if phase == "shut_down_stuck" else TRIES[method]
+    seconds, noise = press_at_random(script, phase, method, tries)
+    assert noise == []
+    assert statistics.median(seconds) < 5.0  # a deadline for hanging, not a measurement
+
+
+def test_ctrl_c_while_the_fork_server_imports_the_program_does_not_wait_for_it(script):
+    """And the next loader starts with a server of its own."""
+    slow = """
+import os, time
+if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
+    time.sleep(60)
+"""
+    with open(script, "r+") as file:
+        text = file.read()
+        file.seek(0)
+        file.write(slow + text)
+    with Terminal(script, "start", "forkserver", "2") as terminal:
+        assert terminal.line() == "ready"
+        time.sleep(0.5)  # not for a race: whenever it comes, nobody is to wait for the server
+        with open(script + ".fast", "w"):
+            terminal.press_ctrl_c()
+            assert json.loads(terminal.line(30)) == {"interrupts": 1, "left": 0}
+        assert [terminal.line(), terminal.line()] == ["ready", "done"]
+        terminal.press_ctrl_c()
+        assert json.loads(terminal.line()) == {"interrupts": 1, "left": 0}
+        assert terminal.line() == "end"
+        assert terminal.process.wait(20) == 0
+
+
+class Handler:
+    """A handler of the user's own."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, number, frame):
+        assert number == signal.SIGINT
+        self.calls += 1
+
+
+@pytest.fixture
+def handler():
+    before = signal.getsignal(signal.SIGINT)
+    handler = Handler()
+    signal.signal(signal.SIGINT, handler)
+    yield handler
+    signal.signal(signal.SIGINT, before)
+
+
+def blocked():
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_what_is_held_is_delivered_once_at_the_end_to_the_users_handler(handler):
+    with InterruptsDeferred() as held:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert (held.noted, handler.calls) == (True, 0)
+    assert handler.calls == 1
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_what_is_blocked_is_noted_when_the_block_ends(handler):
+    with InterruptsDeferred() as held:
+        with interrupts_blocked():
+            signal.raise_signal(signal.SIGINT)
+            assert interrupt_waits()
+            assert not held.noted
+        assert held.noted
+        held.deliver()
+        assert handler.calls == 1
+        assert not interrupt_waits()
+    assert handler.calls == 1
+    assert not blocked()
+
+
+def test_an_interrupt_that_was_held_comes_before_the_error_that_ended_the_hold():
+    with pytest.raises(KeyboardInterrupt) as caught, InterruptsDeferred():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("the start failed")
+    assert isinstance(caught.value.__context__, ValueError)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_holds_may_be_nested_and_the_outermost_delivers(handler):
+    with InterruptsDeferred() as outer:
+        with InterruptsDeferred():
+            signal.raise_signal(signal.SIGINT)
+        assert (outer.noted, handler.calls) == (True, 0)
+    assert handler.calls == 1
+
+
+def test_where_ctrl_c_is_ignored_nothing_is_held():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with InterruptsDeferred() as held:
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGINT)
+        assert not held.noted
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_that_is_set_meanwhile_stays(handler):
+    other = Handler()
+    with InterruptsDeferred():
+        signal.signal(signal.SIGINT, other)
+    assert signal.getsignal(signal.SIGINT) is other
+
+
+def test_in_another_thread_nothing_is_held_and_nothing_fails(handler):
+    seen = []
+
+    def hold():
+        with InterruptsDeferred() as held, interrupts_blocked():
+            seen.append((signal.getsignal(signal.SIGINT), blocked(), held.noted))
+        seen.append(blocked())
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+    assert seen == [(handler, True, False), False]
+
+
+def test_what_cannot_leave_a_finaliser_comes_right_after_it():
+    class Dropped:
+        def __del__(self):
+            with InterruptsDeferred(later=True):
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        dropped = Dropped()
+        del dropped
+        wait_for(lambda: False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_start_with_a_handler_that_goes_on_is_complete(handler, method):
+    pressed = []
+
+    def press():
+        while not pressed:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    with loader(IterableWrapper(range(20)).sharding_filter(), 3, multiprocessing_context=method) as dl:
+        iterator = iter(dl)
+        pressed.append(True)
+        thread.join()
+        assert list(iterator) == list(range(20))
+    assert handler.calls > 0
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert not blocked()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loader_may_be_used_in_a_thread_that_may_not_set_handlers(handler, method):
+    received = []
+
+    def read():
+        with loader(IterableWrapper(range(20)).sharding_filter(), multiprocessing_context=method) as dl:
+            received.extend(dl)
+        received.append(blocked())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert received == [*range(20), False]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_have_ctrl_c_ignored_and_not_blocked(method):
+    with loader(IterableWrapper([0]).map(says_how_it_takes_ctrl_c), 1, multiprocessing_context=method) as dl:
+        assert list(dl) == [(True, False)]
+
+
+def says_how_it_takes_ctrl_c(_):
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN, blocked()
+
+
+def test_what_cannot_be_started_is_named_and_ctrl_c_works_as_before(handler, monkeypatch):
+    forks = []
+
+    def fork_once():
+        forks.append(1)
+        if len(forks) == 2:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return real_fork()
+
+    real_fork = os.fork
+    monkeypatch.setattr(os, "fork", fork_once)
+    with (
+        loader(IterableWrapper(range(9)).sharding_filter(), 3) as dl,
+        pytest.raises(BlockingIOError, match="worker process 1 could not be started: .*fewer workers"),
+    ):
+        list(dl)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert not blocked()
+    assert children() == []
+
+
+def test_a_shutdown_that_was_cut_off_goes_on_the_next_time(monkeypatch):
+    dl = loader(IterableWrapper(range(100)).sharding_filter())
+    next(iter(dl))
+    pids = dl.reading_service._children.pids
+
+    def cut_off(_ending, _later=False):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Ending, "run", cut_off)
+        dl.shutdown()
+    assert not any(map(is_gone, pids))
+    with pytest.raises(RuntimeError, match="shut down"):
+        iter(dl)
+    dl.shutdown()
+    assert all(map(is_gone, pids))

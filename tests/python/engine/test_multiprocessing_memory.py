@@ -1,0 +1,309 @@
+"""The shared memory of real worker processes: what goes back, what damage does, what a full disk does, descriptors."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
+from torchdata.datapipes.iter import IterableWrapper
+
+PORTABLE = os.environ.get("TORCHDATA_PORTABLE") == "1"
+
+
+def regions():
+    """(length, start) of each region of shared memory of ours; advice may have cut it into several mappings."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    ours: dict[str, list[int]] = {}
+    for line in lines:
+        if "memfd:torchdata " in line or "/.torchdata-" in line:
+            fields = line.split()
+            ours.setdefault(fields[4], []).extend(int(end, 16) for end in fields[0].split("-"))
+    return sorted((max(ends) - min(ends), min(ends)) for ends in ours.values())
+
+
+def resident():
+    """Bytes of shared memory of ours that exist."""
+    text = Path("/proc/self/smaps").read_text()
+    ours = re.findall(r"(?:memfd:torchdata |/\.torchdata-)[^\n]*\n(?:[A-Z].*\n)*?Rss: +(\d+) kB", text)
+    return 1024 * sum(map(int, ours))
+
+
+class OneLarge:
+    """64 MB for the first item, little for the others."""
+
+    def __call__(self, x):
+        return np.full(8 << 20 if x == 0 else 4 << 10, x)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_or_rests(ended):
+    count = 8 if ended else 1_000_000
+    with loader(IterableWrapper(range(count)).map(OneLarge()), num_workers=1) as dl:
+        iterator = iter(dl)
+        array = next(iterator)
+        assert array.nbytes == 64 << 20
+        assert array.sum() == 0  # this process has touched all of it
+        assert resident() >= 64 << 20
+        del array
+        if ended:
+            assert [int(array[0]) for array in iterator] == list(range(1, 8))
+        wait_for(lambda: resident() < 8 << 20, 30.0)
+        if not ended:
+            assert int(next(iterator)[0]) == 1
+
+
+class Many:
+    """400 arrays, each in a block of its own."""
+
+    def __call__(self, x):
+        return [np.full(1100, x + i) for i in range(400)]
+
+
+@pytest.mark.skipif(PORTABLE, reason="the fallback is not woken: it naps, and looks")
+def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
+    def switches(pid):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)[1])
+
+    with loader(IterableWrapper(range(12)).map(Many()), num_workers=1, worker_prefetch_cnt=1) as dl:
+        iterator = iter(dl)
+        next(iterator)
+        (pid,) = dl.reading_service._children.pids
+        counts = []
+        for _ in range(5):
+            arrays = next(iterator)
+            time.sleep(0.1)  # not for a race: the worker is to have gone to sleep, which can only lower the count
+            before = switches(pid)
+            while arrays:
+                arrays.pop()
+                time.sleep(0.0002)
+            counts.append(switches(pid) - before)
+        # What is left are the ends of its slices: ten a second.
+        assert sorted(counts)[2] < 40, counts
+
+
+def scribble(link, generator):
+    """Writes over one of the four cursors, or over the data ring about where it is being written."""
+
+    def word(place):
+        return ctypes.c_uint64.from_address(link + place)
+
+    def position(place):
+        return word(place).value % (1 << 48)
+
+    # So that there is something to spoil; a worker that has found what was spoilt before sends no more.
+    deadline = time.monotonic() + 0.3
+    while position(64) - position(128) <= 100 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    written = position(64) % (1 << 18)
+    places = [64 * generator.randrange(1, 5), 4096 + (written + 8 * generator.randrange(-40, 8)) % (1 << 18)]
+    word(generator.choice(places)).value = generator.getrandbits(64)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_scribbles_into_a_running_link_give_exact_data_or_an_error(seed):
+    generator = random.Random(seed)
+    expected = list(range(3000))
+    with loader(IterableWrapper(expected), num_workers=1, timeout=20) as dl:
+        iterator = iter(dl)
+        received = [next(iterator)]
+        _, start = regions()[-1]  # the link with an arena
+        assert ctypes.string_at(start, 8) == b"tdrslink"
+        try:
+            for x in iterator:
+                received.append(x)
+                if len(received) % 500 == 0 and len(received) < 2600:
+                    scribble(start, generator)
+        except RuntimeError as error:  # a TimeoutError would be a hang, and fails
+            reported = str(error)
+        else:
+            reported = None
+        assert received == expected[: len(received)]
+        if reported is None:
+            assert len(received) == len(expected)
+        else:
+            assert "corrupted" in reported or "worker process 0" in reported
+
+
+def own_descriptors(pid):
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def foreign_mappings(pid):
+    """How many regions of shared memory of ours a process maps."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return len({line.split()[4] for line in lines if "memfd:torchdata " in line})
+
+
+@pytest.mark.skipif(PORTABLE, reason="the fallback keeps the descriptors by which it reserves room")
+@pytest.mark.parametrize("method", METHODS)
+def test_a_child_holds_its_own_and_main_three_descriptors_for_each(method):
+    before = len(os.listdir("/proc/self/fd"))
+    with (
+        loader(IterableWrapper(range(40)).sharding_filter(), 2) as other,
+        loader(IterableWrapper(range(40)).sharding_filter(), 5, multiprocessing_context=method) as dl,
+    ):
+        others, iterator = iter(other), iter(dl)
+        assert next(others) == 0
+        assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # one of each: they are all up
+        pids = dl.reading_service._children.pids
+        # The pipe of multiprocessing and the pidfd; what it keeps for its fork server and resource tracker is constant.
+        assert len(os.listdir("/proc/self/fd")) - before <= 3 * 7 + 8
+        counts = [own_descriptors(pid) for pid in pids]
+        assert max(counts) - min(counts) <= 1, counts
+        # Its own bells, its control link and its items.
+        assert {foreign_mappings(pid) for pid in pids} == {3}
+
+
+@pytest.mark.skipif(PORTABLE, reason="the fallback keeps the descriptors by which it reserves room")
+def test_256_workers_start_with_1024_descriptors(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import resource
+            from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+            from torchdata.datapipes.iter import IterableWrapper
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+            datapipe = IterableWrapper(range(256)).sharding_filter()
+            with DataLoader2(datapipe, reading_service=MultiProcessingReadingService(256, "fork")) as dl:
+                print(list(dl) == list(range(256)))
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+FULL_TMPDIR = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+FULL_TMPDIR += ['mount -t tmpfs -o size=1m tmpfs "$FULL" && exec "$0" "$@"']
+
+
+def run_in_small_tmpdir(tmp_path, body):
+    """Runs a script whose temporary files have 1 MB of room, on the portable fallback."""
+    full = tmp_path / "small"
+    full.mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, sys
+            import numpy as np
+            from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+            from torchdata.datapipes.iter import IterableWrapper
+            def make(f, **options):
+                dp = IterableWrapper(range(6)).map(f)
+                return DataLoader2(dp, reading_service=MultiProcessingReadingService(1, "fork", **options))
+            """
+        )
+        + textwrap.dedent(body)
+    )
+    environment = {**os.environ, "TORCHDATA_PORTABLE": "1", "TMPDIR": str(full), "FULL": str(full)}
+    return subprocess.run(
+        [*FULL_TMPDIR, sys.executable, script], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def mounts():
+    """Whether this machine lets a test mount a folder of its own (containers often do not)."""
+    try:
+        probe = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+        return subprocess.run(probe, capture_output=True, timeout=30).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+needs_mounts = pytest.mark.skipif(not mounts(), reason="this machine lets tests mount nothing")
+
+
+@needs_mounts
+def test_items_that_find_no_room_in_a_small_tmpdir_arrive_all_the_same(tmp_path):
+    done = run_in_small_tmpdir(
+        tmp_path,
+        """
+        received = list(make(lambda x: np.full(1 << 20, x)))
+        assert [(a[0], a[-1], a.nbytes) for a in received] == [(x, x, 8 << 20) for x in range(6)]
+        print("done")
+        """,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@needs_mounts
+def test_a_full_tmpdir_is_an_error_that_says_what_to_do(tmp_path):
+    done = run_in_small_tmpdir(
+        tmp_path,
+        """
+        with open(os.path.join(os.environ["TMPDIR"], "filler"), "wb", buffering=0) as file:
+            try:
+                while True: file.write(bytes(4096))
+            except OSError: pass
+        try: list(make(str))
+        except OSError as error: print(error.errno, error)
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.match(r"28 .*no room for \d+ bytes of shared memory .*small.*TMPDIR", done.stdout), done.stdout
+
+
+SHORT_OF_MEMORY = """
+    import resource
+    from pathlib import Path
+
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+    from torchdata.datapipes.iter import IterableWrapper
+
+    def text(n):
+        return chr(97 + n) * (200 << 20)
+
+    def limit(more):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
+
+    service = MultiProcessingReadingService(num_workers=1, memory_budget=%d << 20)
+    loader = DataLoader2(IterableWrapper(range(3)).map(text), reading_service=service)
+    items = iter(loader)
+    assert next(items) == text(0)
+    limit(150 << 20)
+    try:
+        next(items)
+    except MemoryError as error:
+        print(error)
+    limit(2 << 30)
+    assert list(loader) == [text(n) for n in range(3)]
+    loader.shutdown()
+    print("complete")
+"""
+
+
+@pytest.mark.parametrize("budget", [1024, 0])
+def test_an_item_for_which_main_has_no_memory_is_an_error_and_the_next_epoch_is_complete(budget):
+    # With a budget it lies in one block of shared memory; without one it comes in pieces.
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SHORT_OF_MEMORY % budget)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    error, end = run.stdout.splitlines()
+    assert re.search(r"no memory for \d+ bytes of an item that has arrived: use smaller items", error), error
+    assert end == "complete"
+
+
+def test_nothing_of_this_is_left():
+    gc.collect()
+    assert regions() == []

@@ -1,0 +1,408 @@
+"""What main, workers and the dispatching process say to each other: epochs, uneven work, calls, passes, deaths.
+
+Every test here stood still, lost items or blamed nobody before the protocol was written down.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import torchdata
+from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left  # noqa: F401
+from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+
+def dispatched(items):
+    return IterableWrapper(items, deepcopy=False).sharding_round_robin_dispatch(MULTIPROCESSING)
+
+
+def in_turn(shares):
+    """The order in which main takes the items of workers."""
+    shares = [list(share) for share in shares]
+    for place in range(max(map(len, shares))):
+        yield from (share[place] for share in shares if place < len(share))
+
+
+class Paced(IterDataPipe):
+    """Numbers that take a while to make."""
+
+    def __init__(self, count, seconds):
+        self.count, self.seconds = count, seconds
+
+    def __iter__(self):
+        for number in range(self.count):
+            time.sleep(self.seconds)
+            yield number
+
+
+def slow_tenth(number):
+    if number % 10 == 0:
+        time.sleep(0.05)
+    return number
+
+
+def rows(number):
+    generator = random.Random(number)
+    return [(number, row) for row in range(int(generator.lognormvariate(1.5, 1.5)))]
+
+
+def is_even(number):
+    return number % 2 == 0
+
+
+# ---- epochs that are cut short -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_epoch_after_a_break_is_complete_while_workers_are_busy_with_the_last_one(method):
+    pipe = Paced(60, 0.002).sharding_round_robin_dispatch(MULTIPROCESSING).map(slow_tenth).batch(7)
+    with loader(pipe, multiprocessing_context=method) as dl:
+        for _ in range(4):
+            for _ in dl:
+                break
+            assert sorted(number for batch in dl for number in batch) == list(range(60))
+
+
+def test_epochs_given_up_in_a_row_leave_nothing_behind_in_the_next():
+    with loader(dispatched(range(40)).map(slow_tenth)) as dl:
+        for _ in range(30):
+            next(iter(dl))
+        assert list(dl) == list(range(40))
+
+
+# ---- uneven work ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [0, 1, 10])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_that_make_very_different_numbers_of_items_keep_nobody_waiting(workers, window):
+    pipe = dispatched(range(300)).flatmap(rows)
+    shares = [[row for n in range(w, 300, workers) for row in rows(n)] for w in range(workers)]
+    with loader(pipe, workers, worker_prefetch_cnt=window, main_prefetch_cnt=window) as dl:
+        for _ in range(2):
+            assert list(dl) == list(in_turn(shares))
+
+
+def test_a_worker_all_of_whose_items_are_dropped_keeps_nobody_waiting():
+    with loader(dispatched(range(200)).filter(is_even)) as dl:
+        assert list(dl) == list(range(0, 200, 2))
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_worker_that_stops_early_keeps_nobody_waiting(in_order):
+    with loader(dispatched(range(100)).header(5), in_order=in_order) as dl:
+        for _ in range(3):
+            assert sorted(dl) == list(range(10))
+
+
+class EndsAtOnce(IterDataPipe):
+    """Takes one item in worker 0, all in the others."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        for number in self.source:
+            yield number
+            if number == 0:
+                return
+
+
+def test_a_worker_that_leaves_its_share_does_not_hold_up_those_of_others():
+    with loader(EndsAtOnce(dispatched(range(500)))) as dl:
+        for _ in range(3):
+            assert sorted(dl) == [0, *range(1, 500, 2)]
+
+
+def image(number):
+    return np.full(60_000, number, np.uint8)
+
+
+def test_items_beyond_the_budget_are_held_with_a_warning_that_says_why():
+    pipe = dispatched(range(200)).filter(is_even).map(image)
+    with loader(pipe, memory_budget=1 << 20) as dl:
+        with pytest.warns(RuntimeWarning, match=r"waits for worker process 1 in turn.*worker process 0"):
+            first = [int(array[0]) for array in dl]
+        assert first == list(range(0, 200, 2))
+
+
+# ---- passes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_what_is_dispatched_can_be_read_again_in_the_same_epoch(method, workers):
+    shares = [[*range(w, 10, workers)] * 3 for w in range(workers)]
+    with loader(dispatched(range(10)).cycle(3), workers, multiprocessing_context=method) as dl:
+        for _ in range(2):
+            assert list(dl) == list(in_turn(shares))
+
+
+def test_passes_that_are_left_early_begin_anew():
+    with loader(dispatched(range(1000)).header(2).cycle(3)) as dl:
+        assert list(dl) == [0, 1, 2, 3] * 3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_shuffled_before_it_is_shared_out_is_shuffled_alike_in_every_pass(method):
+    pipe = IterableWrapper(range(60)).shuffle().sharding_filter().cycle(3)
+    with loader(pipe, 3, multiprocessing_context=method) as dl:
+        epochs = [list(dl) for _ in range(2)]
+    for epoch in epochs:
+        passes = [sorted(epoch[start : start + 60]) for start in (0, 60, 120)]
+        assert passes == [list(range(60))] * 3
+        assert epoch[:60] != epoch[60:120] != epoch[120:]
+
+
+def fail_at_five(number):
+    if number == 5:
+        raise ValueError("five")
+    return number
+
+
+def test_a_failure_in_one_pass_is_heard_while_others_ask_for_the_next():
+    pipe = IterableWrapper(range(10)).map(fail_at_five).sharding_round_robin_dispatch(MULTIPROCESSING).cycle(2)
+    with loader(pipe, 3, worker_prefetch_cnt=0, main_prefetch_cnt=0) as dl:
+        for _ in range(2):
+            received = []
+            with pytest.raises(ValueError, match="five"):
+                for number in dl:
+                    received.append(number)
+            assert received[:5] == [0, 1, 2, 3, 4]
+
+
+class Endless(IterDataPipe):
+    def __iter__(self):
+        number = 0
+        while True:
+            yield number
+            number += 1
+
+
+def test_passes_over_an_endless_source_end_when_all_have_left():
+    pipe = Endless().sharding_round_robin_dispatch(MULTIPROCESSING).header(3).cycle(2)
+    with loader(pipe) as dl:
+        for _ in range(2):
+            assert list(dl) == list(range(6)) * 2
+
+
+# ---- calls, pauses, limits -----------------------------------------------------------------------------------------
+
+
+def mark(datapipe):
+    with open(os.environ["CALLS"], "a") as file:
+        print(os.getpid(), file=file)
+    return datapipe
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+@pytest.mark.parametrize("window", [0, 4])
+def test_functions_that_are_called_in_the_middle_of_an_epoch_leave_it_running(dispatch, window, tmp_path, monkeypatch):
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    source = dispatched(range(60)) if dispatch else IterableWrapper(range(60)).sharding_filter()
+    pipe = source.flatmap(lambda number: [number] * (number % 3))
+    workers = 2
+    shares = [[n for n in range(w, 60, workers) for _ in range(n % 3)] for w in range(workers)]
+    with loader(pipe, workers, worker_prefetch_cnt=window, main_prefetch_cnt=window) as dl:
+        service = dl.reading_service
+        iterator = iter(dl)
+        received = [next(iterator) for _ in range(5)]
+        service._pause(mark)
+        service._resume(mark)
+        received += [next(iterator) for _ in range(5)]
+        service._limit(3, lambda datapipe, _count: mark(datapipe))
+        received += list(iterator)
+        assert received == list(in_turn(shares))
+        assert list(dl) == received
+    children = workers + dispatch
+    # In each child three times, and the limit in main.
+    assert len((tmp_path / "calls").read_text().split()) == 3 * children + 1
+
+
+def fail(datapipe):
+    raise KeyError("called")
+
+
+def test_a_function_that_fails_when_it_is_called_fails_the_epoch_that_runs():
+    with loader(IterableWrapper(range(100)).sharding_filter()) as dl:
+        iterator = iter(dl)
+        next(iterator)
+        dl.reading_service._pause(fail)
+        dl.reading_service._resume()
+        with pytest.raises(KeyError, match="called"):
+            list(iterator)
+
+
+# ---- threads -------------------------------------------------------------------------------------------------------
+
+
+def in_arena(number):
+    array = torchdata.empty((50, 100), "int64")
+    array[:] = number
+    return array
+
+
+@pytest.mark.parametrize("threads", ["prefetch", "threadpool_map"])
+def test_threads_of_a_worker_make_arrays_in_shared_memory(threads):
+    pipe = IterableWrapper(range(200)).sharding_filter()
+    pipe = pipe.map(in_arena).prefetch(8) if threads == "prefetch" else pipe.threadpool_map(in_arena)
+    with loader(pipe) as dl:
+        assert [int(array[0, 0]) for array in dl] == list(range(200))
+
+
+def untouched(item, _device):
+    return item
+
+
+@pytest.mark.parametrize("window", [0, 10])
+def test_what_reads_ahead_in_main_takes_nothing_of_the_epoch_after_a_break(window):
+    pipe = IterableWrapper(range(120)).sharding_filter().map(slow_tenth).pin_memory(pin_memory_fn=untouched)
+    with loader(pipe, worker_prefetch_cnt=window) as dl:
+        for taken in range(12):
+            iterator = iter(dl)
+            assert [next(iterator) for _ in range(taken)] == list(range(taken))
+        assert list(dl) == list(range(120))
+
+
+def test_an_epoch_cannot_begin_within_the_wait_for_an_item_and_the_loop_goes_on():
+    errors = []
+    with loader(Paced(4, 0.3).sharding_filter()) as dl:
+
+        def begin(_signal, _frame):
+            try:
+                iter(dl)
+            except RuntimeError as error:
+                errors.append(str(error))
+
+        before = signal.signal(signal.SIGALRM, begin)
+        try:
+            iterator = iter(dl)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(RuntimeError, match="given up"):
+                list(iterator)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert "leave the loop first" in errors[0]
+        assert sorted(dl) == list(range(4))
+
+
+# ---- deaths --------------------------------------------------------------------------------------------------------
+
+
+class DiesBehindItems(IterDataPipe):
+    """Yields its items, one late, and dies at once behind the last."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __iter__(self):
+        for number in range(self.count):
+            if number == 1:
+                time.sleep(0.4)
+            yield number
+        os._exit(3)
+
+
+@pytest.mark.parametrize("busy", ["a signal handler", "a thread"])
+def test_a_death_while_main_is_busy_is_an_error_after_all_that_was_sent(busy):
+    received = []
+    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(1.2))
+    try:
+        with loader(DiesBehindItems(3), 1) as dl:
+            iterator = iter(dl)
+            received.append(next(iterator))
+            if busy == "a thread":  # a pattern that takes its time to match, with the interpreter's lock held
+                thread = threading.Thread(target=lambda: sum(x * x for x in range(10**7)))
+                thread.start()
+            else:
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(WorkerExitedError, match="worker process 0"):
+                for number in iterator:
+                    received.append(number)
+            if busy == "a thread":
+                thread.join()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert received == [0, 1, 2]
+
+
+def stopped_worker(dl):
+    next(iter(dl))
+    pid = dl.reading_service._children.pids[1]
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def test_commands_to_a_stopped_worker_end_at_the_time_out():
+    with loader(IterableWrapper(range(1000)).sharding_filter(), timeout=1.0) as dl:
+        pid = stopped_worker(dl)
+        try:
+            with pytest.raises(TimeoutError, match="worker process 1"):
+                for _ in range(5000):
+                    iter(dl)
+                    dl._reset_iter = True  # as if an item had been asked for
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_commands_to_a_stopped_worker_end_at_its_death():
+    with loader(IterableWrapper(range(1000)).sharding_filter()) as dl:
+        pid = stopped_worker(dl)
+        threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+        with pytest.raises(WorkerExitedError, match="worker process 1"):
+            for _ in range(5000):
+                iter(dl)
+                dl._reset_iter = True
+
+
+# ---- interruptions -------------------------------------------------------------------------------------------------
+
+main_pid = os.getpid()
+interruptions = 0
+
+
+def rebuilt(number):
+    """Called where an item is unpickled; interrupted there, at first, in the main process."""
+    global interruptions
+    if os.getpid() == main_pid and number % 5 == 0 and interruptions % 2 == 0:
+        interruptions += 1
+        raise KeyboardInterrupt
+    interruptions += number % 5 == 0
+    return Delicate(number)
+
+
+class Delicate:
+    def __init__(self, number):
+        self.number = number
+
+    def __reduce__(self):
+        return rebuilt, (self.number,)
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_an_item_whose_decoding_was_interrupted_is_decoded_again(dispatch):
+    source = dispatched(range(40)) if dispatch else IterableWrapper(range(40)).sharding_filter()
+    with loader(source.map(Delicate), worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
+        received, interrupted = [], 0
+        iterator = iter(dl)
+        while True:
+            try:
+                received.append(next(iterator).number)
+            except KeyboardInterrupt:
+                interrupted += 1
+            except StopIteration:
+                break
+        assert received == list(range(40))
+        assert interrupted == 8
+    assert isinstance(dl, DataLoader2)

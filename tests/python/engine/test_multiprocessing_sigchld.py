@@ -1,0 +1,127 @@
+"""Programs that ignore SIGCHLD or reap all children: workers run, die and end as always, without an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import faulthandler
+import os
+import signal
+import time
+
+import pytest
+
+from process_checks import METHODS, ExitsAt, is_gone, loader, nothing_is_left, wait_for  # noqa: F401
+from torchdata._engine import entering
+from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.datapipes.iter import IterableWrapper
+
+
+def reap_all(_number, _frame):
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+@pytest.fixture(params=["ignored", "reaped"])
+def sigchld(request):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN if request.param == "ignored" else reap_all)
+    yield request.param
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_shutdown_ends_all_and_says_nothing(sigchld, method):
+    with loader(IterableWrapper(range(40)).sharding_filter(), multiprocessing_context=method) as dl:
+        for _ in range(2):
+            assert list(dl) == list(range(40))
+        pids = dl.reading_service._children.pids
+    assert all(map(is_gone, pids))
+
+
+def test_a_stuck_worker_is_ended_too(sigchld):
+    dl = loader(IterableWrapper(range(10)).sharding_filter().map(sleeps))
+    iter(dl)
+    pids = dl.reading_service._children.pids
+    started = time.monotonic()
+    dl.shutdown()
+    assert time.monotonic() - started < 8
+    assert all(map(is_gone, pids))
+
+
+def sleeps(x):
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_death_is_reported_and_why_its_code_is_not_known(sigchld, method):
+    datapipe = IterableWrapper(range(40)).sharding_filter().map(ExitsAt(6, after=0.1))
+    with loader(datapipe, multiprocessing_context=method) as dl:
+        with pytest.raises(WorkerExitedError, match="worker process 0") as caught:
+            list(dl)
+        with pytest.raises(WorkerExitedError, match="worker process 0"):  # and not taken for alive
+            iter(dl)
+    if method == "forkserver":  # whose server reaps
+        assert caught.value.exitcode == 7
+        return
+    assert caught.value.exitcode is None
+    why = "this program ignores SIGCHLD" if sigchld == "ignored" else "handler of SIGCHLD takes the exit codes"
+    assert why in str(caught.value)
+
+
+def test_a_death_between_epochs_is_noticed(sigchld):
+    with loader(IterableWrapper(range(10)).sharding_filter()) as dl:
+        assert list(dl) == list(range(10))
+        pid = dl.reading_service._children.pids[0]
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: is_gone(pid))
+        with pytest.raises(WorkerExitedError, match="worker process 0"):
+            list(dl)
+
+
+def test_the_number_of_a_child_that_others_reaped_is_not_signalled(sigchld, monkeypatch):
+    """It may belong to another process by then."""
+    dl = loader(IterableWrapper(range(10)).sharding_filter())
+    assert list(dl) == list(range(10))
+    pids = dl.reading_service._children.pids
+    os.kill(pids[0], signal.SIGKILL)
+    wait_for(lambda: is_gone(pids[0]))
+    signalled = []
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid) or kill(pid, number))
+    dl.shutdown()
+    assert pids[0] not in signalled
+
+
+@pytest.mark.parametrize(
+    ("error", "what"), [(errno.EAGAIN, "cannot start the thread"), (errno.EMFILE, "cannot watch a process")]
+)
+def test_a_child_that_cannot_watch_main_ends_and_says_why(monkeypatch, capfd, error, what):
+    """As where the limit of processes and threads, or of open files, is reached."""
+
+    def refused(_pid):
+        raise OSError(error, f"{what}: {os.strerror(error)}")
+
+    monkeypatch.setattr(entering, "exit_with_parent", refused)
+    with (
+        loader(IterableWrapper(range(10)).sharding_filter()) as dl,
+        pytest.raises(WorkerExitedError, match=r"exited with code 71; .* limit of processes and threads") as caught,
+    ):
+        list(dl)
+    assert caught.value.exitcode == os.EX_OSERR
+    assert f"cannot watch the main process: [Errno {error}] {what}" in capfd.readouterr().err
+
+
+def aborts(x):
+    faulthandler.disable()  # or it would write into the report of the tests
+    os.abort()
+
+
+def test_an_abort_is_explained_by_memory_and_not_by_a_sender():
+    """A failed allocation of the engine aborts."""
+    with (
+        loader(IterableWrapper(range(10)).sharding_filter().map(aborts)) as dl,
+        pytest.raises(WorkerExitedError, match="was killed by SIGABRT; .*memory cannot be had") as caught,
+    ):
+        list(dl)
+    assert "who sent" not in str(caught.value)

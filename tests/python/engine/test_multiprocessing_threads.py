@@ -1,0 +1,105 @@
+"""Loaders that threads make under fork, while another thread uses for the first time what is made at its first use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+#: Forks a process for each round, since each has one first use only. In it threads make loaders under fork, while
+#: others look up the codec's helpers and NumPy's API: on items that they send themselves, or where NumPy is not loaded
+#: yet, on those that a worker sends. (What the program itself imports while a thread forks is none of the engine's.)
+ROUNDS = """
+import contextlib, os, signal, sys, threading, time, traceback
+import torchdata.datapipes.iter, torchdata.dataloader2
+from loopback import Loopback
+from process_checks import loader
+from torchdata.datapipes import DataChunk
+from torchdata.datapipes.iter import IterableWrapper
+
+class Pickled:
+    def __eq__(self, other):
+        return type(other) is Pickled
+
+def items():
+    yield DataChunk([1])
+    yield Pickled()
+    import numpy
+    yield numpy.ones(3)
+    yield numpy.float32(1)
+    yield 1 << 99
+
+def use():
+    if "numpy" in sys.modules:
+        received = list(Loopback().send(items()))
+    else:
+        received = list(served := loader(IterableWrapper([0]).flatmap(lambda _: items()), 1, timeout={deadline}))
+        served.shutdown()
+    assert len(received) == 5, received
+
+def iterate():
+    pipe = IterableWrapper(range(9)).map(float).filter(bool).prefetch(2)
+    assert list(pipe) == [float(i) for i in range(1, 9)]
+
+def make(delay):
+    time.sleep(delay)
+    for _ in range(3):
+        served = loader(IterableWrapper([0]).flatmap(lambda _: items()), 2, timeout={deadline})
+        assert len(list(served)) == 10
+        served.shutdown()
+
+def one_round(number):
+    failures = []
+    barrier = threading.Barrier(4)
+
+    def guarded(function, *arguments):
+        def run():
+            try:
+                barrier.wait()
+                function(*arguments)
+            except BaseException:
+                failures.append(traceback.format_exc())
+        return run
+
+    steps = [guarded(use), guarded(iterate), guarded(make, 0), guarded(make, number % 40 * 0.003)]
+    threads = [threading.Thread(target=step, daemon=True) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join({deadline} + 5)
+    return failures + [f"{{thread}} did not end" for thread in threads if thread.is_alive()]
+
+for number in range({rounds}):
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        failures = ["the round did not end"]
+        try:
+            failures = one_round(number)
+        finally:
+            print(*failures, sep="\\n", file=sys.stderr, flush=True)
+            os._exit(bool(failures))
+    deadline = time.monotonic() + {deadline} + 20
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    if ended != (pid, 0):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        sys.exit(f"round {{number}} failed: {{ended}}")
+"""
+
+
+@pytest.mark.parametrize("loaded", ["", "import numpy\n"], ids=["without NumPy in main", "with NumPy in main"])
+def test_threads_may_fork_workers_while_others_use_the_extension_for_the_first_time(loaded):
+    script = loaded + ROUNDS.format(rounds=12, deadline=20)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=115,
+    )
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,308 @@
+"""Cycles through objects of the extension are collected, whatever was in the middle of what."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import io
+import os
+import threading
+import weakref
+
+import pytest
+
+from torchdata import _native
+from torchdata._native import (
+    BellBoard,
+    Collector,
+    Delivery,
+    DeliveryIterator,
+    FilterIterator,
+    GzipReader,
+    Link,
+    PrefetchQueue,
+    Sender,
+    TFRecordReader,
+)
+from torchdata.datapipes.iter import IterableWrapper
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_heap():
+    """These tests collect again and again: what other modules have imported is kept out of that."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+class Holder:
+    """Something that a cycle leads through, and that a weak reference can tell of."""
+
+    held = None
+
+    def called(self, *arguments):
+        return self
+
+    def read(self, size):
+        return b""
+
+
+def filter_over(holder):
+    return FilterIterator(iter([holder]), bool, [], bool, bool)
+
+
+def filter_by(holder):
+    return FilterIterator(iter([]), holder.called, [], bool, bool)
+
+
+def filter_that_drops(holder):
+    return FilterIterator(iter([]), bool, [], holder.called, bool)
+
+
+def filter_that_converts(holder):
+    return FilterIterator(iter([]), bool, [], bool, holder.called)
+
+
+def filter_of_types(holder):
+    class Plain:
+        holder_of_the_class = holder
+
+    return FilterIterator(iter([]), bool, [Plain], bool, bool)
+
+
+def queue_of_items(holder):
+    queue = PrefetchQueue(3)
+    queue.reserve()
+    queue.put(holder)
+    return queue
+
+
+def queue_with_an_error(holder):
+    queue = PrefetchQueue(3)
+    queue.reserve()
+    error = ValueError()
+    error.holder = holder
+    queue.fail(error)
+    return queue
+
+
+def queue_that_was_restored(holder):
+    queue = PrefetchQueue(1)
+    queue.restore([1, holder, 2], None)
+    queue.pop()
+    return queue
+
+
+def gzip_reader(holder):
+    return GzipReader(holder.read)
+
+
+def gzip_reader_amid_members(holder):
+    stream = io.BytesIO(gzip.compress(b"one") + b"\0" * 9 + gzip.compress(b"two" * 50_000))
+    holder.stream = stream
+    reader = GzipReader(lambda size: holder.stream.read(10))
+    assert reader.read()
+    return reader
+
+
+def record_reader(holder):
+    return TFRecordReader(holder.read, "here")
+
+
+def record_reader_that_converts(holder):
+    return TFRecordReader(io.BytesIO().read, "here", convert=holder.called)
+
+
+def record_reader_that_finishes(holder):
+    return TFRecordReader(io.BytesIO().read, "here", finish=holder.called)
+
+
+def _collector(on_error):
+    return Collector([Link(0)], BellBoard(2), 0, [1], on_error)
+
+
+def collector_with_errors(holder):
+    return _collector(holder.called)
+
+
+def collector_that_watches(holder):
+    collector = _collector(print)
+    collector.watch([(0, os.getppid())], holder.called)
+    return collector
+
+
+def collector_with_an_interrupt(holder):
+    class Interrupt(Exception):
+        holder_of_the_class = holder
+
+    collector = _collector(print)
+    collector.set_interrupt(Link(0), Interrupt, Link(0), BellBoard(1), 0)
+    return collector
+
+
+def collector_that_tells_of_surplus(holder):
+    collector = _collector(print)
+    collector.tell_surplus(0, holder.called)
+    return collector
+
+
+def item_stream(holder):
+    return iter(_collector(holder.called))
+
+
+def guard(holder):
+    pipe = IterableWrapper([1, 2])
+    pipe.holder = holder
+    iterator = iter(pipe)
+    next(iterator)
+    return iterator
+
+
+def sender_with_a_taker(holder):
+    sender = Sender([Link(0)], BellBoard(2), 0, [1])
+    sender.take_snapshots(holder.called, 1.0, 1.0)
+    return sender
+
+
+def delivery(holder):
+    found = Delivery()
+    found.source = map(holder.called, [])
+    return found
+
+
+def delivery_iterator(holder):
+    return DeliveryIterator(delivery(holder), 0)
+
+
+WAYS = [
+    delivery,
+    delivery_iterator,
+    sender_with_a_taker,
+    filter_over,
+    filter_by,
+    filter_that_drops,
+    filter_that_converts,
+    filter_of_types,
+    queue_of_items,
+    queue_with_an_error,
+    queue_that_was_restored,
+    gzip_reader,
+    gzip_reader_amid_members,
+    record_reader,
+    record_reader_that_converts,
+    record_reader_that_finishes,
+    collector_with_errors,
+    collector_that_watches,
+    collector_with_an_interrupt,
+    collector_that_tells_of_surplus,
+    item_stream,
+    guard,
+]
+
+
+@pytest.mark.parametrize("make", WAYS)
+def test_a_cycle_is_collected(make):
+    holder = Holder()
+    holder.held = make(holder)
+    gone = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("make", WAYS)
+def test_what_is_in_use_is_not_collected(make):
+    holder = Holder()
+    native = holder.held = make(holder)
+    there = weakref.ref(holder)
+    del holder
+    gc.collect()
+    gc.collect()
+    assert there() is not None
+    assert there().held is native
+
+
+def test_every_class_is_tried_here_or_holds_no_objects():
+    holds_none = {
+        "ArenaBuffer",
+        "BellBoard",
+        "Finalized",
+        "HandingIterator",
+        "IterationToken",
+        "LeasedBuffer",
+        "Link",
+        "Meeting",
+        "SeedGenerator",
+        "StatsBoard",
+        "TraceLog",
+    }
+    tried = {type(make(Holder())).__name__ for make in WAYS}
+    assert tried | holds_none == {name for name, value in vars(_native).items() if isinstance(value, type)}
+
+
+def test_items_are_safe_from_the_collector_while_a_thread_waits_for_them():
+    """Items that nothing but the queue refers to, in a queue through which they move all the time."""
+    queue = PrefetchQueue(4)
+    count = 3_000
+
+    def produce():
+        for number in range(count):
+            assert queue.reserve()
+            item = [number]
+            item.append(item)
+            queue.put(item)
+            del item
+        queue.finish()
+
+    stop = threading.Event()
+
+    def collect():
+        while not stop.is_set():
+            gc.collect(0)
+
+    threads = [threading.Thread(target=produce), threading.Thread(target=collect)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(count):
+            item = queue.pop()
+            assert item[0] == number
+            assert item[1] is item
+    finally:
+        stop.set()
+        queue.close()
+        for thread in threads:
+            thread.join()
+
+
+def test_a_forked_child_collects_past_a_queue_that_it_inherited():
+    holder = Holder()
+    holder.held = queue_of_items(holder)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            there = weakref.ref(holder)
+            del holder
+            gc.collect()
+            code = 0 if there() is not None else 2  # left alone, as a thread of the parent's may be at it
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_collector_that_somebody_reads_is_left_alone():
+    exited = []
+    collector = _collector(print)
+    collector.watch([(0, os.getppid())], exited.append)
+    collector.start_epoch(1, 1)
+    reading = threading.Thread(target=lambda: list(collector))
+    reading.start()
+    for _ in range(50):
+        gc.collect()
+    collector.stop()
+    reading.join(10)
+    assert not reading.is_alive()
+    assert exited == []

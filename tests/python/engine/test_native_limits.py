@@ -1,0 +1,109 @@
+"""Arguments at the edge of what the extension's numbers can say: no end, no panic and no zero where much was meant."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from loopback import Loopback
+from process_checks import loader
+from torchdata._native import BellBoard, Collector, Link, PrefetchQueue, Sender
+from torchdata.datapipes.iter import IterableWrapper
+
+VERY_LONG = [1e9, 1e18, 1e19, 1e300, math.inf]
+
+
+@pytest.mark.parametrize("size", [10**12, sys.maxsize, 10**30])
+def test_a_prefetch_of_any_size_reads_its_source(size):
+    assert list(IterableWrapper(range(5)).prefetch(size)) == [0, 1, 2, 3, 4]
+
+
+def test_a_prefetch_costs_what_is_buffered_and_not_what_may_be():
+    script = (
+        "import re, torchdata.datapipes.iter as pipes\n"
+        "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        "list(pipes.IterableWrapper(range(3)).prefetch(1))\n"
+        "before = peak()\n"
+        "list(pipes.IterableWrapper(range(3)).prefetch(10**7))\n"
+        "print(peak() - before)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert int(run.stdout) < 8 << 10  # KiB
+
+
+@pytest.mark.parametrize("seconds", VERY_LONG)
+def test_a_very_long_patience_waits(seconds):
+    queue = PrefetchQueue(1)
+    assert queue.reserve()
+    queue.close()
+    threading.Timer(0.2, queue.finish).start()
+    assert queue.wait_parked(seconds)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, -math.inf, math.nan])
+def test_no_patience_does_not_wait(seconds):
+    queue = PrefetchQueue(1)
+    assert queue.reserve()
+    assert not queue.wait_parked(seconds)
+
+
+def _ends():
+    bells, link = BellBoard(2), Link(0)
+    return Sender([link], bells, 1, [0]), Collector([link], bells, 0, [1], print)
+
+
+@pytest.mark.parametrize("seconds", VERY_LONG)
+def test_a_very_long_wait_for_a_message_waits(seconds):
+    sender, collector = _ends()
+    threading.Timer(0.2, sender.send_message, [("hello",)]).start()
+    assert collector.receive(0, seconds) == ("hello",)
+
+
+@pytest.mark.parametrize("seconds", VERY_LONG)
+def test_a_very_long_wait_for_an_acknowledgement_waits(seconds):
+    sender, collector = _ends()
+    threading.Timer(0.2, collector.acknowledge, [1]).start()
+    assert sender.wait_acknowledged(1, seconds, lambda: None)
+
+
+@pytest.mark.parametrize("seconds", VERY_LONG)
+def test_a_message_that_may_wait_very_long_is_sent(seconds):
+    sender, collector = _ends()
+    received = []
+    reading = threading.Timer(0.2, lambda: received.append(collector.receive(0)))
+    reading.start()
+    sender.send_message(b"x" * 10_000_000, seconds)  # more than the ring holds
+    reading.join(20)
+    assert [len(message) for message in received] == [10_000_000]
+
+
+@pytest.mark.parametrize("timeout", [1e19, 1e300])
+def test_a_very_long_timeout_of_a_loader_waits(timeout):
+    served = loader(IterableWrapper(range(4)), 1, timeout=timeout)
+    assert list(served) == [0, 1, 2, 3]
+    served.shutdown()
+
+
+@pytest.mark.parametrize("window", [sys.maxsize, 2**64 - 1, 10**30])
+def test_workers_may_be_as_far_ahead_as_anybody_can_count(window):
+    served = loader(IterableWrapper(range(1000)), 1, worker_prefetch_cnt=window, main_prefetch_cnt=window)
+    assert list(served) == list(range(1000))
+    served.shutdown()
+
+
+def test_a_board_of_more_bells_than_memory_can_hold_is_an_error():
+    with pytest.raises((OSError, OverflowError)):
+        BellBoard(2**58 + 1)
+
+
+def test_a_tensor_of_more_dimensions_than_a_byte_counts_arrives():
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(6.0).reshape([2, 3] + [1] * 300)
+    received = Loopback().one([tensor, "behind it"])
+    assert received[1] == "behind it"
+    assert received[0].shape == tensor.shape
+    assert received[0].flatten().tolist() == tensor.flatten().tolist()

@@ -1,0 +1,172 @@
+"""The system's limit of processes and threads, reached at each step of a start: an error says so, and nothing is left.
+
+The limit does not hold for root, and counts all processes of a user. So a program runs as a user of its own that nobody
+else is, which is allowed to read whatever the interpreter is made of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+
+import pytest
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user whom nobody else is"),
+    pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) changes the user"),
+]
+
+PROGRAM = """
+    import contextlib, json, os, resource, sys, time
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+    from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
+
+    ITEMS = list(range(20))
+
+    def mine():
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if os.stat(f"/proc/{pid}").st_uid == os.getuid():
+                    with open(f"/proc/{pid}/stat") as file:
+                        state = file.read().rpartition(")")[2].split()[0]
+                    found[int(pid)] = state, len(os.listdir(f"/proc/{pid}/task"))
+            except OSError:
+                pass
+        return found
+
+    def same(x):
+        return x
+
+    def make(method, graph):
+        pipe = IterableWrapper(ITEMS)
+        if graph == "dispatch":
+            pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
+        else:
+            pipe = pipe.sharding_filter()
+        if graph == "prefetch":
+            pipe = pipe.prefetch(3)
+        pipe = pipe.threadpool_map(same) if graph == "pool" else pipe.map(same)
+        service = None if method == "none" else MultiProcessingReadingService(2, method)
+        return DataLoader2(pipe, reading_service=service)
+
+    def limit(tasks):
+        resource.setrlimit(resource.RLIMIT_NPROC, (tasks, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+
+    def attempt(method, graph, room):
+        begun, said = time.monotonic(), {"room": room}
+        limit(sum(tasks for _, tasks in mine().values()) + room)
+        loader = make(method, graph)
+        try:
+            said["complete"] = sorted(loader) == ITEMS
+        except Exception as error:
+            said["error"] = f"{type(error).__name__}: {error}"
+        loader.shutdown()
+        for pid in mine():  # the fork server has inherited it
+            with contextlib.suppress(OSError):
+                resource.prlimit(pid, resource.RLIMIT_NPROC, (resource.getrlimit(resource.RLIMIT_NPROC)[1],) * 2)
+        with make(method, graph) as loader:
+            said["again"] = sorted(loader) == ITEMS
+        said["seconds"] = time.monotonic() - begun
+        os.write(1, (json.dumps(said) + "\\n").encode())
+
+    def main(method, graph, rooms):
+        for room in rooms:
+            # A process of its own, in which neither tracker nor fork server run yet.
+            if os.fork() == 0:
+                attempt(method, graph, room)
+                sys.exit()
+            os.wait()
+            until = time.monotonic() + 5
+            # What lost its parent and has ended stays until the system's first process has looked.
+            while left := [pid for pid, (state, _) in mine().items() if pid != os.getpid() and state not in "ZX"]:
+                assert time.monotonic() < until, f"left behind: {left}"
+                time.sleep(0.01)
+
+    if __name__ == "__main__":
+        main(sys.argv[1], sys.argv[2], map(int, sys.argv[3:]))
+"""
+
+#: Who may be without a process or thread.
+WHO = (
+    "worker process ",
+    "the dispatching process",
+    "resource tracker",
+    "torchdata-prefetch",
+    "torchdata-threadpool",
+)
+users = itertools.count(70_000 + os.getpid() % 1000 * 100)
+
+
+def run(tmp_path, method, graph, rooms):
+    """What came of each attempt, by the number of tasks there was room for, and what was printed."""
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PROGRAM))
+    user = next(users)
+    with tempfile.TemporaryDirectory(prefix="h") as home:  # short: sockets in it have names of 107 bytes at most
+        return _run(path, home, user, method, graph, rooms)
+
+
+def _run(path, home, user, method, graph, rooms):
+    os.chown(home, user, user)
+    may = "-all,+dac_read_search,+dac_override"
+    command = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+    command += [f"--inh-caps={may}", f"--ambient-caps={may}", f"--bounding-set={may}"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "HOME": str(home),
+        "TMPDIR": str(home),
+    }
+    program = [*command, sys.executable, str(path), method, graph, *map(str, rooms)]
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=100, cwd=home)
+    assert done.returncode == 0, done.stderr
+    attempts = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [attempt["room"] for attempt in attempts] == list(rooms), done.stderr
+    return attempts, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("method", "graph", "rooms"),
+    [
+        ("fork", "plain", range(6)),
+        ("fork", "dispatch", range(2, 8)),
+        ("fork", "prefetch", range(3, 9)),
+        ("fork", "pool", range(3, 9)),
+        ("spawn", "plain", [0, 1, 2, 4, 5]),
+        ("spawn", "prefetch", [5, 6]),
+        ("forkserver", "plain", [0, 1, 2, 3, 5, 6]),
+        ("none", "prefetch", range(2)),
+        ("none", "pool", range(2)),
+    ],
+)
+def test_who_could_not_be_started_is_named_with_the_limit_and_the_next_loader_works(tmp_path, method, graph, rooms):
+    attempts, printed = run(tmp_path, method, graph, rooms)
+    for attempt in attempts:
+        if "error" in attempt:
+            assert "ulimit -u" in attempt["error"]
+            assert any(who in attempt["error"] for who in WHO)
+            assert "fewer workers" in attempt["error"]
+        else:
+            assert attempt["complete"]
+        assert attempt["again"]
+        assert attempt["seconds"] < 20  # a deadline for hanging, not a measurement
+    if 0 in rooms:
+        assert "error" in attempts[0]
+    assert "Exception ignored" not in printed
+    assert "cannot join" not in printed
+
+
+def test_the_limit_is_reached_and_left(tmp_path):
+    """Or the test above would not see what it is about."""
+    attempts, _ = run(tmp_path, "fork", "plain", [0, 1, 2, 30])
+    assert ["error" in attempt for attempt in attempts] == [True, True, True, False]

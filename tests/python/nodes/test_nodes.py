@@ -1,0 +1,257 @@
+"""What all nodes have in common: their contract, the layout of states, what they say of wrong arguments."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from node_sources import numbers  # noqa: E402
+from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
+from torchdata.nodes import (  # noqa: E402
+    BaseNode,
+    Batcher,
+    Cycler,
+    Filter,
+    Header,
+    IterableWrapper,
+    Loader,
+    Mapper,
+    MapStyleWrapper,
+    MultiNodeRoundRobinSampler,
+    MultiNodeWeightedSampler,
+    ParallelMapper,
+    PinMemory,
+    Prefetcher,
+    SamplerWrapper,
+    Unbatcher,
+)
+
+# -- the contract of nodes ----------------------------------------------------------------------------
+
+
+class Bare(BaseNode[int]):
+    def __init__(self, calls_init: bool = True, calls_reset: bool = True) -> None:
+        if calls_init:
+            super().__init__()
+        self.calls_reset = calls_reset
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        if self.calls_reset:
+            super().reset(initial_state)
+        self.place = 0 if initial_state is None else initial_state["place"]
+
+    def next(self) -> int:
+        self.place += 1
+        return self.place
+
+    def get_state(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+
+def test_a_new_node_is_reset_when_it_is_first_read_or_asked_for_its_state() -> None:
+    assert next(Bare()) == 1
+    assert Bare().state_dict() == {"place": 0}
+    node = Bare()
+    node.reset({"place": 5})
+    assert next(node) == 6
+    assert iter(node) is node
+
+
+@pytest.mark.parametrize("use", [next, BaseNode.state_dict, lambda node: Batcher(node, 2).reset()])
+def test_a_node_that_leaves_out_its_bases_init_or_reset_is_told_so(use: Callable[[Any], Any]) -> None:
+    with pytest.raises(NotImplementedError, match=r"Bare was not set up: call super\(\).__init__\(\)"):
+        use(Bare(calls_init=False, calls_reset=False))
+    with pytest.raises(NotImplementedError, match=r"Bare was not reset: call super\(\).reset\(initial_state\)"):
+        use(Bare(calls_reset=False))
+
+
+def test_methods_that_a_subclass_owes_say_so() -> None:
+    class Empty(BaseNode[int]):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Empty must define next\(\)"):
+        next(Empty())
+    with pytest.raises(NotImplementedError, match=r"Empty must define get_state\(\)"):
+        Empty().state_dict()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: numbers(3),
+        lambda: SamplerWrapper(range(3)),
+        lambda: Mapper(numbers(3), str),
+        lambda: Batcher(numbers(3), 2),
+        lambda: Filter(numbers(3), bool),
+        lambda: Cycler(numbers(3)),
+        lambda: Header(numbers(3), 2),
+        lambda: Prefetcher(numbers(3), 2),
+        lambda: ParallelMapper(numbers(3), str, 2),
+    ],
+)
+def test_next_before_reset_is_an_error_that_names_the_node(make: Callable[[], BaseNode[Any]]) -> None:
+    node = make()
+    with pytest.raises(RuntimeError, match=rf"{type(node).__name__}.next\(\) was called before reset\(\)"):
+        node.next()
+
+
+def test_a_copy_of_a_node_in_the_middle_begins_anew() -> None:
+    node = Batcher(Prefetcher(Mapper(numbers(6), str), 2), 2)
+    assert next(node) == ["0", "1"]
+    for duplicate in (copy.deepcopy(node), pickle.loads(pickle.dumps(node))):
+        assert list(duplicate) == [["0", "1"], ["2", "3"], ["4", "5"]]
+    assert list(node) == [["2", "3"], ["4", "5"]]
+
+
+def test_a_node_that_overrides_next_or_dunder_next_of_one_of_ours_is_read_by_it() -> None:
+    class Louder(Prefetcher[int]):
+        def next(self) -> int:
+            return 100 + super().next()
+
+    class Loudest(Louder):
+        def __next__(self) -> int:
+            return 1000 + super().__next__()
+
+    class Mapping(ParallelMapper[int]):
+        def next(self) -> int:
+            return -super().next()
+
+    assert list(Batcher(Louder(numbers(2), 2), 2)) == [[100, 101]]
+    assert list(Batcher(Loudest(numbers(2), 2), 2)) == [[1100, 1101]]
+    assert list(Batcher(Mapping(numbers(3), abs, 0), 3)) == [[0, -1, -2]]
+
+
+# -- states of torchdata 0.11 -------------------------------------------------------------------------
+
+
+def test_states_have_the_layout_of_torchdata_0_11() -> None:
+    pairs = [
+        (Batcher(numbers(9), 2), {"source": {"_num_yielded": 4}}, [[4, 5], [6, 7]]),
+        (Mapper(numbers(9), abs), {"it_state": {"source": {"_num_yielded": 7}}}, [7, 8]),
+        (Prefetcher(numbers(9), 2), {"snapshot": {"_num_yielded": 5}, "steps_since_snapshot": 2}, [7, 8]),
+        (
+            ParallelMapper(numbers(9), abs, 2),
+            {"it_state": {"snapshot": {"_num_yielded": 5}, "steps_since_snapshot": 2}},
+            [7, 8],
+        ),
+        (
+            ParallelMapper(numbers(9), abs, 2, prebatch=3),
+            {
+                "it_state": {
+                    "source": {"snapshot": {"source": {"_num_yielded": 3}}, "steps_since_snapshot": 0},
+                    "batch_idx": 2,
+                }
+            },
+            [5, 6, 7, 8],
+        ),
+        (SamplerWrapper(range(9)), {"_num_yielded": 7, "_epoch": 0}, [7, 8]),
+        (
+            Unbatcher(Batcher(numbers(9), 3)),
+            {"source": {"source": {"_num_yielded": 3}}, "batch_idx": 2},
+            [5, 6, 7, 8],
+        ),
+    ]
+    for node, state, rest in pairs:
+        loader = Loader(node)
+        loader.load_state_dict({"root": state, "num_yielded": 1})
+        assert list(loader) == rest
+        loader.shutdown()
+
+
+# -- wrong arguments ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: Batcher([1], 2), TypeError, r"Batcher: source must be a node.*IterableWrapper"),
+        (lambda: Batcher(PipeOf([1]), 2), TypeError, r"Batcher: source must be a node.*from_pipe"),
+        (lambda: Batcher(numbers(1), 0), ValueError, "Batcher: batch_size must be at least 1"),
+        (lambda: Batcher(numbers(1), 1.5), TypeError, "Batcher: batch_size must be an integer"),
+        (lambda: Unbatcher([1]), TypeError, "Unbatcher: source must be a node"),
+        (lambda: Mapper(numbers(1), 3), TypeError, "map_fn must be a function"),
+        (lambda: Filter(numbers(1), 3), TypeError, "Filter: filter_fn must be a function"),
+        (lambda: Header(numbers(1), -1), ValueError, "Header: n must be at least 0"),
+        (lambda: Cycler(numbers(1), 0), ValueError, "Cycler: max_cycles must be at least 1"),
+        (lambda: Prefetcher(numbers(1), 0), ValueError, "Prefetcher: prefetch_factor must be at least 1"),
+        (lambda: Prefetcher(numbers(1), 1, -1), ValueError, "snapshot_frequency must be at least 0"),
+        (lambda: ParallelMapper(numbers(1), abs, -1), ValueError, "num_workers must be at least 0"),
+        (
+            lambda: ParallelMapper(numbers(1), abs, 1, method="fiber"),
+            ValueError,
+            "method must be .* but got 'fiber'",
+        ),
+        (
+            lambda: ParallelMapper(numbers(1), abs, 1, max_concurrent=2),
+            ValueError,
+            "max_concurrent must be at most",
+        ),
+        (lambda: ParallelMapper(numbers(1), abs, 1, prebatch=0), ValueError, "prebatch must be at least 1"),
+        (lambda: IterableWrapper(3), TypeError, "IterableWrapper: iterable must be iterable"),
+        (lambda: SamplerWrapper(3), TypeError, "SamplerWrapper: sampler must be iterable"),
+        (lambda: MapStyleWrapper({1}, [1]), TypeError, "map_dataset must be read by index"),
+        (lambda: Loader([1]), TypeError, "Loader: root must be a node"),
+        (lambda: MultiNodeRoundRobinSampler({}), ValueError, "source_nodes must be a dict of nodes"),
+        (lambda: MultiNodeRoundRobinSampler({"a": [1]}), TypeError, r"source_nodes\['a'\] must be a node"),
+        (
+            lambda: MultiNodeRoundRobinSampler({"a": numbers(1)}, "SOON"),
+            ValueError,
+            "stop_criteria must be one of",
+        ),
+        (
+            lambda: MultiNodeWeightedSampler({"a": numbers(1)}, {"b": 1.0}),
+            ValueError,
+            "the names of source_nodes",
+        ),
+        (
+            lambda: MultiNodeWeightedSampler({"a": numbers(1)}, {"a": 0.0}),
+            ValueError,
+            "positive finite numbers",
+        ),
+        (
+            lambda: MultiNodeWeightedSampler({"a": numbers(1)}, {"a": [1.0]}),
+            ValueError,
+            "positive finite numbers",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_an_error_that_names_node_and_argument(
+    make: Callable[[], Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this is about machines without a CUDA device")
+def test_pinning_without_cuda_says_so_at_once() -> None:
+    with pytest.raises(RuntimeError, match="PinMemory needs a CUDA device"):
+        PinMemory(numbers(1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_tensors_are_pinned_and_places_kept() -> None:
+    loader = Loader(PinMemory(Mapper(numbers(4), lambda number: {"x": torch.full((2,), number)})))
+    iterator = iter(loader)
+    assert next(iterator)["x"].is_pinned()
+    loader.load_state_dict(loader.state_dict())
+    assert [int(item["x"][0]) for item in loader] == [1, 2, 3]
+    loader.shutdown()
+
+
+def test_torchs_sampler_for_ranks_goes_on_in_the_order_of_its_epoch() -> None:
+    sampler = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=1, seed=3)
+    loader = Loader(SamplerWrapper(sampler))
+    first, second = list(loader), list(loader)
+    assert first != second
+    assert {*first} <= {*range(10)}
+    resumed = Loader(SamplerWrapper(torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=1, seed=3)))
+    fresh = Loader(SamplerWrapper(sampler))
+    next(iter(fresh))
+    resumed.load_state_dict(fresh.state_dict())
+    assert [list(resumed), list(resumed)] == [first[1:], second]

@@ -1,0 +1,172 @@
+"""Graphs of both pipes and nodes: what they yield, and that their states are exact."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from process_checks import wait_for  # noqa: E402
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: E402
+from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
+from torchdata.datapipes.iter import IterDataPipe  # noqa: E402
+from torchdata.datapipes.map import SequenceWrapper  # noqa: E402
+from torchdata.datapipes.state import load_state, save_state  # noqa: E402
+from torchdata.nodes import (  # noqa: E402
+    BaseNode,
+    Batcher,
+    IterableWrapper,
+    Loader,
+    Mapper,
+    ParallelMapper,
+    Prefetcher,
+    SamplerWrapper,
+    from_pipe,
+    to_pipe,
+)
+
+
+def goes_on_exactly(make: Any, epochs: int = 3) -> list[list[Any]]:
+    """Holds every state of every epoch against the run that was never stopped, which is returned."""
+    loader = Loader(make())
+    whole = [list(loader) for _ in range(epochs)]
+    saving = Loader(make())
+    for epoch, items in enumerate(whole):
+        states = [pickle.dumps(saving.state_dict())] if epoch == 0 else []
+        for _ in saving:
+            states.append(pickle.dumps(saving.state_dict()))
+        for position, state in enumerate(states, int(epoch > 0)):
+            resumed = Loader(make())
+            resumed.load_state_dict(pickle.loads(state))
+            expected = [items[position:], *whole[epoch + 1 :]] if position < len(items) else whole[epoch + 1 :]
+            assert [list(resumed) for _ in expected] == expected, (epoch, position)
+            resumed.shutdown()
+    for one in (loader, saving):
+        one.shutdown()
+    return whole
+
+
+def test_a_shuffled_pipe_in_nodes_goes_on_exactly_over_epochs() -> None:
+    def make() -> BaseNode[Any]:
+        pipe = PipeOf(range(12)).shuffle(buffer_size=5).map(str).batch(2)
+        return Prefetcher(Mapper(from_pipe(pipe, seed=3), tuple), 2)
+
+    first, second, third = goes_on_exactly(make)
+    assert first != second != third
+    assert sorted(sum(first, ())) == sorted(map(str, range(12)))
+
+
+def test_the_functional_form_is_the_same() -> None:
+    def order(node: BaseNode[int]) -> list[int]:
+        return list(node)
+
+    assert order(PipeOf(range(9)).shuffle().to_node(seed=4)) == order(from_pipe(PipeOf(range(9)).shuffle(), 4))
+    assert list(PipeOf(range(3)).to_node()) == [0, 1, 2]
+
+
+def test_a_pipe_is_taken_for_what_it_is_also_without_a_seed() -> None:
+    goes_on_exactly(lambda: IterableWrapper(PipeOf(range(7)).map(str).batch(2)))
+    pipe = PipeOf(range(20)).shuffle().set_seed(5)
+    node = from_pipe(pipe)
+    node.reset()
+    seen = [next(node) for _ in range(8)]
+    again = from_pipe(PipeOf(range(20)).shuffle())
+    again.reset(pickle.loads(pickle.dumps(node.state_dict())))
+    rest = list(again)
+    assert rest == list(node)
+    assert sorted(seen + rest) == list(range(20))
+
+
+def test_a_pipe_without_a_state_of_its_own_is_replayed() -> None:
+    class Doubler(IterDataPipe[int]):
+        def __init__(self, source_datapipe: Any) -> None:
+            self.source_datapipe = source_datapipe
+
+        def __iter__(self) -> Any:
+            for item in self.source_datapipe:
+                yield item
+                yield item
+
+    assert goes_on_exactly(lambda: Batcher(from_pipe(Doubler(PipeOf(range(4)))), 2))[0] == [[n, n] for n in range(4)]
+
+
+def test_nodes_in_pipes_in_nodes_go_on_exactly() -> None:
+    class Turned:
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Any:
+            return iter([(number + self.epoch) % 6 for number in range(6)])
+
+    def make() -> BaseNode[Any]:
+        inner = ParallelMapper(SamplerWrapper(Turned()), abs, 2)
+        return Batcher(Prefetcher(from_pipe(to_pipe(inner).enumerate().map(list), seed=1), 2), 2)
+
+    first, second, _ = goes_on_exactly(make)
+    assert first[0] == [[0, 0], [1, 1]]
+    assert second[0] == [[0, 1], [1, 2]]
+
+
+def test_the_state_of_a_pipeline_holds_that_of_the_nodes_in_it() -> None:
+    def make() -> IterDataPipe[Any]:
+        return to_pipe(Prefetcher(Mapper(IterableWrapper(range(9)), str), 3)).batch(2)
+
+    pipe = make()
+    iterator = iter(pipe)
+    assert next(iterator) == ["0", "1"]
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    fresh = make()
+    load_state(fresh, state)
+    assert save_state(fresh) == state
+    assert list(fresh) == list(iterator) == [["2", "3"], ["4", "5"], ["6", "7"], ["8"]]
+    assert list(fresh) == list(make())
+
+
+def test_an_error_of_a_node_comes_out_of_the_pipe_and_the_next_item_can_be_read() -> None:
+    iterator = iter(to_pipe(Prefetcher(Mapper(IterableWrapper([1, 0, 2]), lambda n: 2 // n), 2)))
+    assert next(iterator) == 2
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    assert next(iterator) == 1
+
+
+def tenfold(number: int) -> int:
+    return 10 * number
+
+
+def test_a_pipe_over_nodes_runs_in_the_workers_of_a_loader() -> None:
+    pipe = to_pipe(Prefetcher(Mapper(IterableWrapper(range(8)), tenfold), 2)).sharding_filter()
+    service = MultiProcessingReadingService(num_workers=2, multiprocessing_context="fork")
+    with DataLoader2(pipe, reading_service=service) as loader:
+        assert [list(loader) for _ in range(2)] == [[10 * n for n in range(8)]] * 2
+
+
+def test_a_shutdown_reaches_through_both_bridges() -> None:
+    loader = Loader(from_pipe(to_pipe(Prefetcher(IterableWrapper(range(99)), 2)).map(tenfold).prefetch(3)))
+    assert next(iter(loader)) == 0
+    loader.shutdown()
+    wait_for(lambda: not [one for one in threading.enumerate() if one.name.startswith("torchdata-")])
+
+
+@pytest.mark.parametrize("wrong", [[1, 2], SequenceWrapper([1])])
+def test_what_is_no_pipe_or_no_node_is_refused_with_the_remedy(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"from_pipe: pipe must be an IterDataPipe.*to_iter_datapipe"):
+        from_pipe(wrong)
+    with pytest.raises(TypeError, match="to_pipe: source_node must be a node"):
+        to_pipe(wrong)
+
+
+def test_a_state_of_another_pipeline_is_refused() -> None:
+    node = from_pipe(PipeOf([1]).map(str))
+    state = node.state_dict()
+    with pytest.raises(ValueError, match="saved from another pipeline"):
+        from_pipe(PipeOf([1]).batch(1)).reset(state)
+
+
+def test_a_wrong_seed_is_refused() -> None:
+    with pytest.raises(TypeError, match="a seed must be an integer"):
+        from_pipe(PipeOf([1]), seed="one")  # type: ignore[arg-type]

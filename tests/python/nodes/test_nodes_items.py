@@ -1,0 +1,127 @@
+"""Nodes that change items, or how many there are: what each yields, and what its state holds."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from node_sources import Epochs, at_odds, numbers, outcomes  # noqa: E402
+from torchdata.nodes import (  # noqa: E402
+    Batcher,
+    Cycler,
+    Filter,
+    Header,
+    IterableWrapper,
+    Mapper,
+    ParallelMapper,
+    SamplerWrapper,
+    Unbatcher,
+)
+from torchdata.nodes.map import MapOverBatch  # noqa: E402
+
+# -- batches ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 2), (1, 2), (4, 2), (5, 2), (5, 5), (5, 1), (3, 9)])
+def test_batches_are_the_slices_of_the_source(count: int, size: int) -> None:
+    slices = [list(range(count))[start : start + size] for start in range(0, count, size)]
+    assert list(Batcher(numbers(count), size, drop_last=False)) == slices
+    assert list(Batcher(numbers(count), size)) == [one for one in slices if len(one) == size]
+    assert list(Unbatcher(IterableWrapper(slices))) == list(range(count))
+
+
+def test_an_error_in_the_middle_of_a_batch_loses_nothing_of_it_also_not_in_a_state() -> None:
+    node = Batcher(Mapper(numbers(5), at_odds), 4, drop_last=False)
+    with pytest.raises(ValueError, match="two"):
+        next(node)
+    state = pickle.loads(pickle.dumps(node.state_dict()))
+    assert list(node) == [[0, 10, 30, 40]]
+    node.reset(state)
+    assert list(node) == [[0, 10, 30, 40]]
+    node.reset(state)
+    assert node.state_dict() == state
+
+
+def test_batches_that_are_tensors_are_taken_apart_and_empty_ones_are_passed_over() -> None:
+    rows = Unbatcher(IterableWrapper([torch.arange(2), torch.empty(0), torch.arange(1)]))
+    assert [int(row) for row in rows] == [0, 1, 0]
+
+
+def test_a_state_within_a_batch_reads_it_again_and_one_between_two_does_not() -> None:
+    read: list[int] = []
+
+    def noted(batch: list[int]) -> list[int]:
+        read.append(batch[0])
+        return batch
+
+    node = Unbatcher(Mapper(Batcher(numbers(4), 2), noted))
+    states = [(next(node), node.state_dict()) for _ in range(4)]
+    for item, state in states:
+        read.clear()
+        node.reset(state)
+        assert list(node) == list(range(item + 1, 4))
+        assert read == ([0, 2] if item == 0 else [2] if item < 3 else [])
+
+
+# -- filters, heads, cycles ---------------------------------------------------------------------------
+
+
+def test_a_filter_counts_what_it_drops() -> None:
+    node = Filter(numbers(7), lambda number: number % 3 == 0)
+    assert list(node) == [0, 3, 6]
+    assert node.state_dict() == {"source": {"_num_yielded": 7}, "_num_filtered": 4, "_num_yielded": 3}
+
+
+def test_a_head_leaves_the_rest_unread() -> None:
+    def never() -> Iterator[int]:
+        yield from (1, 2)
+        raise AssertionError("read too far")
+
+    assert list(Header(IterableWrapper(never()), 2)) == [1, 2]
+    assert list(Header(numbers(1), 2)) == [0]
+    assert list(Header(IterableWrapper(never()), 0)) == []
+
+
+def test_a_cycle_resets_its_source_so_that_epochs_count() -> None:
+    assert list(Cycler(SamplerWrapper(Epochs(1)), max_cycles=3)) == [(0, 0), (1, 0), (2, 0)]
+    assert list(Header(Cycler(numbers(2)), 5)) == [0, 1, 0, 1, 0]
+    node = Cycler(numbers(1), 1)
+    assert list(node) == [0]
+    assert list(node) == []
+
+
+def test_a_cycle_over_nothing_ends() -> None:
+    assert list(Cycler(numbers(0))) == []
+    assert list(Cycler(Filter(numbers(3), lambda number: False))) == []
+
+
+# -- functions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("prebatch", [None, 1, 2, 4])
+def test_an_error_of_a_function_comes_in_the_place_of_its_result(workers: int, prebatch: int | None) -> None:
+    node = ParallelMapper(numbers(5), at_odds, workers, prebatch=prebatch)
+    assert outcomes(node) == [0, 10, "two", 30, 40]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("prebatch", [None, 2])
+def test_a_function_cannot_end_the_data_by_accident(workers: int, prebatch: int | None) -> None:
+    def ends(_number: int) -> None:
+        raise StopIteration
+
+    for node in (
+        ParallelMapper(numbers(1), ends, workers, prebatch=prebatch),
+        Filter(ParallelMapper(numbers(1), abs, workers, prebatch=prebatch), ends),
+    ):
+        with pytest.raises(RuntimeError, match="raised StopIteration, which would end the epoch"):
+            next(node)
+
+
+def test_a_function_of_lists_calls_one_of_items() -> None:
+    assert MapOverBatch(str)([1, 2]) == ["1", "2"]

@@ -1,0 +1,142 @@
+"""A loader over nodes: its epochs, its states, and what they begin with."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from node_sources import Epochs, Places, numbers  # noqa: E402
+from torchdata.nodes import (  # noqa: E402
+    IterableWrapper,
+    Loader,
+    MapStyleWrapper,
+    Prefetcher,
+    SamplerWrapper,
+    Stateful,
+)
+from torchdata.nodes.loader import LoaderIterator  # noqa: E402
+
+# -- Loader -------------------------------------------------------------------------------------------
+
+
+def test_each_loop_over_a_loader_is_an_epoch() -> None:
+    loader = Loader(SamplerWrapper(Epochs(2)))
+    assert [list(loader) for _ in range(3)] == [[(epoch, 0), (epoch, 1)] for epoch in range(3)]
+
+
+def test_a_state_is_asked_for_before_within_and_after_a_loop() -> None:
+    loader = Loader(numbers(4))
+    beginning = loader.state_dict()
+    assert beginning == loader.state_dict()
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    middle = loader.state_dict()
+    assert list(iterator) == [1, 2, 3]
+    end = loader.state_dict()
+    for state, rest in ((beginning, [0, 1, 2, 3]), (middle, [1, 2, 3]), (end, [0, 1, 2, 3])):
+        other = Loader(numbers(4))
+        other.load_state_dict(state)
+        assert other.state_dict() == state
+        assert list(other) == rest
+        loader.load_state_dict(state)
+        assert list(loader) == rest
+
+
+def test_the_end_of_an_epoch_is_gone_on_from_with_the_next_one_or_stays_the_end() -> None:
+    for restarts, expected in ((True, [(1, 0), (1, 1)]), (False, [])):
+        loader = Loader(SamplerWrapper(Epochs(2)), restart_on_stop_iteration=restarts)
+        list(loader)
+        state = loader.state_dict()
+        other = Loader(SamplerWrapper(Epochs(2)), restart_on_stop_iteration=restarts)
+        other.load_state_dict(state)
+        assert list(other) == expected
+        assert list(other) == [(1 + restarts, 0), (1 + restarts, 1)]
+
+
+def test_a_state_loaded_after_one_was_asked_for_is_not_forgotten() -> None:
+    loader = Loader(numbers(4))
+    loader.state_dict()
+    loader.load_state_dict({"root": {"_num_yielded": 3}, "num_yielded": 3})
+    assert list(loader) == [3]
+
+
+def test_an_item_that_is_none_or_false_is_an_item() -> None:
+    loader = Loader(IterableWrapper([None, 0, None]))
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    assert list(loader) == [0, None]
+
+
+def test_looking_whether_there_is_another_item_takes_none() -> None:
+    iterator = LoaderIterator(Loader(IterableWrapper([None, 1])))
+    state = iterator.state_dict()
+    assert iterator.has_next()
+    assert iterator.has_next()
+    assert iterator.state_dict() == state
+    assert list(iterator) == [None, 1]
+    assert not iterator.has_next()
+
+
+def test_a_loader_is_a_context_that_ends_threads_and_can_be_used_again() -> None:
+    with Loader(Prefetcher(numbers(5), 2)) as loader:
+        next(iter(loader))
+    state = loader.state_dict()
+    assert list(loader) == [0, 1, 2, 3, 4]
+    loader.load_state_dict(state)
+    assert list(loader) == [1, 2, 3, 4]
+    loader.shutdown()
+    loader.shutdown()
+
+
+# -- beginnings ---------------------------------------------------------------------------------------
+
+
+def test_a_stateful_iterable_is_restored_by_its_own_state() -> None:
+    assert isinstance(Places(1), Stateful)
+    loader = Loader(IterableWrapper(Places(4)))
+    iterator = iter(loader)
+    assert [next(iterator), next(iterator)] == [1, 2]
+    state = loader.state_dict()
+    assert state["root"] == {"_num_yielded": 2, "iterable": {"place": 2}}
+    places = Places(4)
+    other = Loader(IterableWrapper(places))
+    other.load_state_dict(state)
+    assert list(other) == [3, 4]
+    assert places.begun == 0
+
+
+def test_data_that_has_become_shorter_than_the_state_is_an_error() -> None:
+    for node in (numbers(2), SamplerWrapper(range(2))):
+        node.reset({"_num_yielded": 3, "_epoch": 0})
+        with pytest.raises(ValueError, match="saved after 3 items, but there are only 2"):
+            next(node)
+
+
+def test_a_sampler_is_told_the_epoch_from_the_first_number_by_the_updater() -> None:
+    loader = Loader(SamplerWrapper(Epochs(1), initial_epoch=5, epoch_updater=lambda epoch: epoch + 10))
+    assert [list(loader) for _ in range(3)] == [[(5, 0)], [(15, 0)], [(25, 0)]]
+
+
+def test_an_epoch_of_which_nothing_was_asked_for_does_not_count() -> None:
+    for node in (SamplerWrapper(Epochs(1)), Prefetcher(SamplerWrapper(Epochs(1)), 2)):
+        loader = Loader(node)
+        iter(loader), iter(loader)
+        assert [list(loader), list(loader)] == [[(0, 0)], [(1, 0)]]
+        loader.shutdown()
+
+
+def test_a_loaded_epoch_that_is_left_at_once_counts_where_it_had_begun() -> None:
+    saved = Loader(SamplerWrapper(Epochs(2)))
+    next(iter(saved))
+    loader = Loader(SamplerWrapper(Epochs(2)))
+    loader.load_state_dict(saved.state_dict())
+    iter(loader)
+    assert list(loader) == list(saved) == [(1, 0), (1, 1)]
+
+
+def test_a_dataset_is_read_by_the_indices_of_a_sampler() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.arange(4))
+    node = MapStyleWrapper(dataset, torch.utils.data.SequentialSampler(dataset))
+    assert [item for (item,) in node] == [0, 1, 2, 3]
+    assert list(MapStyleWrapper({"a": 1, "b": 2}, ["b", "a"])) == [2, 1]

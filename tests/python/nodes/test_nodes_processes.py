@@ -1,0 +1,257 @@
+"""ParallelMapper over processes: results, errors, deaths, and that nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from process_checks import children, nothing_is_left, shared_mappings, wait_for  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
+from torchdata.nodes import Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Unbatcher  # noqa: E402
+
+
+def numbers(count: int) -> IterableWrapper[int]:
+    return IterableWrapper(range(count))
+
+
+def over_processes(function: Any, count: int = 20, workers: int = 2, **options: Any) -> ParallelMapper[Any]:
+    options.setdefault("multiprocessing_context", "fork")
+    return ParallelMapper(numbers(count), function, workers, method="process", **options)
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def with_pid(number: int) -> tuple[int, int]:
+    time.sleep(0.005)
+    return number, os.getpid()
+
+
+def fails_at_three(number: int) -> int:
+    if number == 3:
+        raise KeyError("three")
+    return number
+
+
+def dies_at_three(number: int) -> int:
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def exits_at_three(number: int) -> int:
+    if number == 3:
+        os._exit(7)
+    return number
+
+
+def unpicklable_at_three(number: int) -> Any:
+    return threading.Lock() if number == 3 else number
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_results_come_in_order_from_processes_however_they_start(context: str) -> None:
+    node = over_processes(square, multiprocessing_context=context)
+    assert [list(node)] == [[n * n for n in range(20)]]
+    node.reset()
+    assert next(node) == 0
+    node.shutdown()
+
+
+def test_processes_live_on_over_epochs_and_share_the_work() -> None:
+    with Loader(over_processes(with_pid)) as loader:
+        pids = [{pid for _, pid in loader} for _ in range(2)]
+    assert pids[0] == pids[1]
+    assert len(pids[0]) == 2
+    assert os.getpid() not in pids[0]
+
+
+def test_out_of_order_all_results_come_once() -> None:
+    node = over_processes(square, workers=3, in_order=False)
+    assert sorted(node) == [n * n for n in range(20)]
+    node.shutdown()
+
+
+def test_lambdas_and_closures_cross_also_where_the_function_is_pickled() -> None:
+    offset = 5
+    node = over_processes(lambda n: n + offset, 4, workers=1, multiprocessing_context="forkserver")
+    assert list(node) == [5, 6, 7, 8]
+    node.shutdown()
+
+
+def test_arrays_and_tensors_cross_both_ways() -> None:
+    def doubled(item: dict[str, Any]) -> dict[str, Any]:
+        return {key: 2 * value for key, value in item.items()}
+
+    def item_of(number: int) -> dict[str, Any]:
+        return {"a": np.full((200, 200), number, "float32"), "t": torch.full((300, 300), number)}
+
+    node = ParallelMapper(Mapper(numbers(6), item_of), doubled, 2, method="process", multiprocessing_context="fork")
+    for number, item in enumerate(node):
+        assert type(item["a"]) is np.ndarray
+        assert item["a"].shape == (200, 200)
+        assert (item["a"] == 2 * number).all()
+        assert (item["t"] == 2 * number).all()
+        item["a"] += 1  # it is the receiver's
+    node.shutdown()
+
+
+@pytest.mark.parametrize("prebatch", [None, 2])
+def test_an_error_comes_in_its_place_with_the_traceback_and_name_of_its_process(prebatch: int | None) -> None:
+    node = over_processes(fails_at_three, 6, prebatch=prebatch)
+    assert [next(node) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError) as caught:
+        next(node)
+    text = str(caught.value)
+    assert "worker process" in text
+    assert "of ParallelMapper" in text
+    assert "in fails_at_three" in text
+    assert list(node) == [4, 5]
+    node.shutdown()
+
+
+def test_a_result_that_does_not_pickle_is_an_error_in_its_place() -> None:
+    node = over_processes(unpicklable_at_three, 5)
+    assert [next(node) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(TypeError, match="cannot pickle"):
+        next(node)
+    assert next(node) == 4
+    node.shutdown()
+
+
+def test_an_item_that_does_not_pickle_is_an_error_in_its_place() -> None:
+    items = IterableWrapper([1, threading.Lock(), 3])
+    node = ParallelMapper(items, square, 1, method="process", multiprocessing_context="fork")
+    assert next(node) == 1
+    with pytest.raises(TypeError, match="cannot pickle"):
+        next(node)
+    assert next(node) == 9
+    node.shutdown()
+
+
+def test_a_function_that_cannot_be_pickled_is_an_error_that_tells_the_remedy() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"map_fn cannot be pickled.*context='fork'"):
+        over_processes(lambda n: lock, multiprocessing_context="spawn").reset()
+
+
+def test_an_unknown_way_to_start_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nonsense"):
+        over_processes(square, multiprocessing_context="nonsense").reset()
+
+
+@pytest.mark.parametrize(
+    ("function", "how", "code"),
+    [(dies_at_three, "was killed by SIGKILL", -signal.SIGKILL), (exits_at_three, "exited with code 7", 7)],
+)
+def test_a_process_that_dies_is_an_error_that_names_it_and_a_reset_starts_new_ones(
+    function: Any, how: str, code: int
+) -> None:
+    node = over_processes(function, 8, workers=1)
+    assert [next(node) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(WorkerExitedError, match=rf"worker process 0 of ParallelMapper \(pid \d+\) {how}") as caught:
+        next(node)
+    assert caught.value.exitcode == code
+    with pytest.raises(WorkerExitedError):  # not an end
+        list(node)
+    node.reset()
+    assert [next(node) for _ in range(3)] == [0, 1, 2]
+    node.shutdown()
+
+
+def test_a_process_that_is_killed_while_nobody_waits_is_noticed_at_the_next_item() -> None:
+    node = over_processes(with_pid, 50, workers=2)
+    _, pid = next(node)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerExitedError, match=str(pid)):
+        list(node)
+    node.shutdown()
+
+
+def test_states_count_what_was_yielded_whatever_is_in_the_processes() -> None:
+    for options in ({}, {"prebatch": 3}, {"in_order": False}, {"snapshot_frequency": 4}):
+        loader = Loader(Batcher(over_processes(square, **options), 2))
+        for position in (0, 1, 5):
+            iterator = iter(loader)
+            seen = [next(iterator) for _ in range(position)]
+            loader.load_state_dict(pickle.loads(pickle.dumps(loader.state_dict())))
+            found = [*Unbatcher(IterableWrapper([*seen, *loader]))]
+            assert (sorted(found) if "in_order" in options else found) == [n * n for n in range(20)]
+        loader.shutdown()
+
+
+def test_dropping_a_half_read_loader_leaves_no_process() -> None:
+    before = set(children())
+    loader = Loader(over_processes(square, 1000))
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    assert len(set(children()) - before) == 2
+    del loader, iterator
+    gc.collect()
+    wait_for(lambda: set(children()) <= before)
+    wait_for(lambda: shared_mappings() == 0)  # what the threads held
+
+
+def test_a_shutdown_does_not_wait_for_a_call_that_hangs() -> None:
+    def hangs(number: int) -> int:
+        time.sleep(0 if number == 0 else 1000)
+        return number
+
+    node = over_processes(hangs)
+    assert next(node) == 0
+    began = time.monotonic()
+    node.shutdown()
+    node.shutdown()
+    assert time.monotonic() - began < 30
+
+
+PROGRAM = """
+import os, sys, time
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+
+def slow(number):
+    time.sleep(0.01 if number else 0)
+    return os.getpid()
+
+if __name__ == "__main__":
+    node = ParallelMapper(IterableWrapper(range(1000)), slow, 2, method="process", multiprocessing_context="fork")
+    iterator = iter(Loader(node))
+    print(*{next(iterator) for _ in range(10)}, flush=True)
+    BODY
+"""
+
+
+@pytest.mark.parametrize("body", ["sys.exit(0)", "os.kill(os.getpid(), 9)", "list(iterator)"])
+def test_the_processes_end_with_the_program_whatever_ends_that(body: str) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.replace("BODY", body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    assert pids
+    if body == "list(iterator)":
+        time.sleep(0.2)
+        program.send_signal(signal.SIGINT)
+    _, err = program.communicate(timeout=60)
+    if body == "list(iterator)":
+        assert err.rstrip().endswith("KeyboardInterrupt")
+    else:
+        assert err == ""
+    for pid in pids:
+        wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"))

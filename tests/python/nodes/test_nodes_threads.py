@@ -1,0 +1,507 @@
+"""Nodes with threads: errors at their places, exact states, and threads that end whatever happens."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from process_checks import wait_for  # noqa: E402
+from torchdata.nodes import (  # noqa: E402
+    BaseNode,
+    Batcher,
+    IterableWrapper,
+    Loader,
+    Mapper,
+    ParallelMapper,
+    Prefetcher,
+    SamplerWrapper,
+    Unbatcher,
+)
+from torchdata.nodes._read_ahead import ReadAhead  # noqa: E402
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchdata-")]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    wait_for(lambda: not threads())
+
+
+def numbers(count: int) -> IterableWrapper[int]:
+    return IterableWrapper(range(count))
+
+
+class Gate(BaseNode[int]):
+    """Counts, and waits at a number until it is opened."""
+
+    def __init__(self, closed_at: int) -> None:
+        super().__init__()
+        self.closed_at, self.opened, self.arrived = closed_at, threading.Event(), threading.Event()
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        self.number = 0 if initial_state is None else initial_state["number"]
+
+    def next(self) -> int:
+        if self.number == self.closed_at:
+            self.arrived.set()
+            assert self.opened.wait(30)
+        self.number += 1
+        return self.number - 1
+
+    def get_state(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+
+THREADED: list[Callable[[BaseNode[Any]], BaseNode[Any]]] = [
+    lambda source: Prefetcher(source, 3),
+    lambda source: ParallelMapper(source, abs, 3),
+    lambda source: ParallelMapper(source, abs, 3, in_order=False),
+    lambda source: ParallelMapper(source, abs, 2, prebatch=2),
+]
+each_kind = pytest.mark.parametrize("kind", THREADED, ids=["prefetch", "parallel", "out of order", "prebatch"])
+
+
+def test_no_more_is_taken_ahead_than_was_asked_for() -> None:
+    for make, most in (
+        (lambda source: Prefetcher(source, 3), 3),
+        (lambda source: ParallelMapper(source, abs, 2), 4),
+        (lambda source: ParallelMapper(source, abs, 2, max_concurrent=1), 1),
+    ):
+        source = Gate(closed_at=-1)
+        node = make(source)
+        for yielded in range(1, 6):
+            assert next(node) == yielded - 1
+            wait_for(lambda source=source, wanted=yielded + most: source.number == wanted)
+        node.shutdown()
+
+
+def test_results_out_of_order_come_as_they_are_ready() -> None:
+    slow = threading.Event()
+
+    def first_waits(number: int) -> int:
+        if number == 0:
+            assert slow.wait(30)
+        return number
+
+    node = ParallelMapper(numbers(6), first_waits, 2, in_order=False)
+    ready = [next(node) for _ in range(5)]
+    assert ready == [1, 2, 3, 4, 5]
+    state = pickle.loads(pickle.dumps(node.state_dict()))
+    slow.set()
+    assert list(node) == [0]
+    node.reset(state)
+    assert list(node) == [0]
+
+
+def test_in_order_a_slow_item_holds_the_place_of_its_result() -> None:
+    def slow_at_first(number: int) -> int:
+        time.sleep(0.05 * (number == 0))
+        return number
+
+    assert list(ParallelMapper(numbers(20), slow_at_first, 4)) == list(range(20))
+
+
+def test_several_threads_call_the_function_at_once_and_one_at_a_time_reads_the_source() -> None:
+    meeting = threading.Barrier(3)
+    reading = threading.Lock()
+
+    class Source(BaseNode[int]):
+        def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+            super().reset(initial_state)
+            self.left = 9
+
+        def next(self) -> int:
+            assert reading.acquire(blocking=False), "two threads read the source"
+            time.sleep(0.001)
+            reading.release()
+            if self.left == 0:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+        def get_state(self) -> dict[str, Any]:
+            return {}
+
+    def meet(number: int) -> int:
+        meeting.wait(20)
+        return number
+
+    assert sorted(ParallelMapper(Source(), meet, 3)) == list(range(9))
+
+
+# -- errors -------------------------------------------------------------------------------------------
+
+
+def fails_at_three(number: int) -> int:
+    if number == 3:
+        raise KeyError("three")
+    return number
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        Prefetcher(Mapper(numbers(6), fails_at_three), 2),
+        ParallelMapper(numbers(6), fails_at_three, 3),
+        ParallelMapper(Mapper(numbers(6), fails_at_three), abs, 3),
+        ParallelMapper(numbers(6), fails_at_three, 2, prebatch=4),
+    ],
+    ids=["prefetch", "function", "source", "prebatch"],
+)
+def test_an_error_comes_in_its_place_with_its_traceback_and_what_follows_it_can_be_read(
+    node: BaseNode[int],
+) -> None:
+    node.reset()
+    assert [next(node) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError, match="three") as caught:
+        next(node)
+    assert "fails_at_three" in "".join(traceback.format_exception(caught.value))
+    state = node.state_dict()
+    assert list(node) == [4, 5]
+    node.reset(state)
+    assert [item for item in outcomes(node) if item != "'three'"] == [4, 5]
+    node.shutdown()
+
+
+def outcomes(node: BaseNode[Any]) -> list[Any]:
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(node))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(str(error))
+
+
+def test_an_error_of_a_source_out_of_order_comes_after_what_was_taken_before_it() -> None:
+    node = ParallelMapper(Mapper(numbers(6), fails_at_three), abs, 3, in_order=False)
+    found = outcomes(node)
+    assert sorted(found[:3]) == [0, 1, 2]
+    assert found[3] == "'three'"
+    assert sorted(found[4:]) == [4, 5]
+
+
+def test_an_error_of_a_state_that_cannot_be_made_comes_after_the_item() -> None:
+    class Forgetful(IterableWrapper[int]):
+        def get_state(self) -> dict[str, Any]:
+            if self._num_yielded == 2:
+                raise OSError("no state")
+            return super().get_state()
+
+    assert outcomes(Prefetcher(Forgetful(range(4)), 3)) == [0, 1, "no state", 2, 3]
+
+
+def test_an_error_that_was_handled_leaves_no_circle_that_keeps_the_threads() -> None:
+    for make in (
+        lambda: ParallelMapper(numbers(9), fails_at_three, 2),
+        lambda: Prefetcher(Mapper(numbers(9), fails_at_three), 2),
+    ):
+        node = make()
+        with pytest.raises(KeyError):
+            list(node)
+        gc.collect()
+        gc.disable()  # by counting references alone
+        try:
+            assert next(node) == 4
+            del node
+            wait_for(lambda: not threads())
+        finally:
+            gc.enable()
+
+
+# -- states -------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_a_state_does_not_wait_for_what_is_under_way(kind: Callable[[BaseNode[Any]], BaseNode[Any]]) -> None:
+    source = Gate(closed_at=4)
+    node = kind(source)
+    found = [next(node), next(node)]
+    assert source.arrived.wait(30)
+    state = pickle.loads(pickle.dumps(node.state_dict()))
+    source.opened.set()
+    other = kind(Gate(closed_at=-1))
+    other.reset(state)
+    found += [next(other) for _ in range(6)]
+    assert {0, 1, 2, 3} <= set(found)
+    assert len(set(found)) == 8
+    node.shutdown()
+    other.shutdown()
+
+
+def test_the_frequency_of_snapshots_says_how_much_is_read_again() -> None:
+    for frequency, read_again in ((1, [7, 8]), (3, [6, 7, 8]), (0, list(range(9)))):
+        node = Prefetcher(numbers(9), 2, snapshot_frequency=frequency)
+        for _ in range(7):
+            next(node)
+        state = node.state_dict()
+        read: list[int] = []
+        source = Mapper(numbers(9), lambda number, read=read: read.append(number) or number)  # type: ignore[func-returns-value]
+        again = Prefetcher(source, 2, snapshot_frequency=frequency)
+        again.reset({**state, "snapshot": {"it_state": {"source": state["snapshot"]}}})
+        assert list(again) == [7, 8]
+        assert read == read_again
+        node.shutdown()
+
+
+def test_a_state_of_data_that_has_become_shorter_is_an_error_and_no_hang() -> None:
+    node = Prefetcher(numbers(3), 2, snapshot_frequency=0)
+    node.reset({"snapshot": {"_num_yielded": 0}, "steps_since_snapshot": 5})
+    with pytest.raises(ValueError, match="saved 5 items after the source's, but the source ended after 3"):
+        next(node)
+    assert list(node) == []
+
+
+def test_nodes_over_a_source_out_of_order_neither_lose_nor_double_items() -> None:
+    def uneven(number: int) -> list[int]:
+        time.sleep(0.002 * (number % 3))
+        return [2 * number, 2 * number + 1]
+
+    def make() -> BaseNode[Any]:
+        pairs = ParallelMapper(numbers(12), uneven, 4, in_order=False)
+        return Prefetcher(ParallelMapper(Unbatcher(pairs), abs, 3, in_order=False, snapshot_frequency=5), 2, 3)
+
+    for position in range(0, 24, 3):
+        node, again = make(), make()
+        node.reset()
+        seen = [next(node) for _ in range(position)]
+        again.reset(pickle.loads(pickle.dumps(node.state_dict())))
+        assert sorted(seen + list(again)) == list(range(24)), position
+        node.shutdown()
+
+
+# -- the end ------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_dropping_a_half_read_loader_ends_its_threads(kind: Callable[[BaseNode[Any]], BaseNode[Any]]) -> None:
+    loader = Loader(Batcher(kind(Gate(closed_at=-1)), 2))
+    iterator = iter(loader)
+    next(iterator)
+    assert threads()
+    gc.disable()  # by counting references alone
+    try:
+        del loader, iterator
+        wait_for(lambda: not threads())
+    finally:
+        gc.enable()
+
+
+@each_kind
+def test_a_reset_in_the_middle_begins_anew_and_leaves_one_set_of_threads(
+    kind: Callable[[BaseNode[Any]], BaseNode[Any]],
+) -> None:
+    loader = Loader(kind(SamplerWrapper(range(100))))
+    for _ in range(20):
+        iterator = iter(loader)
+        assert next(iterator) in range(8)
+    assert sorted(loader) == list(range(100))
+    wait_for(lambda: not threads())
+
+
+@each_kind
+def test_a_shutdown_ends_the_threads_and_keeps_the_place(
+    kind: Callable[[BaseNode[Any]], BaseNode[Any]],
+) -> None:
+    loader = Loader(Mapper(kind(numbers(30)), abs))
+    iterator = iter(loader)
+    seen = [next(iterator) for _ in range(5)]
+    loader.shutdown()
+    state = loader.state_dict()
+    assert not threads()
+    loader.shutdown()
+    with pytest.raises(RuntimeError, match="was shut down: reset it"):
+        list(iterator)  # what is left of a batch is there still
+    loader.load_state_dict(state)
+    assert sorted(seen + list(loader)) == list(range(30))
+
+
+def test_who_waits_when_the_node_is_shut_down_is_told() -> None:
+    source = Gate(closed_at=0)
+    node = Prefetcher(source, 2)
+    failures: list[str] = []
+
+    def read() -> None:
+        try:
+            next(node)
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    reader = threading.Thread(target=read, daemon=True)
+    node.reset()
+    reader.start()
+    assert source.arrived.wait(30)
+    stopping = threading.Thread(target=node.shutdown, daemon=True)
+    stopping.start()
+    reader.join(20)
+    assert failures == ["Prefetcher was shut down: reset it, or make a new iterator of its Loader"]
+    source.opened.set()
+    stopping.join(20)
+    assert not stopping.is_alive()
+
+
+def test_a_source_that_is_stuck_makes_a_reset_fail_and_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ReadAhead, "patience", 0.2)
+    source = Gate(closed_at=1)
+    node = Prefetcher(source, 2)
+    assert next(node) == 0
+    assert source.arrived.wait(30)
+    with pytest.raises(TimeoutError, match="Prefetcher cannot be reset: its source Gate has been busy with one item"):
+        node.reset()
+    source.opened.set()
+    wait_for(lambda: not threads())
+    node.reset()
+    assert next(node) == 0
+    node.shutdown()
+
+
+def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
+    class Cyclic(SamplerWrapper[int]):
+        """Begins its next epoch by itself where it ends."""
+
+        def next(self) -> int:
+            try:
+                return super().next()
+            except StopIteration:
+                self.reset(None)
+                return super().next()
+
+    for frequency in (0, 1, 3):
+        loader = Loader(Prefetcher(Cyclic(_Numbered(3)), 8, frequency))
+        for expected in range(4):
+            assert next(iter(loader)) == expected
+            time.sleep(0.01)  # whatever the threads do meanwhile
+        loader.shutdown()
+
+
+class _Numbered:
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self.epoch] * self.size)
+
+
+def test_a_forked_child_is_told_that_the_threads_are_its_parents_and_may_reset() -> None:
+    node = Prefetcher(Gate(closed_at=-1), 2)
+    assert next(node) == 0
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            told = ""
+            for _ in range(5):  # what was ready when it was forked is there
+                try:
+                    next(node)
+                except RuntimeError as error:
+                    told = str(error)
+                    break
+            node.reset()
+            os.write(writer, f"{told} {next(node)}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as end:
+        told = end.read()
+    os.waitpid(child, 0)
+    assert told == "the threads of Prefetcher run in the parent process; reset the node in a forked child 0"
+    node.shutdown()
+
+
+STUCK = """
+import sys, threading, time
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, Prefetcher
+
+def forever():
+    yield 1
+    print("waits", flush=True)
+    time.sleep(1000)
+
+{body}
+"""
+
+
+def run(body: str, interrupted: bool = False) -> tuple[int, str, str]:
+    """Exit code and output of a program; it is interrupted once it waits."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", STUCK.format(body=body)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    first = program.stdout.readline()
+    if interrupted:
+        assert first == "waits\n"
+        time.sleep(0.2)
+        program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=60)
+    return program.returncode, first + out, err
+
+
+@pytest.mark.parametrize(
+    "node",
+    ["Prefetcher(IterableWrapper(forever()), 2)", "ParallelMapper(IterableWrapper(forever()), abs, 2)"],
+)
+def test_the_interpreter_ends_while_a_thread_is_stuck_in_the_source(node: str) -> None:
+    code, out, err = run(f"loader = Loader({node}); next(iter(loader)); time.sleep(0.3); print('ends')")
+    assert (code, out, err) == (0, "waits\nends\n", "")
+
+
+def test_ctrl_c_ends_a_wait_and_the_program() -> None:
+    body = "loader = Loader(Prefetcher(IterableWrapper(forever()), 2))\nfor item in loader: pass"
+    code, _, err = run(body, interrupted=True)
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert code in (1, -signal.SIGINT, 130)
+
+
+def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over() -> None:
+    body = """
+import signal
+node = ParallelMapper(IterableWrapper(range(10**9)), abs, 2)
+print("starts", flush=True)
+seen, until, caught = [], time.monotonic() + 3, 0
+
+def press(number, frame):
+    if "nodes" in frame.f_code.co_filename:
+        raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, press)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+while time.monotonic() < until:
+    try:
+        seen.append(next(node))
+    except KeyboardInterrupt:
+        caught += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+state = node.state_dict()
+steps = [after - before for before, after in zip(seen, seen[1:])]
+print(caught > 20, min(steps) == 1, sum(steps) - len(steps) <= caught)
+follower = next(node)
+node.reset(state)
+print(follower == next(node))
+"""
+    code, out, err = run(body)
+    assert (code, out, err) == (0, "starts\nTrue True True\nTrue\n", "")

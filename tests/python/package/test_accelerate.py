@@ -1,0 +1,103 @@
+"""What the guide says of accelerate, on two ranks: its program, and what `prepare()` does to loaders."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import doc_blocks
+from ranks import environment_of_ranks
+
+pytest.importorskip("torch", reason="accelerate is a library for it")
+pytest.importorskip("accelerate", reason="it is what is tried here")
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/from-dataloader.md"
+
+#: Each rank writes what its loaders yield into a file of its own.
+PREPARING = """
+import json
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+
+accelerator = Accelerator(gradient_accumulation_steps=2)
+rank = accelerator.process_index
+model = accelerator.prepare(torch.nn.Linear(1, 1))
+
+
+def syncs(loader):
+    found = []
+    for epoch in range(2):
+        for batch in loader:
+            with accelerator.accumulate(model):
+                found.append(accelerator.sync_gradients)
+    return found
+
+
+def prepared(dataset, batch_size):
+    return accelerator.prepare(DataLoader(dataset, batch_size=batch_size))
+
+
+ours = DataLoader2(IterableWrapper(range(3)))
+outcome = {
+    "indexed": [batch.tolist() for batch in prepared(torch.arange(10), 2)],
+    "readers": [batch.tolist() for batch in prepared(IterableWrapper(range(8)).map(lambda item: rank), 2)],
+    "dispatched": [batch.tolist() for batch in prepared(IterableWrapper(range(8)), 2)],
+    "same": accelerator.prepare(ours) is ours,
+    "ours": list(ours),
+    "syncs of ours": syncs(ours),
+    "syncs of accelerate's": syncs(prepared(torch.arange(6.0), 1)),
+}
+ours.shutdown()
+with open(f"{rank}.json", "w") as file:
+    json.dump(outcome, file)
+accelerator.end_training()
+"""
+
+
+def on_two_ranks(code: str, folder: Path) -> str:
+    """Runs a program on two ranks, and returns what they print."""
+    (folder / "program.py").write_text(code)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = environment_of_ranks() | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, *launcher, "program.py"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=folder,
+        env=environment,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_the_guide_s_program_gives_each_rank_its_share(tmp_path: Path) -> None:
+    [code] = [one.block.code for one in doc_blocks.examples(GUIDE) if "import Accelerator" in one.block.code]
+    assert sorted(on_two_ranks(code, tmp_path).splitlines()) == [
+        "rank 0 of 2 saw 4 samples",
+        "rank 1 of 2 saw 4 samples",
+    ]
+
+
+def test_prepare_does_to_loaders_what_the_guide_says(tmp_path: Path) -> None:
+    on_two_ranks(PREPARING, tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+
+    def of_both(what: str) -> list[Any]:
+        return [first[what], second[what]]
+
+    assert of_both("indexed") == [[[0, 1], [4, 5], [8, 9]], [[2, 3], [6, 7], [0, 1]]]
+    assert of_both("readers") == [[[0, 0], [0, 0]]] * 2, "rank 0 reads for all"
+    assert of_both("dispatched") == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert of_both("same") == [True, True]
+    assert of_both("ours") == [[0, 1, 2]] * 2, "it shares nothing out"
+    assert of_both("syncs of ours") == [[False, True, False] + [True, False, True]] * 2
+    assert of_both("syncs of accelerate's") == [[False, True, True] * 2] * 2

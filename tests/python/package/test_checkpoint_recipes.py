@@ -1,0 +1,63 @@
+"""The recipes of the guide "Checkpoints" that need more than a page that is run: Lightning, and several ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import doc_blocks
+from ranks import gloo_job
+
+pytest.importorskip("torch", reason="the recipes are for its libraries")
+pytestmark = pytest.mark.alone
+
+GUIDE = Path(__file__).resolve().parents[3] / "docs/guides/checkpoints.md"
+BLOCKS = [block.code for block in doc_blocks.blocks(GUIDE) if block.language == "python"]
+
+
+def block_with(words: str) -> str:
+    (found,) = [code for code in BLOCKS if words in code]
+    return found
+
+
+def test_lightning_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    pytest.importorskip("lightning", reason="it is what is tried here")
+    script = tmp_path / "recipe.py"
+    script.write_text(BLOCKS[0] + "import os, tempfile\n" + block_with("import lightning"))
+    command = [sys.executable, "-W", "ignore", str(script)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment)
+    assert run.returncode == 0, run.stderr
+
+
+def test_ranks_save_and_load_one_distributed_checkpoint(tmp_path: Path) -> None:
+    recipe = block_with("class LoaderState")
+    classes = recipe[: recipe.index("dist.init_process_group")]
+    body = f"""
+{classes}
+def build():
+    pipe = IterableWrapper(range(60)).shuffle().sharding_filter().map(identity)
+    service = SequentialReadingService(DistributedReadingService(30), MultiProcessingReadingService(2))
+    loader = DataLoader2(pipe, reading_service=service)
+    loader.seed(7)
+    return loader
+
+def main(rank):
+    folder = {str(tmp_path / "checkpoint")!r}
+    with build() as loader:
+        iterator = iter(loader)
+        got = [next(iterator) for _ in range(5)]
+        dcp.save({{"data": LoaderState(loader, rank)}}, checkpoint_id=folder)
+        rest, following = list(iterator), list(loader)
+    with build() as loader:
+        dcp.load({{"data": LoaderState(loader, rank)}}, checkpoint_id=folder)
+        return got, rest == list(loader), following == list(loader), rest
+"""
+    with gloo_job(tmp_path, body) as job:
+        outcomes = job.outcomes()
+    assert [(same, later) for _, same, later, _ in outcomes] == [(True, True)] * 2
+    assert sorted(item for got, *_, rest in outcomes for item in got + rest) == list(range(60))

@@ -1,0 +1,146 @@
+"""What the documents say is held against what is there: versions, the tree, README's examples."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import doc_blocks
+import torchdata
+
+ROOT = Path(__file__).resolve().parents[3]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def workspace_version() -> str:
+    """The version that the crates and the Python distribution share."""
+    manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
+    return str(manifest["workspace"]["package"]["version"])
+
+
+def test_the_import_version_names_the_kept_api_and_the_version_of_the_workspace() -> None:
+    assert torchdata.__version__ == f"0.9.0+rs.{workspace_version()}"
+
+
+def test_the_distribution_has_the_version_that_the_import_names() -> None:
+    """`__version__` begins with the API that is kept, for programs that compare with upstream's versions."""
+    kept, _, own = torchdata.__version__.partition("+rs.")
+    try:
+        installed = metadata.version("torchdata-rs")
+    except metadata.PackageNotFoundError:
+        pytest.skip("the package is on the path, but not installed")
+    assert own == installed
+    assert tuple(map(int, kept.split("."))) >= (0, 9)
+
+
+def test_the_citation_names_the_version_and_license_of_the_workspace() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", citation, re.M) == [workspace_version()]
+    license = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["license"]["text"]
+    assert re.findall(r"^license: (.+)$", citation, re.M) == [license]
+
+
+def test_the_changelog_lists_releases_newest_first_and_begins_with_the_current_version() -> None:
+    headings = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d{2}-\d{2}))?$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert headings[0][0] == "Unreleased"
+    versions = [tuple(map(int, version.split("."))) for version, _ in headings[1:]]
+    assert versions == sorted(versions, reverse=True)
+    assert all(date for _, date in headings[1:]), "every release has a date"
+    assert not versions or versions[0] <= tuple(map(int, workspace_version().split(".")))
+
+
+def test_the_tree_is_written_from_the_files_as_they_are() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/tree.py", "--check"], capture_output=True, text=True, timeout=60
+    )
+    if "not a git repository" in done.stderr:
+        pytest.skip("this is no git checkout")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_file_of_the_sources_says_what_it_is() -> None:
+    lines = (ROOT / "docs/tree.md").read_text(encoding="utf-8").splitlines()
+    silent = [line.strip() for line in lines if line.endswith((".py", ".rs"))]
+    assert not silent, f"begin these with a sentence that says what they are: {silent}"
+
+
+def examples() -> list[tuple[str, str]]:
+    """README's Python blocks, each with the output shown directly below it."""
+    found = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", README, re.M | re.S)
+    assert len(found) == README.count("\n```python\n"), "every example shows its output"
+    return found
+
+
+@pytest.mark.parametrize("number", range(len(examples())))
+def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Path) -> None:
+    code, shown = examples()[number]
+    script = tmp_path / "example.py"
+    script.write_text(code, encoding="utf-8")
+    # The package under test, wherever the run found it.
+    environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+    command = [sys.executable, "-W", "error", str(script)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment)
+    assert (run.returncode, run.stderr) == (0, "")
+    # In what is shown, `...` stands for whatever differs from machine to machine.
+    assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
+
+
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        # Verdicts on where the time goes tell of a machine that is shared, if it is.
+        pytest.param(
+            page, marks=[pytest.mark.alone] * (page.name == "slow-loader.md"), id=str(page.relative_to(ROOT / "docs"))
+        )
+        for page in PAGES
+        if doc_blocks.examples(page)
+    ],
+)
+def test_the_examples_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) -> None:
+    examples = doc_blocks.examples(page)
+    for package in ("torch", "accelerate"):
+        if any(re.search(rf"^(import|from) {package}\b", one.block.code, re.M) for one in examples):
+            pytest.importorskip(package, reason=f"{page.name} shows how to use it")
+    for example, printed in zip(examples, doc_blocks.printed(page, tmp_path), strict=True):
+        place = f"{page}, line {example.block.line}"
+        assert doctest.OutputChecker().check_output(example.shown, printed, doctest.ELLIPSIS), f"{place}: {printed}"
+
+
+@each_page
+def test_a_block_of_code_that_is_not_run_has_a_reason_in_the_source(page: Path) -> None:
+    for block in doc_blocks.blocks(page):
+        if block.language not in ("python", "text"):
+            needs_reason = block.language == "sh" or block.language == "{literalinclude}"
+            known = needs_reason or block.language in ("{toctree}", "{include}")
+            assert known, f"{page}, line {block.line}: is {block.language!r} code to run?"
+            assert block.reason or not needs_reason, f"{page}, line {block.line}: nobody runs this; say why"
+        assert block.reason != "", f"{page}, line {block.line}: say why it is not run"
+
+
+def test_the_blocks_of_a_page_are_told_apart(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nx = 1\n```\n\n<!-- not run: needs a server -->\n```python\nfetch(x)\n```\n\n```text\nno\n```\n\n"
+        "<!-- alone -->\n```python\nprint('x' in globals())\n```\n\n```text\nFalse\n```\n\n"
+        "```python\nprint(x)\n```\n\nwords\n\n```text\n1\n```\n"
+    )
+    found = doc_blocks.examples(page)
+    assert [(example.block.line, example.shown) for example in found] == [
+        (1, ""),
+        (15, "False\n"),
+        (23, "1\n"),
+    ]
+    assert [block.reason for block in doc_blocks.blocks(page)].count("needs a server") == 1
+    assert doc_blocks.printed(page, tmp_path) == ["", "False\n", "1\n"]

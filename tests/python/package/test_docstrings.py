@@ -1,0 +1,80 @@
+"""Every example in a docstring of the package runs, and shows what it prints."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.util
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import torchdata
+
+#: Modules not to look into: importing the first runs the demo, and the second is the compiled extension.
+SKIPPED = ("torchdata.demo.__main__", "torchdata._native")
+
+#: Packages whose import needs PyTorch. Where that is not installed, their docstrings are left out.
+OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
+TORCH = importlib.util.find_spec("torch") is not None
+
+#: Docstrings whose examples need PyTorch, and those that show NumPy arrays, which are tensors where it is loaded.
+NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
+SHOW_ARRAYS = {
+    "torchdata.datapipes.iter.Collator",
+    "torchdata.datapipes.utils.collate.default_collate",
+}
+
+
+def unimportable(name: str) -> None:
+    """A package that cannot be imported fails the collection, instead of hiding the modules in it."""
+    if name in OF_TORCH and not TORCH:
+        return
+    raise ImportError(f"cannot look for docstrings in {name}")
+
+
+def module_names() -> list[str]:
+    """The package and all modules in it."""
+    found = pkgutil.walk_packages(torchdata.__path__, f"{torchdata.__name__}.", onerror=unimportable)
+    names = [torchdata.__name__] + [module.name for module in found if module.name not in SKIPPED]
+    return [name for name in names if TORCH or name not in OF_TORCH]
+
+
+def docstrings_with_examples() -> list[doctest.DocTest]:
+    """One test per docstring, each beginning with no names at all, as for a reader who copies the example."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = [
+        docstring for name in module_names() for docstring in finder.find(importlib.import_module(name), name, globs={})
+    ]
+    return [docstring for docstring in found if docstring.examples]
+
+
+DOCSTRINGS = docstrings_with_examples()
+
+
+def test_every_example_that_the_sources_hold_is_found() -> None:
+    package = Path(torchdata.__file__).parent
+    left_out = set() if TORCH else {package / name.removeprefix("torchdata.") for name in OF_TORCH}
+    sources = [path for path in package.rglob("*.py") if not left_out & {*path.parents}]
+    lines = [line.strip() for path in sources for line in path.read_text(encoding="utf-8").splitlines()]
+    written = sum(line.startswith(">>> ") for line in lines)
+    assert written == sum(len(docstring.examples) for docstring in DOCSTRINGS) > 0
+
+
+@pytest.mark.parametrize("docstring", DOCSTRINGS, ids=lambda docstring: docstring.name)
+def test_the_example_of_a_docstring_prints_what_it_shows(
+    docstring: doctest.DocTest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    if docstring.name in NEED_TORCH:
+        pytest.importorskip("torch")
+    if docstring.name in SHOW_ARRAYS:
+        request.getfixturevalue("no_torch")
+    monkeypatch.chdir(tmp_path)
+    report: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(docstring, out=report.append)
+    assert result.attempted == len(docstring.examples)
+    assert result.failed == 0, "".join(report)

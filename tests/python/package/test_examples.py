@@ -1,0 +1,47 @@
+"""The examples run as their first lines say, and learn."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ranks import environment_of_ranks, mpirun
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def launchers() -> dict[str, list[str]]:
+    return {
+        "one_process.py": [sys.executable],
+        "workers.py": [sys.executable],
+        "ranks_torchrun.py": [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+        ],
+        "ranks_mpirun.py": [mpirun(), "-n", "2", sys.executable],
+    }
+
+
+def test_every_example_is_run_here() -> None:
+    assert set(launchers()) == {path.name for path in EXAMPLES.glob("*.py")} - {"digits.py"}
+
+
+@pytest.mark.parametrize("name", launchers())
+def test_an_example_learns(name: str) -> None:
+    pytest.importorskip("mpi4py" if "mpi" in name else "torch", reason=f"{name} needs it")
+    command = [*launchers()[name], str(EXAMPLES / name)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment_of_ranks())
+    assert run.returncode == 0, run.stderr
+    accuracies = [float(found) for found in re.findall(r"([\d.]+)% of the test digits", run.stdout)]
+    assert len(accuracies) == 5
+    assert accuracies[-1] > 85, run.stdout
+    steps = [int(found) for found in re.findall(r"(\d+) steps on each rank", run.stdout)]
+    assert steps == ([45] * 5 if "ranks" in name else [])

@@ -1,0 +1,45 @@
+"""Folders import downwards alone, and no module imports another in a circle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grimp
+
+TOOLS = Path(__file__).resolve().parents[3] / "tools"
+sys.path.insert(0, str(TOOLS))
+
+import import_picture  # noqa: E402
+
+
+def test_every_module_stands_in_a_layer() -> None:
+    graph = grimp.build_graph("torchdata", cache_dir=None)
+    lost = {module for module in graph.modules if not import_picture.folder_of(module)} - {"torchdata"}
+    assert lost == set()
+    assert set(import_picture.folders()) == {import_picture.folder_of(module) for module in graph.modules} - {""}
+
+
+def test_no_module_imports_another_in_a_circle() -> None:
+    assert import_picture.circles() == []
+
+
+def test_no_folder_imports_upwards() -> None:
+    assert import_picture.upward() == {}
+
+
+def test_every_exemption_is_needed() -> None:
+    found = import_picture.imports()
+    assert all(pair in found for pair in import_picture.EXEMPT)
+
+
+def test_the_engine_knows_nothing_of_loaders() -> None:
+    assert not [pair for pair in import_picture.imports() if pair[0] == "_engine" and "dataloader2" in pair[1]]
+
+
+def test_the_picture_is_drawn_from_the_imports_as_they_are() -> None:
+    done = subprocess.run(
+        [sys.executable, TOOLS / "import_picture.py", "--check"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

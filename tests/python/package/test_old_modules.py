@@ -1,0 +1,176 @@
+"""The deep import paths of torchdata 0.9 lead to where things live now."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import subprocess
+import sys
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from torchdata.dataloader2.graph._serialization import (
+    attach_wrapper,
+    deserialize_datapipe,
+    extract_wrapper,
+    serialize_datapipe,
+)
+
+from torchdata._engine import ending
+from torchdata._old_modules import OLD_MODULES, homes_of, names_of
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.map import SequenceWrapper
+
+
+@pytest.mark.parametrize("old", sorted(OLD_MODULES))
+def test_an_old_module_holds_what_lives_elsewhere_now(old: str) -> None:
+    module = importlib.import_module(old)
+    for name, (home, now) in homes_of(old).items():
+        assert getattr(module, name) is getattr(importlib.import_module(home), now)
+        assert name in dir(module)
+    private = {name for name in names_of(old) if name.startswith("_") and not name.endswith("__")}
+    assert module.__all__ == [name for name in names_of(old) if name not in private]
+
+
+def test_names_are_imported_from_old_modules() -> None:
+    from torchdata.datapipes.iter.util.cycler import CyclerIterDataPipe
+
+    from torchdata.datapipes.iter import Cycler
+
+    assert CyclerIterDataPipe is Cycler
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from torchdata.datapipes.iter.util.cycler import nothing  # noqa: F401
+
+
+def test_a_name_that_an_old_module_did_not_have_is_an_attribute_error_that_names_the_new_place() -> None:
+    module = importlib.import_module("torchdata.datapipes.iter.util.cycler")
+    with pytest.raises(AttributeError, match=r"'nothing'; what it held is in torchdata\.datapipes\.iter$"):
+        _ = module.nothing
+
+
+def test_a_module_named_like_a_function_can_be_called_in_its_place() -> None:
+    code = (
+        "import torchdata.datapipes.utils.janitor, torchdata.datapipes.utils as utils, io\n"
+        "stream = utils.StreamWrapper(io.BytesIO()); utils.janitor(stream); print(stream.closed)\n"
+        "from torchdata.datapipes.utils.janitor import janitor; print(callable(janitor))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\nTrue\n"
+
+
+def test_old_modules_of_the_linter_and_of_services_are_places_still() -> None:
+    from torchdata.dataloader2.utils.worker import process_init_fn
+
+    from torchdata.dataloader2.graph.settings import set_graph_random_seed
+    from torchdata.dataloader2.graph.utils import find_dps
+    from torchdata.dataloader2.linter import _check_shuffle_before_sharding
+    from torchdata.dataloader2.random.seed_generator import SeedGenerator
+
+    assert all(
+        map(
+            inspect.isroutine,
+            [set_graph_random_seed, find_dps, _check_shuffle_before_sharding, process_init_fn],
+        )
+    )
+    assert inspect.isclass(SeedGenerator)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torchdata._constants.default_timeout_in_s",
+        "torchdata._constants.default_dl2_worker_join_timeout_in_s",
+        "torchdata.dataloader2.graph.utils._find_replicable_branches",
+        "torchdata.dataloader2.graph._serialization._IterDataPipeSerializationWrapper",
+        "torchdata.dataloader2.graph._serialization._MapDataPipeSerializationWrapper",
+        "torchdata.dataloader2.graph._serialization.attach_wrapper",
+        "torchdata.dataloader2.graph._serialization.extract_wrapper",
+        "torchdata.dataloader2.random._philox.PhiloxEngine",
+        "torchdata.dataloader2.serialize_datapipe",
+        "torchdata.dataloader2.dataloader2.serialize_datapipe",
+        "torchdata.dataloader2.utils.dispatch._DummyIterDataPipe",
+        "torchdata.datapipes.iter.TFRecordExample",
+        "torchdata.datapipes.iter.TFRecordExampleSpec",
+        "torchdata.datapipes.iter.util.cacheholder._hash_check",
+        "torchdata.datapipes.utils.common.validate_pathname_binary_tuple",
+    ],
+)
+def test_a_name_that_old_code_imports_or_patches_is_there_and_can_be_patched(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+
+    def now() -> Any:
+        return getattr(importlib.import_module(module), attribute)
+
+    before = now()
+    with patch(name) as stand_in:
+        assert now() is stand_in
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(name, "another")
+            assert now() == "another"
+        assert now() is stand_in
+    assert now() is before
+
+
+def test_a_name_that_was_not_set_is_not_deleted() -> None:
+    module = importlib.import_module("torchdata._constants")
+    with pytest.raises(AttributeError, match="default_timeout_in_s"):
+        del module.default_timeout_in_s
+    assert module.default_timeout_in_s == 1800
+
+
+def test_the_time_that_workers_have_to_join_is_patched_where_it_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = []
+    wait = ending._wait
+    monkeypatch.setattr(
+        ending,
+        "_wait",
+        lambda children, seconds, *rest: given.append(seconds) or wait(children, seconds, *rest),
+    )
+    monkeypatch.setattr("torchdata._constants.default_dl2_worker_join_timeout_in_s", 1000.0)
+    loader = DataLoader2(IterableWrapper([0]), reading_service=MultiProcessingReadingService(1))
+    list(loader)
+    loader.shutdown()
+    assert 900 < given[0] <= 1000
+
+
+def test_the_state_of_a_loader_is_made_by_what_stands_in_place_of_serialize_datapipe() -> None:
+    with patch("torchdata.dataloader2.dataloader2.serialize_datapipe", return_value=b"bytes"):
+        assert DataLoader2(IterableWrapper([0])).state_dict()["serialized_datapipe"] == b"bytes"
+
+
+def test_wrappers_for_pickling_are_the_pipes_in_them() -> None:
+    number = 2
+    pipe = IterableWrapper(range(3)).map(lambda n: n * number).set_length(3)
+    wrapped = pickle.loads(pickle.dumps(attach_wrapper(pipe)))
+    assert (list(wrapped), len(wrapped)) == ([0, 2, 4], 3)
+    assert extract_wrapper(attach_wrapper(attach_wrapper(pipe))) is pipe
+    by_index = pickle.loads(pickle.dumps(attach_wrapper(SequenceWrapper("abc").map(lambda c: c * number))))
+    assert (by_index[1], len(by_index)) == ("bb", 3)
+    assert list(deserialize_datapipe(serialize_datapipe(attach_wrapper(pipe)))) == [0, 2, 4]
+    assert attach_wrapper(3) == extract_wrapper(3) == 3
+    with pytest.raises(TypeError, match="instance doesn't have valid length$"):
+        len(attach_wrapper(IterableWrapper("abc").filter(str)))
+
+
+def test_the_old_generator_draws_from_the_new_one_and_says_so() -> None:
+    from torchdata.dataloader2.random._philox import PhiloxEngine
+
+    with pytest.warns(DeprecationWarning, match="use torchdata.dataloader2.random.SeedGenerator"):
+        engine = PhiloxEngine(7)
+    copy = engine.clone()
+    first = [engine.generate() for _ in range(4)]
+    assert [copy.generate() for _ in range(4)] == first
+    assert [engine.seed(7).generate(), engine.generate()] == first[:2]
+    assert all(0 <= number < 2**64 for number in first)
+    spawned = [engine.spawn(index).generate() for index in (0, 1, 0)]
+    assert spawned[0] == spawned[2] != spawned[1]
+    with (
+        pytest.warns(DeprecationWarning, match="PhiloxEngine is deprecated"),
+        pytest.raises(RuntimeError, match="no seed yet; call its `seed`"),
+    ):
+        PhiloxEngine().generate()

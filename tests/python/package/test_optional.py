@@ -1,0 +1,169 @@
+"""Optional libraries: not imported before they are needed, and named with their extra where they lack.
+
+A pipe that needs an optional library is one row of `NEEDS`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import torchdata
+from torchdata import metrics
+from torchdata._optional import optional_import
+from torchdata._ranks.mpi_group import MpiGroup
+from torchdata._stats.top import live
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes import iter as pipes
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.utils import to_graph
+from torchdata.datapipes.utils.decoder import ImageHandler, basichandlers
+
+ROOT = Path(__file__).resolve().parents[3]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+#: Extras of which no pipe is made: for people who work on the project, for the demo, for all of them.
+OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test", "test-torch"}
+
+loader = DataLoader2(IterableWrapper([]))
+
+
+def bar_of(backend: str) -> dict[str, Any]:
+    """Options of a progress bar in what passes for a terminal."""
+    screen = StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    return {"backend": backend, "file": screen}
+
+
+#: (who needs it, by the name in the message; the library; the extra; what reaches for it)
+NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
+    ("HttpReader", "requests", "http", lambda: pipes.HttpReader([])),
+    ("GDriveReader", "requests", "http", lambda: pipes.GDriveReader([])),
+    ("OnlineReader", "requests", "http", lambda: pipes.OnlineReader([])),
+    ("HuggingFaceHubReader", "datasets", "huggingface", lambda: pipes.HuggingFaceHubReader("squad")),
+    ("DataFrameMaker", "pandas", "parquet", lambda: IterableWrapper([]).dataframe()),
+    ("DataFrameMaker", "polars", "polars", lambda: IterableWrapper([]).dataframe(library="polars")),
+    (
+        "ParquetDataFrameLoader",
+        "pyarrow",
+        "parquet",
+        lambda: list(IterableWrapper(["a"]).load_parquet_as_df()),
+    ),
+    ("FSSpecFileLister", "fsspec", "fsspec", lambda: list(pipes.FSSpecFileLister("memory://a"))),
+    ("FSSpecFileOpener", "fsspec", "fsspec", lambda: list(pipes.FSSpecFileOpener(["memory://a"]))),
+    (
+        "FSSpecSaver",
+        "fsspec",
+        "fsspec",
+        lambda: list(IterableWrapper([("memory://a", "x")]).save_by_fsspec()),
+    ),
+    ("IoPathFileLister", "iopath", "iopath", lambda: list(pipes.IoPathFileLister("a"))),
+    ("IoPathFileOpener", "iopath", "iopath", lambda: list(pipes.IoPathFileOpener(["a"]))),
+    ("IoPathSaver", "iopath", "iopath", lambda: list(IterableWrapper([("a", "x")]).save_by_iopath())),
+    ("S3FileLister", "obstore", "s3", lambda: list(pipes.S3FileLister(["s3://bucket/a"]))),
+    ("S3FileLoader", "obstore", "s3", lambda: list(pipes.S3FileLoader(["s3://bucket/a"]))),
+    (
+        "AISFileLister",
+        "aistore",
+        "aistore",
+        lambda: list(pipes.AISFileLister(["ais://a"], "http://127.0.0.1:1")),
+    ),
+    (
+        "AISFileLoader",
+        "aistore",
+        "aistore",
+        lambda: list(pipes.AISFileLoader(["ais://a"], "http://127.0.0.1:1")),
+    ),
+    ("RarArchiveLoader", "rarfile", "rar", lambda: list(IterableWrapper([("a", BytesIO())]).load_from_rar())),
+    ("routed_decode of images", "PIL", "image", lambda: ImageHandler("rgb")("png", b"")),
+    ("routed_decode of '.pt' files", "torch", "torch", lambda: basichandlers("pt", b"")),
+    ("FullSync on MPI", "mpi4py", "mpi", lambda: MpiGroup(1.0, "FullSync")),
+    ("the live view", "rich", "top", lambda: live(None, 1.0, False)),
+    ("to_graph", "graphviz", "graph", lambda: to_graph(IterableWrapper([]))),
+    ("a picture as PNG", "PIL", "image", lambda: DataLoader2(IterableWrapper([])).picture().png()),
+    (
+        "progress",
+        "tqdm",
+        "progress",
+        lambda: list(DataLoader2(IterableWrapper([])).progress(**bar_of("tqdm"))),
+    ),
+    ("progress", "rich", "top", lambda: list(DataLoader2(IterableWrapper([])).progress(**bar_of("rich")))),
+    ("metrics.prometheus", "prometheus_client", "prometheus", lambda: metrics.prometheus(loader, 0)),
+    ("metrics.opentelemetry", "opentelemetry", "otel", lambda: metrics.opentelemetry(loader)),
+]
+
+#: What nothing imports before it is needed. `asyncio` is of the standard library, but slow to import.
+LATE = {library for _, library, _, _ in NEEDS} | {"asyncio", "huggingface_hub", "numpy", "sklearn", "urllib3"}
+
+
+@pytest.mark.parametrize(("needed_by", "library", "extra", "reach"), NEEDS, ids=[f"{row[0]}-{row[1]}" for row in NEEDS])
+def test_a_missing_library_is_an_error_that_names_the_extra(
+    needed_by: str, library: str, extra: str, reach: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = [name for name in sys.modules if name.startswith(library + ".")]
+    for name in [library, *loaded]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'torchdata-rs\[{extra}\]'") as failure:
+        reach()
+    assert f"{needed_by} needs {library!r}, which is not installed" in str(failure.value)
+
+
+def test_every_extra_has_a_row_and_every_row_an_extra() -> None:
+    assert {extra for _, _, extra, _ in NEEDS} == set(EXTRAS) - OTHER_EXTRAS
+
+
+def test_whatever_the_sources_reach_for_has_a_row() -> None:
+    sources = Path(torchdata.__file__).parent.rglob("*.py")
+    pattern = re.compile(r'optional_import\(\s*"(\w+)[\w.]*",\s*extra="(\w+)"')
+    named = {found for source in sources for found in pattern.findall(source.read_text(encoding="utf-8"))}
+    assert named
+    assert named <= {(library, extra) for _, library, extra, _ in NEEDS}
+
+
+def test_the_extra_all_holds_every_extra_but_torch() -> None:
+    [everything] = EXTRAS["all"]
+    assert everything == f"torchdata-rs[{','.join(sorted(set(EXTRAS) - OTHER_EXTRAS - {'torch'}))}]"
+
+
+def test_the_readme_lists_every_extra_with_what_it_adds() -> None:
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    adds = {name: text for names, text in rows for name in re.findall(r"`([\w-]+)`", names)}
+    assert set(EXTRAS) <= set(adds)
+    words = {"pillow": "Pillow", "torch": "PyTorch"}
+    for extra in set(EXTRAS) - {"all", "dev", "test", "test-torch"}:
+        for requirement in EXTRAS[extra]:
+            library = re.split(r"[^\w-]", requirement)[0]
+            assert words.get(library, library) in adds[extra], f"{extra} adds {library}"
+
+
+def test_a_library_of_a_library_that_lacks_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_installed.py").write_text("import nowhere_to_be_found\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match=r"'half_installed'.*nowhere_to_be_found.*\[x\]") as failure:
+        optional_import("half_installed", extra="x", needed_by="Pipe")
+    assert failure.value.name == "nowhere_to_be_found"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "torchdata",
+        "torchdata.datapipes.iter",
+        "torchdata.datapipes.map",
+        "torchdata.datapipes.utils",
+        "torchdata.dataloader2",
+        "torchdata.dataloader2.graph",
+    ],
+)
+def test_importing_the_package_imports_no_optional_library(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({LATE!r} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stdout.split(), run.stderr) == (0, [], "")

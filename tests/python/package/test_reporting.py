@@ -1,0 +1,258 @@
+"""Of an exception users read their own frames, and one note on the pipe, its place and the item."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import torchdata
+from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left  # noqa: F401 - a fixture
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+OURS = str(Path(torchdata.__file__).parent) + os.sep
+
+
+class Users(IterDataPipe):
+    """A pipe of the user's, between pipes of ours."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        for item in self.source:  # noqa: UP028 - a frame of its own
+            yield item
+
+
+class FailsToBegin(IterDataPipe):
+    def reset(self):
+        raise OSError("cannot begin")
+
+    def __iter__(self):
+        return iter(())
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception that takes no notes."""
+
+    text: str
+
+
+def decode(number):
+    if number == 17:
+        raise ValueError("bad image")
+    return number
+
+
+def pipeline():
+    return Users(IterableWrapper(range(30)).shuffle(buffer_size=1).map(decode).batch(1).unbatch()).batch(2)
+
+
+def frames_of(error):
+    return [(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def failure_of(iterable, kind):
+    with pytest.raises(kind) as caught:
+        list(iterable)
+    return caught.value
+
+
+@pytest.mark.parametrize("make", [lambda: pipeline(), lambda: pipeline().prefetch(2), lambda: DataLoader2(pipeline())])
+def test_users_see_all_of_their_frames_and_none_of_ours(make):
+    frames = frames_of(failure_of(make(), ValueError))
+    assert [name for _, name in frames] == ["failure_of", "__iter__", "decode"]
+    assert {file for file, _ in frames} == {__file__}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_text_of_a_worker_has_users_frames_alone_and_ours_do_not_raise_it_again(method):
+    with loader(pipeline(), 1, multiprocessing_context=method) as dl:
+        error = failure_of(dl, ValueError)
+    assert [name for _, name in frames_of(error)] == ["failure_of"]
+    text = str(error)
+    assert text.startswith("Caught ValueError in worker process 0.\nOriginal Traceback (most recent call last):\n")
+    assert text.endswith("\nValueError: bad image")
+    assert "in decode" in text
+    assert "in __iter__" in text
+    assert OURS not in text
+
+
+def test_the_frame_that_raised_stays_also_where_it_is_ours():
+    error = failure_of(IterableWrapper([(1,)]).map(str, input_col=3).batch(2), IndexError)
+    (_, (file, _)) = frames_of(error)
+    assert file.startswith(OURS)
+
+
+def test_a_wrong_argument_is_shown_at_the_users_call_and_where_it_was_found():
+    with pytest.raises(TypeError, match="fn must be a function") as caught:
+        IterableWrapper([1]).map(3)
+    assert [file.startswith(OURS) for file, _ in frames_of(caught.value)] == [False, True]
+
+
+def test_an_error_at_the_beginning_is_folded_and_noted_too():
+    error = failure_of(FailsToBegin().map(str).batch(2), OSError)
+    assert [name for _, name in frames_of(error)] == ["failure_of", "reset"]
+    assert error.__notes__ == ["This exception was raised while FailsToBegin (1st of 3 pipes) began to iterate."]
+
+
+def test_causes_are_folded_like_the_error_itself():
+    class Converts(Users):
+        def __iter__(self):
+            try:
+                yield from self.source
+            except ValueError as error:
+                raise RuntimeError("converted") from error
+
+    error = failure_of(Converts(IterableWrapper(range(20)).map(decode).batch(2)).batch(2), RuntimeError)
+    assert [name for _, name in frames_of(error.__cause__)] == ["__iter__", "decode"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_programs_keeps_its_frames(kind):
+    def end(_):
+        raise kind
+
+    error = failure_of(Users(IterableWrapper([1]).map(end).batch(2)).batch(2), kind)
+    assert any(file.startswith(OURS) for file, _ in frames_of(error))
+
+
+def test_the_environment_asks_for_all_frames():
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:3]\n"
+        "from test_reporting import pipeline\n"
+        "from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService as Service\n"
+        "list(DataLoader2(pipeline(), reading_service=Service(1)) if len(sys.argv) > 3 else pipeline())\n"
+    )
+    here = Path(__file__).parent
+    folders = [str(here), str(here.parent / "support")]
+    for where in ([], ["worker"]):
+        found = {}
+        for value in ("0", "1"):
+            run = subprocess.run(
+                [sys.executable, "-c", program, *folders, *where],
+                env={**os.environ, "TORCHDATA_FULL_TRACEBACK": value},
+                capture_output=True,
+                text=True,
+            )
+            assert run.returncode == 1
+            assert "ValueError: bad image" in run.stderr
+            found[value] = run.stderr.count(OURS)
+        assert found["0"] == 0
+        assert found["1"] >= 2
+
+
+def place_in(error):
+    (note,) = [note for note in error.__notes__ if note.startswith("This exception was raised while")]
+    return note.removeprefix("This exception was raised while ")
+
+
+def test_one_note_tells_the_pipe_its_function_its_place_and_the_item():
+    error = failure_of(pipeline(), ValueError)
+    assert place_in(error) == "Mapper(decode) (3rd of 7 pipes, behind Shuffler) made its 18th item."
+    printed = "".join(traceback.format_exception(error))
+    assert printed.count("This exception was raised while") == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_note_of_a_worker_stands_once(method):
+    with loader(pipeline(), 1, multiprocessing_context=method) as dl:
+        error = failure_of(dl, ValueError)
+    assert place_in(error) == "Mapper(decode) (3rd of 7 pipes, behind Shuffler) made its 18th item."
+    assert "".join(traceback.format_exception(error)).count("This exception was raised while") == 1
+
+
+def test_an_error_of_the_dispatching_process_has_the_place_there_and_passes_the_workers_as_it_is():
+    failing = IterableWrapper(range(20)).map(decode).sharding_round_robin_dispatch(MULTIPROCESSING)
+    with loader(failing.batch(3), 2) as dl:
+        error = failure_of(dl, ValueError)
+    assert place_in(error) == "Mapper(decode) (2nd of 3 pipes, behind IterableWrapper) made its 18th item."
+    assert str(error).count("Original Traceback") == 1
+
+
+def test_alike_branches_are_told_apart_by_their_place():
+    def fails(_):
+        raise ValueError
+
+    def graph(left, right):
+        return IterableWrapper([1]).map(left).zip(IterableWrapper([1]).map(right))
+
+    assert place_in(failure_of(graph(fails, str), ValueError)).startswith("Mapper(fails) (2nd of 5 pipes")
+    assert place_in(failure_of(graph(str, fails), ValueError)).startswith("Mapper(fails) (4th of 5 pipes")
+
+
+def test_a_pipe_that_reads_several_names_them():
+    error = failure_of(IterableWrapper([1]).zip(Users([2])).map(lambda pair: 1 // 0), ZeroDivisionError)
+    assert "Mapper(<lambda>) (4th of 4 pipes, behind Zipper) made its 1st item" in place_in(error)
+
+    class Fails(IterDataPipe):
+        def __init__(self, *sources):
+            self.sources = sources
+
+        def __iter__(self):
+            raise LookupError
+            yield
+
+    error = failure_of(Fails(IterableWrapper([1]), Users([2])), LookupError)
+    assert "(3rd of 3 pipes, behind IterableWrapper and Users)" in place_in(error)
+
+
+def test_a_single_pipe_has_no_place():
+    def fails():
+        yield 1
+        raise LookupError
+
+    assert place_in(failure_of(IterableWrapper(fails(), deepcopy=False), LookupError)) == (
+        "IterableWrapper made its 2nd item."
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "ordinal"),
+    [(0, "1st"), (1, "2nd"), (2, "3rd"), (3, "4th"), (10, "11th"), (20, "21st"), (111, "112th")],
+)
+def test_items_are_counted_in_words(before, ordinal):
+    def fails(number):
+        return 1 // (before - number)
+
+    assert f"made its {ordinal} item." in place_in(
+        failure_of(IterableWrapper(range(300)).map(fails), ZeroDivisionError)
+    )
+
+
+def test_notes_of_others_stay_beside_ours():
+    def fails(_):
+        error = ValueError("noted")
+        error.add_note("by the user")
+        raise error
+
+    for with_workers in (False, True):
+        pipe = IterableWrapper([1]).map(fails).batch(2)
+        if with_workers:
+            with loader(pipe, 1) as dl:
+                error = failure_of(dl, ValueError)
+        else:
+            error = failure_of(pipe, ValueError)
+        assert error.__notes__[0] == "by the user"
+        assert place_in(error).startswith("Mapper(fails)")
+        assert len(error.__notes__) == 2
+
+
+def test_an_exception_that_takes_no_notes_passes_as_it_is():
+    def fails(_):
+        raise Frozen("as it is")
+
+    assert failure_of(IterableWrapper([1]).map(fails).batch(2), Frozen).text == "as it is"
+
+
+def test_an_exception_that_has_passed_pickles_without_this_package():
+    error = failure_of(pipeline(), ValueError)
+    assert b"torchdata." not in pickle.dumps(error, protocol=0)

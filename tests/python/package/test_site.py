@@ -1,0 +1,174 @@
+"""The site: it builds without warnings, its links lead somewhere, and it can be read and searched without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
+
+import pytest
+
+from torchdata.datapipes import iter as iter_pipes
+from torchdata.datapipes import map as map_pipes
+
+ROOT = Path(__file__).resolve().parents[3]
+GUIDES = sorted(path.stem for path in (ROOT / "docs/guides").glob("*.md"))
+
+#: Attributes by which a page makes a browser fetch something while the page is read.
+FETCHING = {"src", "srcset", "data", "poster", "background"}
+#: Relations of a `link` that only say where another page is.
+NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", "top"}
+
+
+class Page(HTMLParser):
+    """What a page refers to."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.styles: list[str] = []
+        self._in_style = False
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notes what the tag refers to, and what it is called."""
+        values = {name: value or "" for name, value in attrs}
+        self._in_style = tag == "style"
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        self.styles.append(values.get("style", ""))
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        elif tag in ("link", "use", "image") and "href" in values:
+            where = self.links if set(values.get("rel", "").split()) & NAVIGATION else self.fetched
+            where.append(values["href"])
+        self.fetched += [values[name] for name in FETCHING & values.keys()]
+
+    def handle_data(self, data: str) -> None:
+        """Notes style sheets inside the page."""
+        if self._in_style:
+            self.styles.append(data)
+
+
+def style_references(text: str) -> Iterator[str]:
+    """What a style sheet makes a browser fetch."""
+    for found in re.finditer(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""", text):
+        yield found[1] or found[2]
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    """All pages, parsed."""
+    found = {path: Page(path) for path in site.rglob("*.html")}
+    assert len(found) > 40
+    return found
+
+
+def test_every_link_inside_the_site_leads_to_a_page_and_a_place_in_it(pages: dict[Path, Page]) -> None:
+    broken, followed = [], 0
+    for path, page in pages.items():
+        for link in [*page.links, *page.fetched]:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            followed += 1
+            known = pages[target].ids if target in pages else set()
+            if not target.is_file() or (target in pages and parts.fragment and unquote(parts.fragment) not in known):
+                broken.append((path.name, link))
+    assert followed > 1000
+    assert not broken
+
+
+def test_a_reader_s_browser_asks_no_foreign_host_for_anything(site: Path, pages: dict[Path, Page]) -> None:
+    references = [
+        (path, link)
+        for path, page in pages.items()
+        for link in [*page.fetched, *(one for style in page.styles for one in style_references(style))]
+    ]
+    sheets = list(site.rglob("*.css"))
+    assert any(path.name == "site.css" for path in sheets)
+    references += [(path, link) for path in sheets for link in style_references(path.read_text(encoding="utf-8"))]
+    assert any(link.partition("?")[0].endswith(".css") for _, link in references)
+    foreign = [(path.name, link) for path, link in references if urlsplit(link).scheme not in ("", "data")]
+    foreign += [(path.name, link) for path, link in references if urlsplit(link).netloc]
+    assert not foreign
+
+
+def test_the_search_has_an_index_of_all_guides_and_pipes_that_needs_no_server(
+    site: Path, pages: dict[Path, Page]
+) -> None:
+    scripts = {link.partition("?")[0] for link in pages[site / "search.html"].fetched}
+    assert {"searchindex.js", "_static/searchtools.js", "_static/language_data.js"} <= scripts
+    text = (site / "searchindex.js").read_text(encoding="utf-8")
+    assert text.startswith("Search.setIndex(")
+    index = json.loads(text.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
+    names = index["docnames"]
+    assert {f"guides/{guide}" for guide in GUIDES} | {"index", "tutorial", "pipes", "architecture"} <= set(names)
+
+    def pages_with(word: str) -> set[str]:
+        entries = [index[terms].get(word, []) for terms in ("terms", "titleterms")]
+        return {names[number] for found in entries for number in ([found] if isinstance(found, int) else found)}
+
+    assert "guides/workers" in pages_with("dispatch")
+    assert "guides/errors" in pages_with("hang")
+    objects = {f"{prefix}.{entry[4]}" for prefix, entries in index["objects"].items() for entry in entries}
+    assert {"torchdata.datapipes.iter.Batcher", "torchdata.dataloader2.DataLoader2"} <= objects
+
+
+def test_guides_and_classes_link_to_the_reference(site: Path, pages: dict[Path, Page]) -> None:
+    for guide in GUIDES:
+        links = pages[site / f"guides/{guide}.html"].links
+        assert any(re.match(r"\.\./reference/.+#torchdata\.", link) for link in links), guide
+    workers = pages[site / "guides/workers.html"].links
+    assert "../reference/pipes-sharding.html#torchdata.datapipes.iter.ShardingFilter" in workers
+    assert "#torchdata.datapipes.iter.HttpReader" in pages[site / "reference/pipes-stores.html"].links
+
+
+sys.path.insert(0, str(ROOT / "tools"))
+import pipe_groups  # noqa: E402
+import pipe_pictures  # noqa: E402
+
+GROUPS = pipe_groups.GROUPS
+SAMPLES = [(group, sample) for group in GROUPS for sample in group.samples]
+
+
+def test_every_public_pipe_is_in_one_group_of_the_pipes_page() -> None:
+    for module, bases in (
+        (iter_pipes, (iter_pipes.IterDataPipe,)),
+        (map_pipes, (map_pipes.MapDataPipe, iter_pipes.IterDataPipe)),
+    ):
+        public = sorted(
+            name
+            for name in module.__all__
+            if isinstance(getattr(module, name), type)
+            and issubclass(getattr(module, name), bases)
+            and getattr(module, name) not in bases
+        )
+        shown = sorted(sample.name for group, sample in SAMPLES if group.module is module)
+        assert shown == public
+
+
+@pytest.mark.parametrize(("group", "sample"), SAMPLES, ids=[f"{group.key}-{sample.name}" for group, sample in SAMPLES])
+def test_the_picture_of_a_pipe_shows_what_the_pipe_does_and_fits_a_phone(
+    group: pipe_groups.Group, sample: pipe_groups.Sample
+) -> None:
+    with pipe_pictures.sample_files():
+        made = pipe_pictures.outputs(sample, group)
+        picture = pipe_pictures.draw(sample, made)
+    assert any(made), "nothing comes out"
+    drawing = ElementTree.fromstring(picture)
+    assert float(drawing.get("viewBox", "").split()[2]) <= 350
+    written = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    missing = [label for row in made for item in row for label in pipe_pictures.labels(item) if label not in written]
+    assert not missing
+    colours = {element.get(name, "none") for element in drawing.iter() for name in ("fill", "stroke")}
+    assert all(re.fullmatch(r"none|currentColor|hsl\(\d+ 75% 50%\)", colour) for colour in colours), (
+        "another colour may be unreadable on light or on dark ground"
+    )

@@ -1,0 +1,533 @@
+"""At home with PyTorch: its tools and its DataLoader take our pipes for its own, and we take its."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.dataloader2.graph import (
+    find_dps,
+    list_dps,
+    replace_dp,
+    traverse_dps,
+)
+from torchdata.dataloader2.graph.settings import apply_random_seed
+from torchdata.datapipes import functional_datapipe
+from torchdata.datapipes.iter import (
+    SHARDING_PRIORITIES,
+    IterableWrapper,
+    IterDataPipe,
+    Mapper,
+    ShardingFilter,
+    Shuffler,
+)
+from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
+from torchdata.datapipes.state import iterate, load_state, save_state
+
+torch = pytest.importorskip("torch", reason="this is about living with torch")
+data = torch.utils.data
+
+
+def plus_one(item: int) -> int:
+    return item + 1
+
+
+class TorchDoubler(data.IterDataPipe):
+    """A user's pipe on torch's base, with a generator."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        for item in self.source:
+            yield item
+            yield -item
+
+
+class TorchMapping(data.IterDataPipe):
+    """A user's pipe on torch's base that returns an iterator."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        return map(plus_one, self.source)
+
+
+class OurDoubler(IterDataPipe):
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        for item in self.source:
+            yield item
+            yield -item
+
+
+def shuffled_and_sharded() -> Any:
+    return IterableWrapper(range(20)).shuffle().sharding_filter().map(plus_one)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_loader_reads_our_pipes_and_applies_its_settings(workers: int) -> None:
+    def loader(shuffle: bool) -> Any:
+        return data.DataLoader(shuffled_and_sharded(), batch_size=None, num_workers=workers, shuffle=shuffle)
+
+    assert list(loader(False)) == list(range(1, 21))
+    torch.manual_seed(3)
+    first = list(loader(True))
+    torch.manual_seed(3)
+    assert list(loader(True)) == first != list(range(1, 21))
+    assert sorted(first) == list(range(1, 21))
+    batches = [batch.tolist() for batch in data.DataLoader(shuffled_and_sharded(), 8, num_workers=workers)]
+    assert [len(batch) for batch in batches] == ([8, 8, 4] if workers == 0 else [8, 8, 2, 2])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchs_loader_reads_our_map_pipes(workers: int) -> None:
+    pipe = SequenceWrapper(range(6)).map(plus_one)
+    assert [batch.tolist() for batch in data.DataLoader(pipe, 3, num_workers=workers)] == [
+        [1, 2, 3],
+        [4, 5, 6],
+    ]
+
+
+def types_of(graph: Any) -> Any:
+    return [(type(pipe).__name__, types_of(sources)) for pipe, sources in graph.values()]
+
+
+def test_torchs_graph_tools_work_on_our_graphs() -> None:
+    from torch.utils.data import graph, graph_settings
+
+    pipe = shuffled_and_sharded()
+    assert types_of(graph.traverse_dps(pipe)) == types_of(traverse_dps(pipe))
+    left, right = IterableWrapper(range(4)).fork(2)
+    both = left.zip(right.map(plus_one))
+    found = {id(member) for member in graph_settings.get_all_graph_pipes(graph.traverse_dps(both))}
+    assert found == {id(member) for member in list_dps(traverse_dps(both))}
+    graph_settings.apply_shuffle_settings(pipe, shuffle=False)
+    graph_settings.apply_sharding(pipe, 2, 1, data.graph_settings.SHARDING_PRIORITIES.MULTIPROCESSING)
+    assert list(pipe) == list(range(2, 21, 2))
+    graph_settings.apply_shuffle_settings(pipe, shuffle=True)
+    orders = []
+    for _ in range(2):
+        graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(5))
+        orders.append(list(pipe))
+    assert orders[0] == orders[1] != list(range(2, 21, 2))
+    # The hooks of torch's tools are gone afterwards.
+    assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
+
+
+def test_sharding_priorities_are_taken_from_either_side() -> None:
+    theirs = data.graph_settings.SHARDING_PRIORITIES
+    pipe = IterableWrapper(range(8)).sharding_filter()
+    pipe.apply_sharding(2, 1, theirs.DISTRIBUTED)
+    pipe.apply_sharding(2, 0, SHARDING_PRIORITIES.MULTIPROCESSING)
+    assert list(pipe) == [2, 6]
+    assert list(IterableWrapper([1]).sharding_filter(theirs.DISTRIBUTED)) == [1]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TorchDoubler(IterableWrapper(range(5))).map(plus_one),
+        lambda: OurDoubler(TorchMapping(IterableWrapper(range(5)))).batch(3),
+        lambda: data.datapipes.iter.IterableWrapper(range(5)).map(plus_one).filter(bool),
+        lambda: TorchMapping(OurDoubler(data.datapipes.iter.IterableWrapper(range(5)))),
+        lambda: TorchDoubler(IterableWrapper(range(5)).shuffle().set_seed(4)).map(plus_one),
+    ],
+    ids=["theirs over ours", "ours over theirs", "theirs alone", "alternating", "theirs over random"],
+)
+def test_graphs_of_both_kinds_of_pipes_run_and_are_restored_at_every_position(build: Any) -> None:
+    whole = list(build())
+    assert list(DataLoader2(copy.deepcopy(build()))) is not None
+    for position in range(len(whole) + 1):
+        pipe = build()
+        iterator = iterate(pipe)
+        head = [next(iterator) for _ in range(position)]
+        state = pickle.loads(pickle.dumps(save_state(pipe)))
+        for used_before in (False, True):
+            other = build()
+            if used_before:
+                next(iterate(other))
+            load_state(other, state)
+            assert save_state(other) == state
+            assert head + list(iterate(other)) == whole
+
+
+def test_the_state_of_a_random_pipe_of_torchs_is_refused_by_name() -> None:
+    pipe = data.datapipes.iter.IterableWrapper(range(5)).shuffle().batch(2)
+    next(iter(pipe))
+    with pytest.raises(TypeError, match="ShufflerIterDataPipe cannot be saved"):
+        save_state(pipe)
+
+
+def test_graphs_of_both_kinds_are_shared_out_among_workers() -> None:
+    pipe = TorchDoubler(IterableWrapper(range(6)).sharding_filter()).map(plus_one)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
+        assert sorted(loader) == sorted([n + 1 for n in range(6)] + [1 - n for n in range(6)])
+    theirs = data.datapipes.iter.IterableWrapper(range(7)).shuffle().sharding_filter().map(plus_one)
+    with DataLoader2(theirs, reading_service=MultiProcessingReadingService(2)) as loader:
+        runs = []
+        for _ in range(2):
+            loader.seed(1)
+            runs.append(list(loader))
+    assert runs[0] == runs[1]
+    assert sorted(runs[0]) == list(range(1, 8))
+
+
+def test_datasets_of_torch_go_through_the_wrappers() -> None:
+    train, test = data.random_split(range(10), [7, 3], generator=torch.Generator().manual_seed(0))
+    assert sorted([*SequenceWrapper(train).map(plus_one), *SequenceWrapper(test).map(plus_one)]) == list(range(1, 11))
+    tensors = data.TensorDataset(torch.arange(4))
+    assert [int(member) for (member,) in SequenceWrapper(tensors)] == [0, 1, 2, 3]
+
+    class Stream(data.IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    assert list(IterableWrapper(Stream(), deepcopy=False).batch(2)) == [[0, 1], [2]]
+    assert torch.equal(data.default_collate([1, 2]), next(iter(IterableWrapper([1, 2]).batch(2).collate())))
+
+
+@pytest.fixture
+def forms(request: pytest.FixtureRequest) -> Any:
+    """Registers forms for one test, and takes them off both registries again."""
+    ours, theirs = dict(IterDataPipe.functions), dict(data.IterDataPipe.functions)
+    yield
+    for registry, saved in ((IterDataPipe.functions, ours), (data.IterDataPipe.functions, theirs)):
+        registry.clear()
+        registry.update(saved)
+
+
+@pytest.mark.usefixtures("forms")
+@pytest.mark.parametrize("register", [functional_datapipe, data.functional_datapipe], ids=["ours", "theirs"])
+@pytest.mark.parametrize("pipe_class", [OurDoubler, TorchDoubler])
+def test_forms_registered_with_either_decorator_are_found_on_both_kinds(register: Any, pipe_class: Any) -> None:
+    if register is functional_datapipe and pipe_class is TorchDoubler:
+        IterDataPipe.register_datapipe_as_function("doubled_for_test", pipe_class)
+    else:
+        register("doubled_for_test")(pipe_class)
+    for source in (IterableWrapper([1, 2]), data.datapipes.iter.IterableWrapper([1, 2])):
+        doubled = source.doubled_for_test()
+        assert type(doubled) is pipe_class
+        assert list(doubled) == [1, -1, 2, -2]
+
+
+@pytest.mark.usefixtures("forms")
+def test_methods_that_users_put_on_one_base_are_found_on_pipes_of_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(IterDataPipe, "ours_for_test", lambda self, n: (type(self).__name__, n), raising=False)
+    monkeypatch.setattr(data.IterDataPipe, "theirs_for_test", lambda self, n: (type(self).__name__, n), raising=False)
+    for pipe in (IterableWrapper([1]), data.datapipes.iter.IterableWrapper([1])):
+        assert pipe.ours_for_test(3) == pipe.theirs_for_test(3) == (type(pipe).__name__, 3)
+    with pytest.raises(AttributeError, match="'IterableWrapper' object has no attribute 'nothing_of_this_name'"):
+        _ = IterableWrapper([1]).nothing_of_this_name
+
+
+class TupleState(IterDataPipe):
+    """A pipe that pickles as a tuple and asks the hook, as many pipes written for torchdata do."""
+
+    def __init__(self, source_datapipe: Any, factor: int) -> None:
+        self.source_datapipe, self.factor = source_datapipe, factor
+        self.resets = 0
+
+    def __iter__(self) -> Any:
+        for item in self.source_datapipe:
+            yield item * self.factor
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def __getstate__(self) -> Any:
+        state = (self.source_datapipe, self.factor)
+        if IterDataPipe.getstate_hook is not None:
+            return IterDataPipe.getstate_hook(state)
+        return state
+
+    def __setstate__(self, state: Any) -> None:
+        self.source_datapipe, self.factor = state
+        self.resets = 0
+
+
+def test_pipes_with_a_state_of_their_own_are_traversed_copied_and_sent_to_workers() -> None:
+    from torch.utils.data import graph
+
+    pipe = TupleState(IterableWrapper(range(4)).sharding_filter(), 10)
+    assert types_of(traverse_dps(pipe)) == types_of(graph.traverse_dps(pipe))
+    for duplicate in (copy.deepcopy(pipe), pickle.loads(pickle.dumps(pipe))):
+        assert list(duplicate) == list(duplicate) == [0, 10, 20, 30]
+        assert duplicate.resets == 2, "reset() is called at the start of each iteration"
+    for method in ("fork", "spawn"):
+        with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+            assert [list(loader), list(loader)] == [[0, 10, 20, 30]] * 2
+
+
+def test_graphs_are_searched_and_changed_by_exact_class_while_they_are_built() -> None:
+    class Special(Mapper):
+        pass
+
+    pipe = Special(IterableWrapper(range(3)).map(plus_one), plus_one).batch(2)
+    graph = traverse_dps(pipe)
+    assert [type(found) for found in find_dps(graph, Mapper)] == [Mapper]
+    replace_dp(graph, find_dps(graph, Special)[0], IterableWrapper([7, 8, 9]))
+    assert list(pipe) == [[7, 8], [9]]
+
+
+class Cutting(IterDataPipe):
+    """Puts another source below itself while it runs, as samplers of graphs do."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Any:
+        for item in list(self.source_datapipe):
+            (source,) = find_dps(traverse_dps(self), IterableWrapper)
+            graph = replace_dp(traverse_dps(self), source, IterableWrapper([item, 10 * item]))
+            assert list_dps(graph)[0] is self
+            yield from self.source_datapipe
+
+
+@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+def test_a_running_pipe_may_search_and_change_the_graph_below_it(method: str | None) -> None:
+    pipe = Cutting(IterableWrapper([1, 2, 3, 4]).sharding_filter().map(plus_one))
+    if method is None:
+        with DataLoader2(pipe) as loader:
+            assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
+    else:
+        # Workers share out the sources that are put in, too: each takes its part of the two items.
+        with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+            assert list(loader) == [3, 31, 5, 51]
+
+
+def who_am_i(item: int) -> Any:
+    info = torch.utils.data.get_worker_info()
+    return info.id, info.num_workers, info.seed == torch.initial_seed(), type(info.dataset).__name__
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_torch_knows_which_worker_it_is_in(method: str) -> None:
+    pipe = IterableWrapper(range(4)).sharding_filter().map(who_am_i)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+        for _ in range(2):
+            assert sorted(set(loader)) == [(0, 2, True, "Mapper"), (1, 2, True, "Mapper")]
+    assert torch.utils.data.get_worker_info() is None
+
+
+def test_seeds_come_from_the_cpu_whatever_the_default_device_is() -> None:
+    generator = torch.Generator().manual_seed(3)
+    torch.set_default_device("meta")
+    try:
+        pipe = apply_random_seed(IterableWrapper(range(50)).shuffle().sharding_filter(), generator)
+        assert sorted(pipe) == list(range(50))
+        with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2)) as loader:
+            first, second = list(loader), list(loader)
+    finally:
+        torch.set_default_device(None)
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
+
+
+def test_without_a_seed_seeds_come_from_torchs_generator() -> None:
+    orders = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        with DataLoader2(
+            IterableWrapper(range(50)).shuffle().sharding_filter(),
+            reading_service=MultiProcessingReadingService(2),
+        ) as loader:
+            orders.append([list(loader), list(loader)])
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
+
+
+def test_a_loop_in_the_manner_of_trainers_sanity_check_training_and_validation_in_turn() -> None:
+    train = DataLoader2(
+        IterableWrapper(range(12)).shuffle().sharding_filter().batch(2).collate(),
+        reading_service=MultiProcessingReadingService(2),
+    )
+    validate = DataLoader2(SequenceWrapper(range(4)))
+    with train, validate:
+        assert len(list(zip(validate, range(2), strict=False))) == 2  # the sanity check leaves in the middle
+        for _ in range(2):
+            seen: list[int] = []
+            for step, batch in enumerate(train):
+                seen += batch.tolist()
+                if step == 2:
+                    assert sorted(validate) == [0, 1, 2, 3]
+            assert sorted(seen) == list(range(12))
+
+
+@pytest.mark.parametrize("service", [None, InProcessReadingService()])
+def test_a_loader_knows_the_length_of_what_it_reads_itself(service: Any) -> None:
+    loader = DataLoader2(IterableWrapper(range(5)).batch(2), reading_service=service)
+    assert len(loader) == len(list(loader)) == len(loader) == 3
+    assert bool(DataLoader2(IterableWrapper([]), reading_service=service)), "a loader is true, as it was without length"
+
+
+def test_a_length_that_is_not_known_is_refused_and_keeps_nobody_from_iterating() -> None:
+    unknown = DataLoader2(IterableWrapper(range(4)).filter(bool))
+    with DataLoader2(
+        IterableWrapper(range(4)).sharding_filter().filter(bool),
+        reading_service=MultiProcessingReadingService(1),
+    ) as shared:
+        for loader, message in ((unknown, "len"), (shared, "Filter")):
+            assert loader
+            with pytest.raises(TypeError, match=message):
+                len(loader)
+        assert list(unknown) == list(shared) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_torchs_loader_keeps_its_workers_from_epoch_to_epoch(method: str) -> None:
+    pipe = IterableWrapper(range(20)).shuffle().sharding_filter().map(plus_one)
+    loader = data.DataLoader(
+        pipe, 4, num_workers=2, shuffle=True, persistent_workers=True, multiprocessing_context=method
+    )
+    orders = [[item for batch in loader for item in batch.tolist()] for _ in range(3)]
+    assert all(sorted(order) == list(range(1, 21)) for order in orders)
+    assert orders[0] != orders[1]
+
+
+def test_pipes_of_torchs_pass_the_linter_the_adapters_and_graph_surgery() -> None:
+    from torchdata.dataloader2.adapter import Shuffle
+    from torchdata.dataloader2.graph import remove_dp
+    from torchdata.dataloader2.linter import _check_shuffle_before_sharding
+
+    theirs = data.datapipes.iter
+    pipe = theirs.IterableWrapper(range(6)).shuffle().sharding_filter().map(plus_one)
+    assert _check_shuffle_before_sharding(pipe)
+    assert not _check_shuffle_before_sharding(theirs.IterableWrapper(range(6)).sharding_filter().shuffle())
+    remove_dp(traverse_dps(pipe), find_dps(traverse_dps(pipe), theirs.ShardingFilter)[0])
+    assert list(Shuffle(False)(pipe)) == list(range(1, 7))
+
+
+def test_graphs_are_pickled_and_sent_to_workers_while_hooks_are_set() -> None:
+    pipe = IterableWrapper(range(3)).sharding_filter().map(plus_one)
+    for base in (IterDataPipe, data.IterDataPipe):
+        seen: list[Any] = []
+        base.set_getstate_hook(lambda state, seen=seen: seen.append(state) or state)
+        try:
+            assert list(pickle.loads(pickle.dumps(pipe))) == list(copy.deepcopy(pipe)) == [1, 2, 3]
+            with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "spawn")) as loader:
+                assert list(loader) == [1, 2, 3]
+        finally:
+            base.set_getstate_hook(None)
+        assert seen
+
+
+WITHOUT_DILL = """
+import sys
+sys.modules["dill"] = None
+import torch.utils.data.graph
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.graph import traverse_dps
+from torchdata.datapipes.iter import IterableWrapper
+if __name__ == "__main__":
+    pipe = IterableWrapper(range(4)).sharding_filter().map(lambda item: item + 1)
+    assert len(traverse_dps(pipe)) == len(torch.utils.data.graph.traverse_dps(pipe)) == 1
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "spawn")) as loader:
+        print(list(loader))
+"""
+
+
+def test_without_dill_functions_without_a_name_are_traversed_and_sent_all_the_same(tmp_path: Any) -> None:
+    script = tmp_path / "without_dill.py"
+    script.write_text(WITHOUT_DILL, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert (done.stdout, done.stderr) == ("[1, 2, 3, 4]\n", "")
+
+
+def test_the_attributes_of_a_loader_are_read_from_outside() -> None:
+    pipe = IterableWrapper(range(3))
+    loader = DataLoader2(pipe)
+    assert loader.datapipe_adapter_fns is None
+    assert loader.reading_service is None
+    assert isinstance(loader.datapipe, IterableWrapper)
+    from torchdata.dataloader2.adapter import Shuffle
+
+    assert isinstance(DataLoader2(pipe, Shuffle(False)).datapipe_adapter_fns, list)
+
+
+def test_identity_is_kept_where_nothing_is_to_be_copied() -> None:
+    items = [object()]
+    assert IterableWrapper(items, deepcopy=False).iterable is items
+    assert next(iter(IterableWrapper(items, deepcopy=False))) is items[0]
+
+
+def test_the_version_parses() -> None:
+    from packaging.version import Version
+
+    import torchdata
+
+    assert Version("0.9.0") <= Version(torchdata.__version__) < Version("0.10")
+
+
+def test_shuffling_and_sharding_pipes_are_found_in_mixed_graphs() -> None:
+    pipe = TorchMapping(shuffled_and_sharded())
+    assert [type(found) for found in find_dps(traverse_dps(pipe), Shuffler)] == [Shuffler]
+    assert [type(found) for found in find_dps(traverse_dps(pipe), ShardingFilter)] == [ShardingFilter]
+    assert isinstance(MapDataPipe, type)
+
+
+def threads(item: int) -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_run_torchs_operators_in_one_thread_each_whenever_they_import_it(method: str) -> None:
+    pipe = IterableWrapper(range(2)).sharding_filter().map(threads)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
+        assert list(loader) == [1, 1]
+
+
+class Announcing(MultiProcessingReadingService):
+    """A service of a user's, which changes the graph before the workers get it, and what they are told."""
+
+    def initialize(self, datapipe: Any) -> Any:
+        return super().initialize(datapipe.map(plus_one))
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        self.epochs = getattr(self, "epochs", 0) + 1
+        return super().initialize_iteration(seed_generator, iter_reset_fn)
+
+
+def test_services_of_users_derive_from_ours() -> None:
+    with DataLoader2(IterableWrapper(range(4)).sharding_filter(), reading_service=Announcing(2)) as loader:
+        assert [list(loader), list(loader)] == [[1, 2, 3, 4]] * 2
+        assert loader.reading_service.epochs == 2
+
+
+def test_a_loader_left_half_way_is_collected_and_leaves_nothing_behind() -> None:
+    import gc
+    import multiprocessing
+    import weakref
+
+    loader = DataLoader2(IterableWrapper(range(9)).sharding_filter(), reading_service=MultiProcessingReadingService(2))
+    for item in loader:
+        if item == 2:
+            break
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
+    assert multiprocessing.active_children() == []
+    with DataLoader2(IterableWrapper(range(9))) as plain:
+        assert next(iter(plain)) == 0

@@ -1,0 +1,266 @@
+"""Torch's classes of pipes and datasets and ours know each other, whoever is imported first."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2.graph import find_dps, replace_dp, traverse_dps
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, Shuffler
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.utils import StreamWrapper, janitor
+from torchdata.datapipes.utils._streams import detached
+
+torch = pytest.importorskip("torch", reason="this is about living with torch")
+data = torch.utils.data
+
+
+def plus_one(item: int) -> int:
+    return item + 1
+
+
+def run_code(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh interpreter, in which warnings are errors."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+
+
+WHO_COMES_FIRST = """
+import sys
+if sys.argv[1] == "torch":
+    import torch
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
+from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
+from torchdata.dataloader2 import DataLoader2
+before = list(sys.meta_path)
+pipe, by_index = IterableWrapper(range(3)).map(str), SequenceWrapper([1])
+assert ("torch" in sys.modules) == (sys.argv[1] == "torch")
+if sys.argv[1] == "nobody":
+    print(list(DataLoader2(pipe)), "torch" in sys.modules)
+    sys.exit()
+import torch.utils.data as data
+assert len(sys.meta_path) == len(before) - (sys.argv[1] == "we")
+assert isinstance(pipe, data.IterDataPipe) and isinstance(pipe, data.IterableDataset) and isinstance(pipe, data.Dataset)
+assert issubclass(Mapper, data.IterDataPipe) and not isinstance(pipe, data.MapDataPipe)
+assert isinstance(by_index, data.Dataset) and not isinstance(by_index, data.IterableDataset)
+assert issubclass(Mapper, data.Dataset) and not isinstance([1], data.Dataset)
+assert isinstance(by_index, data.MapDataPipe) and not isinstance(by_index, data.IterDataPipe)
+theirs = data.datapipes.iter.IterableWrapper(range(3)).map(str)
+assert isinstance(theirs, IterDataPipe) and not isinstance(theirs, MapDataPipe)
+assert isinstance(theirs, Mapper) and not isinstance(theirs, IterableWrapper)
+assert isinstance(pipe, data.datapipes.iter.Mapper) and not isinstance(pipe, data.datapipes.iter.IterableWrapper)
+assert isinstance(by_index, data.datapipes.map.SequenceWrapper)
+assert isinstance(data.datapipes.map.SequenceWrapper([1]), MapDataPipe)
+assert not isinstance([1], (IterDataPipe, data.IterDataPipe))
+assert not isinstance(data.TensorDataset(torch.ones(2)) if "torch" in globals() else 1, (IterDataPipe, MapDataPipe))
+print(list(DataLoader2(theirs.prefetch(2))), list(pipe) == list(theirs))
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "printed"),
+    [
+        ("torch", "['0', '1', '2'] True\n"),
+        ("we", "['0', '1', '2'] True\n"),
+        ("nobody", "['0', '1', '2'] False\n"),
+    ],
+)
+def test_classes_know_each_other_whoever_is_imported_first(who: str, printed: str) -> None:
+    done = run_code(WHO_COMES_FIRST, who)
+    assert (done.stdout, done.stderr) == (printed, "")
+
+
+@pytest.mark.parametrize("kind", ["iter", "map"])
+def test_each_class_of_torchs_and_the_one_of_its_name_here_are_subclasses_of_each_other(kind: str) -> None:
+    theirs = importlib.import_module(f"torch.utils.data.datapipes.{kind}")
+    ours = importlib.import_module(f"torchdata.datapipes.{kind}")
+    assert {"Mapper", "Shuffler", "Zipper"} < set(theirs.__all__)
+    for name in theirs.__all__:
+        one, other = getattr(ours, name), getattr(theirs, name)
+        assert issubclass(one, other), name
+        assert issubclass(other, one), name
+        assert issubclass(type("Derived", (other,), {}), one), name
+        assert issubclass(type("Derived", (one,), {}), other), name
+    assert not issubclass(ours.Mapper, theirs.Shuffler)
+    assert not issubclass(theirs.Mapper, ours.Shuffler)
+
+
+def test_pipes_are_found_and_replaced_by_the_classes_of_torch() -> None:
+    from torch.utils.data.datapipes.iter.combinatorics import ShufflerIterDataPipe
+
+    theirs = torch.utils.data.datapipes.iter
+    shuffled = IterableWrapper(range(4)).shuffle()
+    last = theirs.Mapper(shuffled.map(plus_one), plus_one)
+    graph = traverse_dps(last)
+    assert find_dps(graph, ShufflerIterDataPipe) == find_dps(graph, Shuffler) == [shuffled]
+    assert len(find_dps(graph, theirs.Mapper)) == len(find_dps(graph, Mapper)) == 2
+    assert find_dps(graph, theirs.Batcher) == []
+
+    class Derived(ShufflerIterDataPipe):
+        pass
+
+    assert find_dps(graph, Derived) == []
+    assert find_dps(traverse_dps(Derived(shuffled.map(plus_one))), Shuffler) == [shuffled]
+    (found,) = find_dps(graph, ShufflerIterDataPipe)
+    graph = replace_dp(graph, found, IterableWrapper([5]))
+    assert find_dps(graph, ShufflerIterDataPipe) == []
+    assert list(last) == [7]
+
+
+CLASSES_THAT_WERE_THERE_BEFORE_TORCH = """
+import copy, dataclasses, pickle
+from typing import Generic, TypeVar
+from torchdata.datapipes.iter import IterDataPipe
+from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
+T = TypeVar("T")
+class Words(IterDataPipe[T]):
+    def __init__(self, words): self.words = words
+    def __iter__(self): yield from self.words
+class Loud: pass
+class LoudWords(Loud, Words[str], Generic[T]): pass
+@dataclasses.dataclass
+class Count(IterDataPipe[int]):
+    stop: int
+    def __iter__(self): yield from range(self.stop)
+class Slots(IterDataPipe):
+    __slots__ = ("stop",)
+    def __iter__(self): yield 1
+class Listed(list, MapDataPipe): pass
+pipes = [LoudWords("ab"), Count(2), Slots(), Listed([7]), SequenceWrapper([8])]
+running = iter(pipes[0].map(str.upper))
+saved = pickle.dumps(pipes[1])
+seen = [next(running)]
+import torch.utils.data as data
+for pipe in pipes:
+    assert isinstance(pipe, data.Dataset) and issubclass(type(pipe), data.Dataset), pipe
+seen += running
+class Both(IterDataPipe, data.Dataset):
+    def __iter__(self): yield 5
+print(seen, list(pickle.loads(saved)), list(copy.deepcopy(pipes[1])), pipes[3][0], list(Both() + Both()))
+print(list(pipes[4] + Listed([9])))
+"""
+
+
+def test_pipes_of_before_become_datasets_in_the_middle_of_an_iteration() -> None:
+    done = run_code(CLASSES_THAT_WERE_THERE_BEFORE_TORCH)
+    assert (done.stdout, done.stderr) == ("['A', 'B'] [0, 1] [0, 1] 7 [5, 5]\n[8, 9]\n", "")
+
+
+def test_a_torch_whose_dataset_cannot_be_a_base_is_imported_all_the_same() -> None:
+    """The class of a torch to come might be laid out so that nothing can become its subclass later."""
+    done = run_code(
+        "import abc, sys, types, warnings\n"
+        "class Theirs(abc.ABC): functions = {}\n"
+        "module = sys.modules['torch.utils.data'] = types.ModuleType('torch.utils.data')\n"
+        "module.DataLoader, module.Dataset, module.IterDataPipe = object, int, Theirs\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    from torchdata.datapipes.iter import IterableWrapper\n"
+        "print([str(warning.message)[:65] for warning in caught])\n"
+        "print(isinstance(IterableWrapper([1]), Theirs), list(IterableWrapper([1])))\n"
+    )
+    assert done.stdout == ("['IterDataPipe could not be made a subclass of builtins.int, so isi']\nTrue [1]\n"), (
+        done.stderr
+    )
+
+
+def test_every_import_of_the_package_leaves_torch_alone() -> None:
+    code = (
+        "import sys, torchdata, torchdata.datapipes.iter, torchdata.datapipes.map, torchdata.datapipes.utils\n"
+        "import torchdata.dataloader2, torchdata.dataloader2.graph, torchdata.dataloader2.random\n"
+        "import torchdata.dataloader2.adapter, torchdata.dataloader2.linter, torchdata.dataloader2.reading_service\n"
+        "print('torch' in sys.modules)"
+    )
+    done = run_code(code)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+class TorchStream(data.IterableDataset):
+    def __iter__(self) -> Any:
+        yield from range(3)
+
+
+def test_pipes_and_datasets_of_torch_are_added_in_either_order() -> None:
+    tensors, pipe = data.TensorDataset(torch.arange(2)), SequenceWrapper([7])
+    assert isinstance(pipe + tensors, data.ConcatDataset)
+    assert list(pipe + tensors) == [7, (torch.tensor(0),), (torch.tensor(1),)]
+    assert list(tensors + pipe) == [(torch.tensor(0),), (torch.tensor(1),), 7]
+    assert list(pipe + data.Subset(tensors, [1])) == [7, (torch.tensor(1),)]
+    stream = IterableWrapper([7])
+    assert list(stream + TorchStream()) == [7, 0, 1, 2]
+    assert list(TorchStream() + stream) == [0, 1, 2, 7]
+    for both in (stream + IterableWrapper([8]), stream + data.datapipes.iter.IterableWrapper([8])):
+        assert isinstance(both, IterDataPipe), "pipes stay pipes"
+        assert list(both) == [7, 8]
+    with pytest.raises(TypeError, match="Concater"):
+        stream + [8]
+
+
+WRAPPERS_OF_STREAMS = """
+import io, sys
+if sys.argv[1] == "torch":
+    import torch.utils.data
+from torchdata.datapipes.utils import StreamWrapper
+class Mine(StreamWrapper): pass
+stream = StreamWrapper(io.BytesIO(b"abc"), name="before")
+assert ("torch" in sys.modules) == (sys.argv[1] == "torch") and not isinstance(3, StreamWrapper)
+from torch.utils.data.datapipes.utils.common import StreamWrapper as Theirs, validate_pathname_binary_tuple
+for ours in (stream, Mine(io.BytesIO())):
+    assert isinstance(ours, Theirs)
+    validate_pathname_binary_tuple(("path", ours))
+theirs = Theirs(io.BytesIO(b"def"))
+assert isinstance(theirs, StreamWrapper) and not isinstance(theirs, Mine) and issubclass(Theirs, StreamWrapper)
+child = StreamWrapper(io.BytesIO(), theirs)
+theirs.autoclose()
+assert not theirs.closed
+child.close()
+assert theirs.closed
+print(repr(stream)[:20], stream.read(), len(dir(stream)) > 40)
+"""
+
+
+@pytest.mark.parametrize("first", ["torch", "ours"])
+def test_wrappers_of_streams_of_torch_and_ours_are_each_others(first: str) -> None:
+    done = run_code(WRAPPERS_OF_STREAMS, first)
+    assert (done.stdout, done.stderr) == ("StreamWrapper<before b'abc' True\n", "")
+
+
+def test_streams_in_torchs_wrappers_are_closed_and_parked_as_ours(tmp_path: Any) -> None:
+    theirs = data.datapipes.utils.common.StreamWrapper
+    path = tmp_path / "file"
+    path.write_bytes(b"abcdef")
+    opened = theirs(path.open("rb"))
+    opened.read(2)
+    stand_in = detached(opened)
+    assert (type(stand_in), stand_in.read()) == (StreamWrapper, b"cdef")
+    janitor({"a": [opened]})
+    assert opened.closed
+    assert opened.file_obj.closed
+
+
+def test_torchs_snapshots_restore_our_pipes_by_the_number_of_items_that_were_yielded() -> None:
+    from torch.utils.data.datapipes.utils.snapshot import _simple_graph_snapshot_restoration as restore
+
+    def pipeline() -> Any:
+        return IterableWrapper(range(20)).shuffle().map(plus_one).batch(2)
+
+    pipe = pipeline()
+    assert pipe._number_of_samples_yielded == 0
+    restore(pipe, 0, torch.Generator().manual_seed(1))
+    iterator = iter(pipe)
+    for _ in range(4):
+        next(iterator)
+    assert pipe._number_of_samples_yielded == 4
+    fresh = pipeline()
+    restore(fresh, pipe._number_of_samples_yielded, torch.Generator().manual_seed(1))
+    with pytest.raises(RuntimeError, match="has not been restored"):
+        restore(fresh, 1)
+    assert list(fresh) == list(iterator)
+    assert fresh._number_of_samples_yielded == 10
+    assert len(list(fresh)) == 10, "the next iteration begins anew"

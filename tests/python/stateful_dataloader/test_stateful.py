@@ -1,0 +1,336 @@
+"""States of StatefulDataLoader: what they hold and cost, what is refused. `test_stateful_random` has the rest."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torch.utils.data import Dataset, IterableDataset  # noqa: E402
+
+from process_checks import children, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import Stateful, StatefulDataLoader  # noqa: E402
+from torchdata.stateful_dataloader._worker import next_due  # noqa: E402
+from torchdata.stateful_dataloader.sampler import (  # noqa: E402
+    BatchSampler,
+    RandomSampler,
+    StatefulDistributedSampler,
+)
+
+
+class Counted(IterableDataset[int]):
+    """A stream that knows its place, and how often it was asked for it."""
+
+    def __init__(self, length: int, weight: int = 0, pause: float = 0.0) -> None:
+        self.length, self.done, self.weight, self.pause = length, 0, weight, pause
+        self.asked = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.done < self.length:
+            self.done += 1
+            yield torch.tensor([self.done - 1, self.asked])
+        self.done = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        time.sleep(self.pause)
+        return {"done": self.done, "weight": [0] * self.weight}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done = state["done"]
+
+
+class Packing:
+    """A collate function that keeps what does not fill a batch for the next one."""
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+
+    def __call__(self, samples: list[int]) -> list[int]:
+        self.kept += samples
+        cut = len(self.kept) // 2 * 2
+        packed, self.kept = self.kept[:cut], self.kept[cut:]
+        return packed
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": list(self.kept)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = list(state["kept"])
+
+
+def taken(loader: Any, count: int) -> tuple[list[Any], Any]:
+    """The first batches, and the iterator."""
+    iterator = iter(loader)
+    return list(itertools.islice(iterator, count)), iterator
+
+
+def lists(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("iterable", [False, True])
+def test_a_collate_function_that_keeps_something_goes_on_with_it(workers: int, iterable: bool) -> None:
+    def loader() -> Any:
+        dataset: Any = Plain(24) if iterable else range(24)
+        return StatefulDataLoader(dataset, batch_size=3, num_workers=workers, collate_fn=Packing())
+
+    for count in (0, 1, 4, 7):
+        whole = loader()
+        _, iterator = taken(whole, count)
+        state = whole.state_dict()
+        rest = list(iterator)
+        later = loader()
+        later.load_state_dict(state)
+        assert list(later) == rest
+
+
+class Plain(IterableDataset[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length))
+
+
+def test_protocols_are_recognised_by_their_methods() -> None:
+    assert isinstance(Counted(1), Stateful)
+    assert isinstance(StatefulDataLoader([1]), Stateful)
+    assert not isinstance([], Stateful)
+
+
+def test_a_state_before_the_first_loop_starts_nothing_and_changes_no_order() -> None:
+    def loader() -> Any:
+        return StatefulDataLoader(range(20), batch_size=4, shuffle=True, num_workers=2)
+
+    torch.manual_seed(2)
+    whole = lists(loader())
+    torch.manual_seed(2)
+    one = loader()
+    state = one.state_dict()
+    assert children() == []
+    assert lists(one) == whole
+    torch.manual_seed(77)
+    later = loader()
+    later.load_state_dict(state)
+    before = torch.get_rng_state()
+    assert lists(later) == whole
+    assert torch.equal(torch.get_rng_state(), before), "the program's generator is its own"
+
+
+def test_a_loaded_state_is_given_back_as_long_as_nothing_was_read() -> None:
+    loader = StatefulDataLoader(range(10), batch_size=2)
+    taken(loader, 2)
+    state = loader.state_dict()
+    later = StatefulDataLoader(range(10), batch_size=2, num_workers=1)
+    later.load_state_dict(state)
+    again = later.state_dict()
+    assert again.keys() == state.keys()
+    third = StatefulDataLoader(range(10), batch_size=2)
+    third.load_state_dict(again)
+    assert lists(third) == [[4, 5], [6, 7], [8, 9]]
+    assert children() == []
+
+
+def test_a_state_stays_what_it_was_while_the_loop_goes_on() -> None:
+    for workers in (0, 2):
+        loader = StatefulDataLoader(Counted(12), batch_size=2, num_workers=workers)
+        _, iterator = taken(loader, 2)
+        state = loader.state_dict()
+        wanted = repr(state)
+        rest = lists(iterator)
+        assert repr(state) == wanted
+        loader.load_state_dict(state)
+        assert [[row[0] for row in batch] for batch in lists(loader)] == [[row[0] for row in batch] for batch in rest]
+
+
+def test_asking_for_the_state_at_each_batch_costs_the_workers_nothing() -> None:
+    loader = StatefulDataLoader(Counted(400), batch_size=4, num_workers=1)
+    last: Any = None
+    for batch in loader:
+        loader.state_dict()
+        last = batch
+    asked = int(last[-1][1])
+    assert 1 <= asked < 60, "its place is told now and then"
+
+
+def test_a_state_that_takes_long_is_told_rarely_and_is_exact() -> None:
+    """Each takes 30 ms, and a batch next to nothing."""
+
+    def loader() -> Any:
+        return StatefulDataLoader(Counted(600, weight=1000, pause=0.03), batch_size=2, num_workers=1)
+
+    first = loader()
+    found, iterator = taken(first, 150)
+    state = first.state_dict()
+    assert int(found[-1][-1][1]) <= 2
+    later = loader()
+    later.load_state_dict(state)
+    assert int(next(iter(later))[0][0]) == 300
+    assert len(list(iterator)) == 150
+
+
+def test_the_length_and_epochs_of_distributed_samplers_go_on() -> None:
+    def loader(rank: int) -> Any:
+        sampler = StatefulDistributedSampler(range(20), num_replicas=2, rank=rank, seed=1)
+        return StatefulDataLoader(range(20), batch_size=3, sampler=sampler, num_workers=1)
+
+    for rank in (0, 1):
+        whole = loader(rank)
+        whole.sampler.set_epoch(4)
+        _, iterator = taken(whole, 1)
+        state, rest = whole.state_dict(), lists(iterator)
+        later = loader(rank)
+        later.sampler.set_epoch(4)
+        later.load_state_dict(state)
+        assert lists(later) == rest
+        assert lists(later) == lists(whole)
+    with pytest.raises(ValueError, match="yielded"):
+        loader(0).sampler.load_state_dict({"yielded": -1})
+
+
+def test_samplers_of_their_own_are_torch_s_and_can_be_saved() -> None:
+    for options in ({}, {"replacement": True, "num_samples": 70}, {"num_samples": 25}):
+        ours = RandomSampler(range(10), generator=torch.Generator().manual_seed(1), **options)
+        theirs = torch.utils.data.RandomSampler(range(10), generator=torch.Generator().manual_seed(1), **options)
+        for _ in range(2):
+            assert list(ours) == list(theirs)
+        iterator = iter(ours)
+        head = list(itertools.islice(iterator, 7))
+        state = iterator.state_dict()
+        rest = list(iterator)
+        again = iter(RandomSampler(range(10), **options))
+        again.load_state_dict(state)
+        assert (len(head), list(again)) == (7, rest)
+    for drop_last in (False, True):
+        batches = BatchSampler(range(10), 4, drop_last)
+        assert list(batches) == list(torch.utils.data.BatchSampler(range(10), 4, drop_last))
+        assert len(batches) == len(list(batches))
+    with pytest.raises(ValueError, match="become shorter"):
+        iter(RandomSampler(range(3))).load_state_dict({"yielded": 9, "generator": torch.Generator().get_state()})
+
+
+def test_an_iterable_state_needs_as_many_workers() -> None:
+    loader = StatefulDataLoader(Counted(9), num_workers=2)
+    taken(loader, 1)
+    later = StatefulDataLoader(Counted(9), num_workers=1)
+    later.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="use num_workers=2"):
+        iter(later)
+
+
+def test_states_of_a_dataset_s_own_are_shared_out_with_a_warning() -> None:
+    class Noting(Dataset[int]):
+        read = 0
+
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> int:
+            self.read += 1
+            return index
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"read": self.read}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.read = state["read"]
+
+    loader = StatefulDataLoader(Noting(), batch_size=2, num_workers=2)
+    taken(loader, 2)
+    later = StatefulDataLoader(Noting(), batch_size=2, num_workers=1)
+    later.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="saved with 2 workers"):
+        assert lists(later) == [[4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+def test_a_dataset_that_has_become_shorter_is_noticed() -> None:
+    for workers in (0, 1):
+        loader = StatefulDataLoader(Plain(10), num_workers=workers)
+        taken(loader, 5)
+        later = StatefulDataLoader(Plain(3), num_workers=workers)
+        later.load_state_dict(loader.state_dict())
+        with pytest.raises(ValueError, match="ended after 3 batches where 5"):
+            list(later)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        ([], TypeError, "is a dict"),
+        ({"a": 1}, ValueError, "no state of a StatefulDataLoader"),
+        ({"_format": 99}, ValueError, "upgrade torchdata-rs"),
+        ({"_format": 1}, ValueError, "lacks"),
+        ({"_num_yielded": 3}, ValueError, "damaged"),
+    ],
+)
+def test_what_is_no_state_is_refused(state: Any, error: type[Exception], words: str) -> None:
+    loader = StatefulDataLoader(range(3))
+    with pytest.raises(error, match=words):
+        loader.load_state_dict(state)
+    loader.load_state_dict({})
+    assert lists(loader) == [[0], [1], [2]]
+
+
+def test_the_iterator_cannot_be_pickled_and_knows_its_length_as_torch_s() -> None:
+    iterator = iter(StatefulDataLoader(range(10), batch_size=4))
+    assert len(iterator) == 3
+    with pytest.raises(NotImplementedError):
+        iterator.__getstate__()
+
+
+@pytest.mark.parametrize("took", [1e-6, 1e-4, 0.003, 0.007, 0.5])
+def test_workers_take_their_places_together_and_for_less_than_a_hundredth_of_the_time(took: float) -> None:
+    def dues(began: float, took: float) -> list[float]:
+        found = [next_due(began, took)]
+        for late in (0.0, took, 3 * took, 0.0, 2 * took):  # a place is taken behind the batch that is being read
+            found.append(next_due(found[-1] + late + took, took))
+        return found
+
+    ours, cheaper = dues(1000.0, took), dues(1000.3, 0.6 * took)
+    for found in (ours, cheaper):
+        steps = [later - earlier for earlier, later in itertools.pairwise(found)]
+        assert steps == pytest.approx([steps[0]] * len(steps))
+        assert steps[0] > 0.999 * max(0.02, 150 * took * (found is ours))
+    for due in ours:  # is also a moment of those whose places cost less
+        assert math.remainder(due - cheaper[0], cheaper[1] - cheaper[0]) == pytest.approx(0, abs=1e-6)
+
+
+class Augmented(Dataset[Any]):
+    """Samples that depend on a worker's generators; that it has a state makes these part of it."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return index, random.random(), float(torch.rand(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 9])
+def test_augmentation_goes_on_exactly_where_a_map_style_dataset_has_a_state_be_it_empty(taken: int) -> None:
+    def loader() -> Any:
+        return StatefulDataLoader(Augmented(), batch_size=4, shuffle=True, num_workers=2, collate_fn=list)
+
+    torch.manual_seed(5)
+    first = loader()
+    iterator = iter(first)
+    for _ in range(taken):
+        next(iterator)
+    state = first.state_dict()
+    other = loader()
+    other.load_state_dict(state)
+    assert list(other) == list(iterator)

@@ -1,0 +1,313 @@
+"""What goes wrong in workers of a StatefulDataLoader, and what is left when it does: nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torch.utils.data import Dataset, IterableDataset, Sampler  # noqa: E402
+
+import torchdata  # noqa: E402
+from process_checks import children, nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+
+class Failing(Dataset[int]):
+    """Does something at index 5."""
+
+    def __init__(self, does: Any) -> None:
+        self.does = does
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            self.does()
+        return index
+
+
+class FailingStream(IterableDataset[int]):
+    def __init__(self, does: Any) -> None:
+        self.does = does
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(12):
+            if index == 5:
+                self.does()
+            yield index
+
+
+class Odd(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def raising(error: BaseException) -> Any:
+    def does() -> None:
+        raise error
+
+    return does
+
+
+def loader_of(does: Any, **options: Any) -> Any:
+    options = {"num_workers": 2, "batch_size": 2, "multiprocessing_context": "fork", **options}
+    return StatefulDataLoader(Failing(does), **options)
+
+
+@pytest.mark.parametrize("error", [KeyError("five"), ValueError("five"), Odd(1, 2)])
+def test_an_error_keeps_its_type_and_names_the_worker(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        list(loader_of(raising(error)))
+    text = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
+    assert f"Caught {type(error).__name__} in DataLoader worker process 0." in text
+    assert "Traceback" in text
+
+
+def test_after_an_error_the_next_batches_come_as_with_torch() -> None:
+    iterator = iter(loader_of(raising(KeyError("five"))))
+    found = []
+    for _ in range(6):
+        try:
+            found.append(next(iterator).tolist())
+        except KeyError:
+            found.append("error")
+    assert found == [[0, 1], [2, 3], "error", [6, 7], [8, 9], [10, 11]]
+    assert next(iterator, None) is None
+
+
+def test_a_state_behind_an_error_does_not_read_the_failed_batch_again() -> None:
+    loader = loader_of(raising(KeyError("five")))
+    iterator = iter(loader)
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(KeyError):
+        next(iterator)
+    later = loader_of(lambda: None)
+    later.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in later] == [[6, 7], [8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize("steering", [StopIteration(), SystemExit(3), KeyboardInterrupt()])
+def test_what_steers_programs_arrives_as_an_error(steering: BaseException) -> None:
+    with pytest.raises(RuntimeError, match=f"Caught {type(steering).__name__} in DataLoader worker process 0"):
+        list(loader_of(raising(steering)))
+
+
+def test_errors_of_streams_of_init_functions_and_of_collating_arrive() -> None:
+    def broken(_: Any) -> Any:
+        raise OSError("no")
+
+    with pytest.raises(ValueError, match="Caught ValueError in DataLoader worker process 0"):
+        list(StatefulDataLoader(FailingStream(raising(ValueError("five"))), num_workers=1))
+    for option in ("worker_init_fn", "collate_fn"):
+        with pytest.raises(OSError, match="Caught OSError in DataLoader worker process 0"):
+            list(loader_of(lambda: None, **{option: broken}))
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_in_its_place() -> None:
+    def collate(batch: list[int]) -> Any:
+        return threading.Lock() if 5 in batch else batch
+
+    iterator = iter(loader_of(lambda: None, collate_fn=collate))
+    assert [next(iterator) for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(TypeError, match="worker process 0"):
+        next(iterator)
+    assert list(iterator) == [[6, 7], [8, 9], [10, 11]]
+
+
+def test_what_cannot_be_pickled_for_spawned_workers_is_said() -> None:
+    with pytest.raises(TypeError, match=r"cannot be pickled.*multiprocessing_context='fork'"):
+        iter(StatefulDataLoader(Holding(), num_workers=1, multiprocessing_context="spawn"))
+
+
+class Holding(Failing):
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+
+
+@pytest.mark.parametrize(
+    ("does", "how"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: os._exit(7), "exited with code 7"),
+    ],
+)
+@pytest.mark.parametrize("iterable", [False, True])
+def test_a_dead_worker_is_an_error_that_names_it_and_how(does: Any, how: str, iterable: bool) -> None:
+    loader = loader_of(does)
+    if iterable:
+        loader = StatefulDataLoader(FailingStream(does), num_workers=1, batch_size=2)
+    found = []
+    began = time.monotonic()
+    with pytest.raises(WorkerExitedError, match=how) as caught:
+        found.extend(batch.tolist() for batch in loader)
+    assert time.monotonic() - began < 20
+    assert isinstance(caught.value, RuntimeError)
+    assert "DataLoader worker (pid(s)" in str(caught.value)
+    assert caught.value.worker == 0
+    assert found == [[0, 1], [2, 3]]
+
+
+def test_a_state_survives_the_death_of_a_worker() -> None:
+    loader, found = loader_of(lambda: os._exit(1)), []
+    with pytest.raises(WorkerExitedError):  # told where the other worker is waited for, too
+        for batch in loader:
+            found.append(batch.tolist())
+    assert len(found) <= 2
+    later = loader_of(lambda: None)
+    later.load_state_dict(loader.state_dict())
+    assert found + [batch.tolist() for batch in later] == [[i, i + 1] for i in range(0, 12, 2)]
+
+
+def test_an_interrupt_between_worker_and_user_is_said_and_no_hang() -> None:
+    class Interrupted(Sampler[int]):
+        def __len__(self) -> int:
+            return 12
+
+        def __iter__(self) -> Iterator[int]:
+            yield from range(9)
+            raise KeyboardInterrupt
+
+    loader = StatefulDataLoader(range(12), batch_size=None, sampler=Interrupted(), num_workers=2)
+    iterator = iter(loader)
+    assert [next(iterator) for _ in range(5)] == [*range(5)]
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    with pytest.raises(RuntimeError, match="begin a new loop"):
+        next(iterator)
+
+
+def test_a_slow_batch_is_a_time_out_that_is_a_runtime_error_too() -> None:
+    loader = loader_of(lambda: time.sleep(30), timeout=0.5)
+    iterator = iter(loader)
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0.5 seconds.*0") as caught:
+        next(iterator)
+    assert isinstance(caught.value, TimeoutError)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):  # who asks again waits as long again, as with torch
+        next(iterator)
+    assert time.monotonic() - began >= 0.5
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("iterable", [False, True])
+def test_leaving_a_loop_is_no_harm(persistent: bool, iterable: bool) -> None:
+    options = {"num_workers": 2, "batch_size": 2, "persistent_workers": persistent}
+    loader = StatefulDataLoader(FailingStream(lambda: None) if iterable else range(12), **options)
+    wanted = [batch.tolist() for batch in loader]
+    for _ in range(3):
+        for batch in loader:
+            assert batch.tolist() == wanted[0]
+            break
+    assert [batch.tolist() for batch in loader] == wanted
+
+
+def test_batches_that_nobody_takes_do_not_hold_up_the_end() -> None:
+    """Its worker waits for room in shared memory when it is told to end."""
+    loader = StatefulDataLoader(
+        range(100_000),
+        batch_size=1000,
+        num_workers=1,
+        collate_fn=lambda batch: [[1] * 60_000],
+        prefetch_factor=50,
+    )
+    iterator = iter(loader)
+    next(iterator)
+    began = time.monotonic()
+    del iterator, loader
+    gc.collect()
+    wait_for(lambda: not children())
+    assert time.monotonic() - began < 3
+
+
+def test_two_iterators_of_a_loader_live_beside_each_other() -> None:
+    loader = StatefulDataLoader(range(6), batch_size=2, num_workers=1)
+    one, two = iter(loader), iter(loader)
+    assert [next(one).tolist(), next(two).tolist(), next(one).tolist()] == [[0, 1], [0, 1], [2, 3]]
+    assert [batch.tolist() for batch in two] == [[2, 3], [4, 5]]
+
+
+def test_persistent_workers_live_on_and_others_do_not() -> None:
+    for persistent in (False, True):
+        loader = StatefulDataLoader(
+            range(8), num_workers=2, collate_fn=lambda batch: os.getpid(), persistent_workers=persistent
+        )
+        first, second = set(loader), set(loader)
+        assert len(first) == 2
+        assert (first == second) == persistent
+
+
+PROGRAM = """
+import os, sys, time
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torch.utils.data import Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 1000
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return index
+
+{first}
+loader = StatefulDataLoader(Slow(), num_workers=2, multiprocessing_context="fork")
+iterator = iter(loader)
+next(iterator)
+{then}
+"""
+
+
+def run_program(folder: Path, then: str, first: str = "", **options: Any) -> subprocess.Popen[str]:
+    (folder / "program.py").write_text(PROGRAM.replace("{then}", then).replace("{first}", first))
+    environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+    return subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def test_ctrl_c_ends_a_loop_once_and_all_workers(tmp_path: Path) -> None:
+    then = (
+        "try:\n    print(*iterator._pool.pids, flush=True)\n    for batch in iterator: pass\n"
+        "except KeyboardInterrupt:\n    print('interrupted', flush=True)"
+    )
+    with run_program(tmp_path, then, start_new_session=True) as program:
+        assert program.stdout is not None
+        pids = [int(pid) for pid in program.stdout.readline().split()]
+        os.killpg(program.pid, signal.SIGINT)
+        out, err = program.communicate(timeout=60)
+    assert (program.returncode, out, err) == (0, "interrupted\n", "")
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
+
+
+def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
+    # Each end is that of a process which was forked before it made its loader: torch is imported once.
+    first = f"for end in {ENDS}:\n    if os.fork() == 0: break\n    os.wait()\nelse:\n    os._exit(0)\n"
+    with run_program(tmp_path, "print(*iterator._pool.pids, flush=True)\nexec(end)", first) as program:
+        out, err = program.communicate(timeout=60)
+    assert err == ""
+    pids = [int(pid) for pid in out.split()]
+    assert len(pids) == 2 * len(ENDS)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

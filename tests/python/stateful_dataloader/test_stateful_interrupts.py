@@ -1,0 +1,109 @@
+"""Ctrl-C at any moment loses no batch, gives none twice, and leaves a state that says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+import torch
+
+from pressing import interrupts_raise, pressed  # noqa: F401 - a fixture
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful import Indexed, PythonShuffled, StreamedFrom, plain, seed_all
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+
+
+def loaders() -> dict[str, Callable[[], Any]]:
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork"}
+    return {
+        "shuffled": lambda: StatefulDataLoader(Indexed(12_000), 8, sampler=PythonShuffled(12_000), **options),
+        "torch's shuffle": lambda: StatefulDataLoader(Indexed(12_000), 8, shuffle=True, **options),
+        "one by one": lambda: StatefulDataLoader(Indexed(3_000), None, **options),
+        "as they are ready": lambda: StatefulDataLoader(Indexed(6_000), 4, in_order=False, **options),
+        "a stream": lambda: StatefulDataLoader(StreamedFrom(4_000), 2, **options),
+    }
+
+
+def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
+    """What a loader gives in an epoch in which Ctrl-C is pressed all the time, and how often it was."""
+
+    def look(got: list[Any]) -> None:
+        assert loader.state_dict()["_num_yielded"] == len(got)
+
+    got, presses = pressed(iter(loader), seed, look)
+    return [plain(batch) for batch in got], presses
+
+
+@pytest.mark.parametrize("kind", loaders())
+@pytest.mark.usefixtures("interrupts_raise")
+def test_ctrl_c_at_random_moments_loses_no_batch_and_gives_none_twice(kind: str) -> None:
+    seed_all(3)
+    expected = [plain(batch) for batch in loaders()[kind]()]
+    for seed in range(2):
+        seed_all(3)
+        got, presses = taken(loaders()[kind](), seed)
+        if kind == "as they are ready":
+            got, expected = sorted(got), sorted(expected)
+        assert got == expected, f"seed {seed}, after {presses} presses"
+        assert presses > 3, "Ctrl-C hardly ever came"
+
+
+@pytest.mark.usefixtures("interrupts_raise")
+def test_a_sampler_that_hangs_is_ended_by_the_second_press() -> None:
+    class Hanging(PythonShuffled):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(8)
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+                noted.append(len(noted))
+            raise AssertionError("the second press was kept back, too")
+
+    noted: list[int] = []
+    loader = StatefulDataLoader(Indexed(12), None, sampler=Hanging(12), num_workers=2)
+    iterator = iter(loader)
+    assert [next(iterator) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert noted == [0]
+    with pytest.raises(RuntimeError, match="begin a new loop"):
+        next(iterator)
+
+
+@pytest.mark.usefixtures("interrupts_raise")
+def test_ctrl_c_within_a_sampler_comes_when_the_batch_is_handed_over() -> None:
+    class Pressed(PythonShuffled):
+        def __iter__(self) -> Iterator[int]:
+            for index in range(12):
+                if index == 8:
+                    os.kill(os.getpid(), signal.SIGINT)
+                yield index
+
+    loader = StatefulDataLoader(Indexed(12), None, sampler=Pressed(12), num_workers=2)
+    got: list[int] = []
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        got.extend(iterator)
+    assert got == [0, 1, 2, 3, 4]
+    assert loader.state_dict()["_num_yielded"] == 5
+    assert [*got, *iterator] == [*range(12)]
+
+
+@pytest.mark.usefixtures("interrupts_raise")
+def test_another_thread_reads_and_ctrl_c_stays_the_main_threads() -> None:
+    import threading
+
+    got: list[Any] = []
+    loader = StatefulDataLoader(Indexed(40), 2, num_workers=2)
+    thread = threading.Thread(target=lambda: got.extend(loader))
+    thread.start()
+    thread.join()
+    assert torch.cat(got).tolist() == [*range(40)]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -1,0 +1,328 @@
+"""What torch's loader does, StatefulDataLoader does: order, seeds, arguments, guards, warnings, what workers see."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torch.utils.data import (  # noqa: E402
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    get_worker_info,
+)
+
+from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+from waiting import wait_for  # noqa: E402
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+#: The tests are about more workers than small machines have cores.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Told(Dataset[Any]):
+    """What a worker is told, and what its generators give."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        assert info.dataset is self
+        drawn = random.random(), float(torch.rand(())), float(numpy.random.random())
+        return [index, info.id, info.num_workers, info.seed, *drawn]
+
+
+class Streamed(IterableDataset[int]):
+    def __init__(self, length: int = 10) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(self.length) if info is None else range(info.id, self.length, info.num_workers))
+
+    def __len__(self) -> int:
+        return self.length
+
+
+class Reversed(Sampler[int]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.length - 1, -1, -1))
+
+
+def both(*arguments: Any, seed: int = 3, epochs: int = 2, **options: Any) -> tuple[list[Any], list[Any]]:
+    """What both loaders give."""
+    found = []
+    for cls in (DataLoader, StatefulDataLoader):
+        torch.manual_seed(seed)
+        loader = cls(*arguments, **options)
+        found.append([[as_lists(batch) for batch in loader] for _ in range(epochs)])
+    return found[0], found[1]
+
+
+def as_lists(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.tolist()
+    if isinstance(batch, list):
+        return [as_lists(one) for one in batch]
+    return batch
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
+    options: list[dict[str, Any]] = [
+        {"batch_size": 3, "shuffle": True},
+        {
+            "batch_size": 4,
+            "shuffle": True,
+            "drop_last": True,
+            "generator": torch.Generator().manual_seed(seed),
+        },
+        {"batch_size": None, "shuffle": True},
+        {"batch_size": 2, "sampler": Reversed(11)},
+        {"sampler": RandomSampler(range(11), replacement=True, num_samples=40)},
+        {"batch_sampler": [[1, 2], [3], [4, 5, 6]]},
+        {"batch_size": 2, "sampler": torch.utils.data.WeightedRandomSampler([0.1, 0.5, 0.4], 7)},
+    ]
+    for one in options:
+        if "generator" in one:  # each loader draws from one of its own
+            theirs, _ = both(range(11), num_workers=workers, **one)
+            one["generator"] = torch.Generator().manual_seed(seed)
+            torch.manual_seed(3)
+            loader = StatefulDataLoader(range(11), num_workers=workers, **one)
+            ours = [[as_lists(batch) for batch in loader] for _ in range(2)]
+        else:
+            theirs, ours = both(range(11), num_workers=workers, seed=seed, **one)
+        assert ours == theirs, one
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_are_told_and_seeded_as_torch_s(persistent: bool) -> None:
+    theirs, ours = both(Told(), batch_size=2, num_workers=2, persistent_workers=persistent)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_start_methods_give_the_same(method: str) -> None:
+    theirs, _ = both(Told(), batch_size=2, num_workers=2, epochs=1)
+    torch.manual_seed(3)
+    loader = StatefulDataLoader(Told(), batch_size=2, num_workers=2, multiprocessing_context=method)
+    assert [as_lists(batch) for batch in loader] == theirs[0]
+
+
+def test_iterable_datasets_end_worker_by_worker_as_with_torch() -> None:
+    for batch_size, drop in itertools.product([None, 1, 3], [False, True]):
+        if batch_size is None and drop:
+            continue
+        theirs, ours = both(Streamed(11), batch_size=batch_size, drop_last=drop, num_workers=3)
+        assert ours == theirs
+
+
+def test_it_is_a_loader_of_torch_s_with_its_attributes() -> None:
+    loader = StatefulDataLoader(range(10), batch_size=4, shuffle=True, num_workers=1, timeout=5)
+    assert isinstance(loader, DataLoader)
+    assert isinstance(loader.sampler, RandomSampler)
+    assert isinstance(loader.batch_sampler, torch.utils.data.BatchSampler)
+    assert (len(loader), loader.batch_size, loader.prefetch_factor, loader.timeout) == (3, 4, 2, 5)
+    assert loader.in_order
+    assert loader.snapshot_every_n_steps == 1
+    assert len(StatefulDataLoader(Streamed(10), batch_size=4, drop_last=True)) == 2
+
+
+@pytest.mark.parametrize(
+    "attribute", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
+)
+def test_what_must_not_be_set_later_is_guarded(attribute: str) -> None:
+    loader = StatefulDataLoader(range(10))
+    with pytest.raises(ValueError, match=f"{attribute} attribute should not be set"):
+        setattr(loader, attribute, None)
+
+
+WRONG: list[tuple[Any, dict[str, Any]]] = [
+    (range(3), {"num_workers": -1}),
+    (range(3), {"timeout": -1}),
+    (range(3), {"prefetch_factor": 2}),
+    (range(3), {"persistent_workers": True}),
+    (range(3), {"sampler": [0], "shuffle": True}),
+    (range(3), {"batch_sampler": [[0]], "batch_size": 2}),
+    (range(3), {"batch_size": None, "drop_last": True}),
+    (range(3), {"num_workers": 1, "multiprocessing_context": "no such"}),
+    (range(3), {"num_workers": 1, "multiprocessing_context": 5}),
+    (range(3), {"multiprocessing_context": "fork"}),
+    (Streamed(), {"shuffle": True}),
+    (Streamed(), {"sampler": [0]}),
+    (Streamed(), {"batch_sampler": [[0]]}),
+    ([], {"shuffle": True}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_wrong_arguments_are_refused_as_torch_does(number: int) -> None:
+    dataset, options = WRONG[number]
+    refusals = []
+    for cls in (DataLoader, StatefulDataLoader):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            cls(dataset, **options)
+        refusals.append((type(caught.value), str(caught.value)))
+    assert refusals[0] == refusals[1]
+
+
+def test_a_stream_that_gives_more_than_its_length_is_warned_of() -> None:
+    class Longer(Streamed):
+        def __len__(self) -> int:
+            return 3
+
+    loader = StatefulDataLoader(Longer(), batch_size=1)
+    assert len(loader) == 3
+    with pytest.warns(UserWarning, match="was reported to be 3"):
+        assert len(list(loader)) == 10
+
+
+def test_more_workers_than_cores_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="will create 999 worker processes"):
+        StatefulDataLoader(range(3), num_workers=999)
+
+
+def test_pinning_without_an_accelerator_is_warned_of_and_batches_come() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    with pytest.warns(UserWarning, match="no accelerator is found"):
+        assert [batch.tolist() for batch in StatefulDataLoader(range(2), pin_memory=True)] == [[0], [1]]
+
+
+@pytest.mark.parametrize("iterable", [False, True])
+def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, iterable: bool) -> None:
+    """Without a GPU: the copy into pinned memory is replaced."""
+    from torchdata.stateful_dataloader import _pinning
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: batch + 100)
+    for persistent in (False, True):
+        loader = StatefulDataLoader(
+            Streamed(12) if iterable else range(12),
+            batch_size=3,
+            num_workers=2,
+            pin_memory=True,
+            persistent_workers=persistent,
+        )
+        found = [sorted(one for batch in loader for one in batch.tolist()) for _ in range(2)]
+        assert found == [[*range(100, 112)]] * 2
+        iterator = iter(loader)
+        first = next(iterator).tolist()
+        state = loader.state_dict()
+        rest = [batch.tolist() for batch in iterator]
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == rest
+        assert sorted(sum(rest, first)) == [*range(100, 112)]
+        for _ in loader:
+            break
+        del loader, iterator
+        gc.collect()
+        wait_for(lambda: all(thread.name != "torchdata-pin-memory" for thread in threading.enumerate()))
+
+
+def test_batches_are_read_at_once_where_the_dataset_can() -> None:
+    class AtOnce(Dataset[int]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [sum(indices)] * len(indices)
+
+    theirs, ours = both(AtOnce(), batch_size=3, num_workers=1)
+    assert ours == theirs == [[[3, 3, 3], [12, 12, 12]]] * 2
+
+
+def test_out_of_order_a_slow_batch_holds_up_none_of_another_worker() -> None:
+    class Slow(Dataset[int]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> int:
+            if index == 0:
+                time.sleep(0.5)
+            return index
+
+    loader = StatefulDataLoader(Slow(), batch_size=None, num_workers=2, in_order=False)
+    found = list(loader)
+    assert sorted(found) == [*range(8)]
+    assert found[0] != 0
+
+
+def test_indices_of_any_size_reach_the_workers() -> None:
+    """Larger than the ring that orders go through, and many of them."""
+    indices = [[*range(100_000)], [7], [*range(50_000)]] * 4
+    loader = StatefulDataLoader(
+        range(100_000), batch_sampler=indices, num_workers=1, collate_fn=len, prefetch_factor=12
+    )
+    assert list(loader) == [100_000, 1, 50_000] * 4
+
+
+def test_workers_that_are_far_ahead_block_nobody() -> None:
+    """Main sends more orders than there is room for, while the worker has no room for what it has read."""
+
+    def wide(_: Any) -> Any:
+        return [[1] * 40_000]
+
+    loader = StatefulDataLoader(range(30_000), batch_size=50, num_workers=1, collate_fn=wide, prefetch_factor=600)
+    iterator = iter(loader)
+    assert [len(next(iterator)[0]) for _ in range(20)] == [40_000] * 20
+
+
+def test_a_pipe_is_read_as_torch_reads_it() -> None:
+    from torchdata.datapipes.iter import IterableWrapper
+
+    def pipe() -> Any:
+        return IterableWrapper(range(12)).shuffle().sharding_filter()
+
+    theirs, ours = [], []
+    for found, cls in ((theirs, DataLoader), (ours, StatefulDataLoader)):
+        for workers in (0, 2):
+            torch.manual_seed(5)
+            loader = cls(pipe(), batch_size=3, num_workers=workers, shuffle=True)
+            found.append([[batch.tolist() for batch in loader] for _ in range(2)])
+    assert ours == theirs
+
+
+def test_tensors_in_shared_memory_stay_shared_with_spawned_workers() -> None:
+    seen = torch.zeros(4, dtype=torch.int64).share_memory_()
+    loader = StatefulDataLoader(Marking(seen), num_workers=1, multiprocessing_context="spawn")
+    assert len(list(loader)) == 4
+    assert seen.tolist() == [1, 2, 3, 4]
+
+
+class Marking(Dataset[int]):
+    def __init__(self, seen: Any) -> None:
+        self.seen = seen
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        self.seen[index] = index + 1
+        return index

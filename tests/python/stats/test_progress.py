@@ -1,0 +1,151 @@
+"""`loader.progress()` in a terminal, and silent where there is none."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchdata
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = pytest.mark.alone
+
+PROGRAM = """
+import sys, time
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+def slow(item):
+    time.sleep(0.02)
+    return item
+
+pipe = IterableWrapper(range(60)).sharding_filter().map(slow)
+if sys.argv[2] == "unknown":
+    pipe = pipe.filter(lambda item: True)
+with DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "fork")) as loader:
+    backend = None if sys.argv[1] == "any" else sys.argv[1]
+    bar = loader.progress(description="loading", interval=0.1, backend=backend)
+    count = sum(1 for _ in bar)
+assert count == 60
+print("done", count)
+"""
+
+
+def run_in_terminal(tmp_path: Path, backend: str, length: str) -> str:
+    """What the program writes to a terminal of 100 columns."""
+    import fcntl
+    import struct
+    import termios
+
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1]),
+        "TERM": "xterm-256color",
+    }
+    environment.pop("COLUMNS", None)
+    command = [sys.executable, "-W", "error", str(script), backend, length]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    written = b""
+    while True:
+        try:
+            data = os.read(main, 65536)
+        except OSError:  # nobody has the terminal open any more
+            break
+        if not data:
+            break
+        written += data
+    os.close(main)
+    assert process.wait(60) == 0, written.decode()
+    return written.decode()
+
+
+def looks(written: str) -> list[str]:
+    """The lines that were seen, one after another, in a terminal that was written to like this."""
+    screen = pytest.importorskip("pyte", reason="a terminal is looked at by it")
+    seen = screen.Screen(100, 30)
+    stream = screen.Stream(seen)
+    found: list[str] = []
+    for part in re.split(r"(?<=[\r\n])", written):
+        stream.feed(part)
+        found += [line.rstrip() for line in seen.display if "loading" in line or "done" in line]
+    return found
+
+
+@pytest.mark.parametrize("backend", ["any", "tqdm", "rich"])
+def test_a_terminal_shows_rate_fraction_and_waiting(backend: str, tmp_path: Path) -> None:
+    pytest.importorskip("rich" if backend == "rich" else "tqdm", reason="it is an extra")
+    seen = looks(run_in_terminal(tmp_path, backend, "known"))
+    text = "\n".join(seen)
+    assert seen[-1] == "done 60"
+    assert re.search(r"\b[1-5]?\d/60\b", text), "in the middle of the epoch"
+    assert re.search(r"60/60", text)
+    assert re.search(r"[\d.]+ ?items?/s", text)
+    shares = [int(found) for found in re.findall(r"(\d+) % waiting", text)]
+    assert shares
+    assert max(shares) > 80, "the worker is all that this program waits for"
+
+
+def test_an_epoch_of_unknown_length_has_no_fraction(tmp_path: Path) -> None:
+    pytest.importorskip("tqdm", reason="it is an extra")
+    seen = looks(run_in_terminal(tmp_path, "tqdm", "unknown"))
+    assert "60item" in "\n".join(seen).replace(" ", "")
+    assert not re.search(r"\d+/60|100%\|", "\n".join(seen))
+
+
+def test_nothing_is_written_where_there_is_no_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader2(IterableWrapper(range(5)))
+    assert list(loader.progress()) == list(range(5))
+    file = io.StringIO()
+    assert list(loader.progress(file=file)) == list(range(5))
+    monkeypatch.setattr(sys, "stderr", None)  # as under pythonw
+    assert list(loader.progress()) == list(range(5))
+    assert (file.getvalue(), *capfd.readouterr()) == ("", "", "")
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_neither_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    file = Screen()
+    assert list(DataLoader2(IterableWrapper(range(5))).progress(file=file)) == list(range(5))
+    assert file.getvalue() == ""
+
+
+@pytest.mark.parametrize("backend", ["tqdm", "rich"])
+def test_leaving_the_loop_closes_the_bar_and_the_loader_goes_on(backend: str) -> None:
+    pytest.importorskip(backend, reason="it is an extra")
+    loader = DataLoader2(IterableWrapper(range(50)))
+    for _ in range(2):
+        file = Screen()
+        iterator = iter(loader.progress(file=file, backend=backend))
+        assert [next(iterator), next(iterator)] == [0, 1]
+        iterator.close()  # type: ignore[attr-defined]
+        assert re.search(r"1/50|2/50", file.getvalue())
+    assert len(list(loader)) == 50
+    assert len(loader.progress()) == 50
+
+
+def test_bad_options_are_refused() -> None:
+    loader = DataLoader2(IterableWrapper(range(5)))
+    with pytest.raises(ValueError, match='backend is "tqdm", "rich" or None'):
+        loader.progress(backend="bar")
+    with pytest.raises(ValueError, match="interval is a positive number"):
+        loader.progress(interval=0)

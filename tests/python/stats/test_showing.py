@@ -1,0 +1,293 @@
+"""What people see of pipes, loaders and statistics: words, pictures, notebooks."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchdata._drawing.graph import Graph, Group, Node
+from torchdata._drawing.picture import Picture, color_of
+from torchdata._stats import table
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, SequentialReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.utils import to_graph
+
+pytestmark = pytest.mark.alone
+
+
+def slow(item: int) -> int:
+    return sum(range(30_000)) and item
+
+
+class Remote(IterDataPipe[int]):
+    def __init__(self, source_datapipe: Any, auth_token: str, storage_options: dict[str, str], data: Any) -> None:
+        self.source_datapipe = source_datapipe
+        self.auth_token = auth_token
+        self.storage_options = storage_options
+        self.data = data
+
+
+class Loud:
+    def __repr__(self) -> str:
+        raise AssertionError("nobody is to print this")
+
+
+@pytest.fixture(scope="module")
+def loader() -> Any:
+    """A loader that has run an epoch through a dispatching process and two workers."""
+    pipe = IterableWrapper(range(200)).shuffle(buffer_size=10).sharding_round_robin_dispatch()
+    pipe = pipe.map(slow).map(abs).batch(4)
+    service = MultiProcessingReadingService(2, "fork")
+    with DataLoader2(pipe.prefetch(2), reading_service=service, stats="full") as loader:
+        assert len(list(loader)) == 50
+        yield loader
+
+
+def test_str_of_a_pipe_is_the_chain_with_parameters_and_repr_its_class() -> None:
+    pipe = IterableWrapper(range(3)).map(slow).zip(IterableWrapper("ab")).batch(2, drop_last=True)
+    assert str(pipe) == (
+        "1 IterableWrapper(iterable=range(0, 3))\n"
+        "2 Mapper(fn=slow)\n"
+        "3 IterableWrapper(iterable='ab')\n"
+        "4 Zipper() of 2, 3\n"
+        "5 Batcher(batch_size=2, drop_last=True)"
+    )
+    assert repr(pipe) == "Batcher", "as messages name it"
+    assert str(SequenceWrapper([1]).map(str)).splitlines()[1] == "2 Mapper(fn=str)"
+
+
+def test_ipython_shows_the_chain() -> None:
+    printed: list[str] = []
+    printer = type("Printer", (), {"text": staticmethod(printed.append)})
+    IterableWrapper(range(3)).map(str)._repr_pretty_(printer, False)
+    IterableWrapper(range(3)).map(str)._repr_pretty_(printer, True)
+    assert printed == ["1 IterableWrapper(iterable=range(0, 3))\n2 Mapper(fn=str)", "Mapper"]
+
+
+def test_neither_secrets_nor_data_are_printed() -> None:
+    numpy = pytest.importorskip("numpy")
+    pipe = Remote(IterableWrapper(list(range(100_000))), "s3cret", {"key": "s3cret"}, Loud())
+    shown = str(pipe) + pipe._repr_html_()
+    assert "s3cret" not in shown
+    assert "Remote(auth_token=…, storage_options=…, data=<Loud>)" in shown
+    assert len(shown) < 4000
+    assert "iterable=<ndarray of (5, 2)>" in str(IterableWrapper(numpy.zeros((5, 2))))
+
+
+def test_a_hook_of_users_for_str_goes_before_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IterDataPipe, "str_hook", staticmethod(lambda pipe: "hooked"))
+    assert str(IterableWrapper(range(3))) == "hooked"
+
+
+def test_repr_of_a_loader_says_the_service_and_its_state() -> None:
+    service = SequentialReadingService(MultiProcessingReadingService(1, "fork", in_order=False))
+    loader = DataLoader2(IterableWrapper(range(3)).sharding_filter(), reading_service=service)
+    named = (
+        "<DataLoader2 of ShardingFilter, read by "
+        "SequentialReadingService(MultiProcessingReadingService(num_workers=1, multiprocessing_context='fork', "
+        "in_order=False)), "
+    ).replace("ShardingFilter", type(loader.datapipe).__qualname__)
+    states = [repr(loader)]
+    iterator = iter(loader)
+    next(iterator)
+    states.append(repr(loader))
+    list(iterator)
+    states.append(repr(loader))
+    loader.shutdown()
+    states.append(repr(loader))
+    ends = ["not begun>", "in epoch 1>", "between epochs, after 1>", "shut down>"]
+    assert states == [named + end for end in ends]
+    assert repr(DataLoader2(IterableWrapper([]))).endswith("read by this process, not begun>")
+    assert repr(DataLoader2.__new__(DataLoader2)) == "<DataLoader2, not made>"
+
+
+def texts(svg: str) -> list[str]:
+    root = ElementTree.fromstring(svg)
+    return [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_picture_of_a_loader_shows_processes_rates_and_own_times(loader: Any) -> None:
+    svg = loader.picture().svg()
+    words = texts(svg)
+    titles = [word for word in words if ": busy " in word]
+    assert [title.partition(":")[0] for title in titles] == ["the dispatching process", "2 workers", "main"]
+    assert any(re.fullmatch(r"own [\d.]+ (ms|µs) an item", word) for word in words)
+    assert sum(bool(re.fullmatch(r"[\d.]+( k)?/s", word)) for word in words) == 6, "within processes"
+    assert sum(bool(re.fullmatch(r"[\d.]+( k)?/s, .*B/s", word)) for word in words) == 2, "between them"
+    assert words.count("Mapper(slow)") == 1, "workers that run the same are drawn once"
+
+
+def test_the_hottest_pipe_is_the_one_that_works_most(loader: Any) -> None:
+    graph = loader.stats()._torchdata_graph()
+    workers = graph.groups[1].nodes
+    hottest = max(workers, key=lambda node: node.heat or 0.0)
+    assert hottest.title == "Mapper(slow)"
+    busy = sum(worker.busy for worker in loader.stats().workers) / 2
+    assert hottest.heat is not None
+    assert 0.8 * busy < hottest.heat <= busy
+    assert sum(node.heat or 0.0 for node in workers) == pytest.approx(busy)
+    assert {color_of(node) for node in workers if node.kind == "waits"} == {"#eeeeee"}
+
+
+def few_or_many(item: int) -> range:
+    return range(90 if item else 10)
+
+
+def test_workers_that_have_very_different_work_are_drawn_one_by_one() -> None:
+    pipe = IterableWrapper(range(2)).sharding_filter().flatmap(few_or_many)
+    with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as loader:
+        list(loader)
+        graph = loader.stats()._torchdata_graph()
+    assert [(group.title.partition(":")[0], group.column) for group in graph.groups] == [
+        ("worker process 0", 1),
+        ("worker process 1", 1),
+        ("main", 2),
+    ]
+    assert sum(arrow.crosses for arrow in graph.arrows) == 2
+
+
+def test_hotter_pipes_are_redder() -> None:
+    colors = [color_of(Node("", [], heat)) for heat in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    greens = [int(color[3:5], 16) for color in colors]
+    assert greens == sorted(greens, reverse=True)
+    assert (colors[0], colors[-1]) == ("#ffffff", "#ef6548")
+
+
+def test_boxes_lie_apart_and_within_the_picture(loader: Any) -> None:
+    for picture in (loader.picture(), Picture(loader.stats()._torchdata_graph())):
+        boxes = list(picture._boxes.values())
+        for number, one in enumerate(boxes):
+            assert one.x >= 0
+            assert one.y >= 0
+            assert one.x + one.width <= picture.width
+            assert one.y + one.height <= picture.height
+            for other in boxes[:number]:
+                beside = one.x + one.width <= other.x or other.x + other.width <= one.x
+                above = one.y + one.height <= other.y or other.y + other.height <= one.y
+                assert beside or above
+
+
+def test_pictures_are_saved_as_svg_and_png(loader: Any, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="PNG needs Pillow")
+    picture = loader.picture()
+    picture.save(tmp_path / "loader.svg")
+    picture.save(tmp_path / "loader.png")
+    ElementTree.parse(tmp_path / "loader.svg")
+    opened = image.open(io.BytesIO((tmp_path / "loader.png").read_bytes()))
+    assert opened.size == (2 * picture.width, 2 * picture.height)
+    hot = color_of(max(loader.stats()._torchdata_graph().groups[1].nodes, key=lambda node: node.heat or 0.0))
+    red = tuple(int(hot[place : place + 2], 16) for place in (1, 3, 5))
+    assert sum(count for count, color in opened.getcolors(1 << 20) if color == red) > 1000
+    with pytest.raises(ValueError, match=r"saved as \.svg or \.png"):
+        picture.save(tmp_path / "loader.jpg")
+
+
+def test_what_is_drawn_is_escaped() -> None:
+    graph = Graph()
+    graph.add(Group("<b>&", [Node("</text><script>", ['"quoted"'])]))
+    assert texts(Picture(graph).svg()) == ["<b>&", "</text><script>", '"quoted"']
+
+
+def test_to_graph_of_a_loader_has_a_cluster_for_each_kind_of_process(loader: Any) -> None:
+    pytest.importorskip("graphviz", reason="to_graph needs it")
+    for drawn in (to_graph(loader), to_graph(loader.stats())):
+        source = drawn.source
+        assert source.count("subgraph cluster_") == 3
+        assert re.search(r'label="Mapper\(slow\)\\n.*% of the work" fillcolor="#[ef][0-9a-f]+"', source)
+        assert len(re.findall(r"\d -> \d+ \[label=\"[\d.]+( k)?/s\"\]", source)) == 6
+        assert len(re.findall(r"style=dashed", source)) == 2
+    if shutil.which("dot"):
+        assert b"<svg" in to_graph(loader).pipe(format="svg")
+
+
+class _Text(HTMLParser):
+    """The words of a page by their tags."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag not in ("br", "meta", "rect", "path", "polygon"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._open and self._open[-1] == tag:
+            self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.found.setdefault(self._open[-1], []).append(data)
+
+
+def test_a_loader_in_a_notebook_is_words_tables_and_a_picture(loader: Any) -> None:
+    found = _Text(loader._repr_html_()).found
+    assert found["code"] == [repr(loader)]
+    assert str(loader.diagnose())[:20] in " ".join(found["p"])
+    assert {"process", "pipe", "busy", "p99"} <= set(found["th"])
+    assert "worker process 1" in found["td"]
+    assert "Mapper(slow)" in found["text"]
+    unused = DataLoader2(IterableWrapper(range(3)).map(str))
+    assert "Mapper" in _Text(unused._repr_html_()).found["td"], "before the first epoch: the pipeline"
+
+
+def browser() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name)
+        if found:
+            return found
+    pytest.skip("no Chromium is installed")
+
+
+def test_a_browser_shows_what_notebooks_get(loader: Any, tmp_path: Path) -> None:
+    """Chromium lays the page out; a script in it reports what it sees, which lands in the dumped document."""
+    chromium = browser()
+    parts = [
+        loader._repr_html_(),
+        loader.stats()._repr_html_(),
+        str(IterableWrapper([1]).map(str)._repr_html_()),
+    ]
+    script = """
+      const seen = [...document.querySelectorAll("svg")].map(svg => {
+        const box = svg.getBoundingClientRect();
+        const inside = [...svg.querySelectorAll("text")].every(text => {
+          const place = text.getBoundingClientRect();
+          return place.width > 0 && place.left >= box.left && place.right <= box.right + 1;
+        });
+        const boxes = [...svg.querySelectorAll("rect")].map(rect => rect.getBoundingClientRect());
+        const fits = [...svg.querySelectorAll("text")].filter(text => text.getAttribute("fill") == "#222222")
+          .every(text => {
+            const place = text.getBoundingClientRect();
+            return boxes.slice(1).some(box => place.left >= box.left && place.right <= box.right + 1);
+          });
+        return [box.width > 100, box.height > 50, inside, fits].join("+");
+      });
+      const cells = [...document.querySelectorAll("td")].every(cell => cell.offsetHeight > 0);
+      document.body.setAttribute("data-seen", seen.join(" ") + " cells+" + cells);
+    """
+    page = tmp_path / "page.html"
+    page.write_text(f"<meta charset=utf-8><body>{''.join(parts)}<script>{script}</script></body>")
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", profile, "--dump-dom", page.as_uri()]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    seen = re.search(r'data-seen="([^"]*)"', run.stdout)
+    assert seen is not None, run.stderr[-2000:]
+    assert seen[1].split() == ["true+true+true+true"] * 3 + ["cells+true"]
+
+
+def test_numbers_that_round_up_to_the_next_unit_are_told_in_it() -> None:
+    times = {12.34: "12.3 s", 0.9996: "1 s", 0.9994: "999 ms", 999.6e-6: "1 ms", 999.6e-9: "1 µs", 999.4e-9: "999 ns"}
+    assert {seconds: table.duration(seconds) for seconds in times} == times
+    amounts = {9.5: "9.5", 999.4: "999", 999.6: "1000", 9994: "9994", 9996: "10 k", 999600: "1 M", 999.6e6: "1 G"}
+    assert {number: table.amount(number) for number in amounts} == amounts

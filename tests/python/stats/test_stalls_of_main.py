@@ -1,0 +1,285 @@
+"""A loader that hangs in main itself: who is told what, and that the watching thread is never in the way of a fork."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import torchdata
+from rank_threads import ThreadGroup, in_ranks
+from torchdata._stats.stalls import StallWarning, _watched
+from torchdata.dataloader2 import DataLoader2, DistributedReadingService, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+from waiting import wait_for
+
+pytestmark = pytest.mark.alone
+PACKAGE_PATH = str(Path(torchdata.__file__).resolve().parents[1])
+
+
+def watching_threads() -> int:
+    """How many threads of this process watch, whoever sees them."""
+    found = 0
+    for number in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            found += Path(f"/proc/self/task/{number}/comm").read_text().strip() == "torchdata-watch"
+    return found
+
+
+#: What was warned of; not an argument, as loaders copy their pipes.
+told: list[warnings.WarningMessage] = []
+
+
+def hang_until_told_twice(item: int) -> int:
+    if item == 2:
+        wait_for(lambda: len(told) >= 2)
+    return item
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[warnings.WarningMessage]]:
+    global told
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield told
+
+
+@pytest.fixture
+def a_loader_in_main() -> Iterator[None]:
+    """Ends behind those of other threads: memory for stacks is given back where main has the last one."""
+    with DataLoader2(IterableWrapper([0, 1])) as loader:
+        next(iter(loader))
+        yield
+
+
+def test_an_item_that_main_itself_makes_too_slowly_is_told_with_its_stack_again_and_again() -> None:
+    pipe = IterableWrapper(range(4)).map(hang_until_told_twice)
+    with DataLoader2(pipe, stats="full", stall_warning=0.1) as loader, recorded() as warned:
+        assert list(loader) == [0, 1, 2, 3]
+    first, second = warned[:2]
+    assert first.category is StallWarning
+    text = str(first.message)
+    assert text.startswith("no item has come for "), text
+    assert "main itself is at work on it, in Mapper(hang_until_told_twice)" in text
+    assert f"main (pid {os.getpid()}) is " in text
+    assert "Stack (most recent call first):" in text
+    assert "in hang_until_told_twice" in text
+    assert "in test_an_item" in text
+    assert str(second.message) != text
+    wait_for(lambda: watching_threads() == 0)
+
+
+def hang(item: int) -> int:
+    time.sleep(0.5 if item in (2, 3) else 0)
+    return item
+
+
+def test_the_thread_of_a_pipe_that_main_waits_for_is_shown() -> None:
+    pipe = IterableWrapper(range(4)).map(hang).prefetch(1)
+    with DataLoader2(pipe, stall_warning=0.1) as loader, recorded() as warned:
+        assert list(loader) == [0, 1, 2, 3]
+    assert any("Thread " in str(one.message) and "in hang" in str(one.message) for one in warned)
+
+
+def held_by_a_debugger(item: int) -> int:
+    wait = compile("def wait():\n    time.sleep(0.3)", __file__, "exec")
+    names = {"__name__": "bdb", "time": time}
+    exec(wait, names)
+    names["wait"]()  # type: ignore[operator]
+    return item
+
+
+def test_a_long_step_a_pause_and_a_debugger_are_not_told() -> None:
+    with recorded() as warned:
+        with DataLoader2(IterableWrapper(range(6)).map(str), stall_warning=0.05) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            time.sleep(0.3)
+            iterator.limit(2)
+            assert list(iterator) == ["1", "2"]
+            time.sleep(0.3)
+            assert list(iterator) == []
+            assert list(loader) == [str(n) for n in range(6)]
+            wait_for(lambda: watching_threads() == 1)
+        with DataLoader2(IterableWrapper(range(1)).map(held_by_a_debugger), stall_warning=0.05) as loader:
+            assert list(loader) == [0]
+        with DataLoader2(IterableWrapper(range(3)).map(hang), stall_warning=None) as loader:
+            assert list(loader) == [0, 1, 2]
+    assert not warned
+
+
+def test_main_that_waits_for_a_worker_is_told_once_by_who_waits() -> None:
+    pipe = IterableWrapper(range(4)).sharding_filter().map(hang)
+    service = MultiProcessingReadingService(1, "fork")
+    with DataLoader2(pipe, reading_service=service, stall_warning=0.2) as loader, recorded() as warned:
+        assert list(loader) == [0, 1, 2, 3]
+    assert all("main waits for worker process 0" in str(one.message) for one in warned)
+    assert warned
+
+
+@pytest.mark.usefixtures("a_loader_in_main")
+def test_a_rank_that_waits_for_another_one_is_told_where_it_waits() -> None:
+    def read(group: ThreadGroup) -> list[int]:
+        pipe = IterableWrapper(range(8)).sharding_filter().map(hang if group.rank else abs)
+        service = DistributedReadingService(30, process_group=group)
+        with DataLoader2(pipe, reading_service=service, stall_warning=0.1) as loader:
+            return list(loader)
+
+    with recorded() as warned:
+        assert in_ranks(2, read) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert any("synchronizing.py" in str(one.message).partition("\nThread ")[0] for one in warned)
+
+
+def test_a_fork_finds_no_thread_and_the_next_item_begins_it_again() -> None:
+    with DataLoader2(IterableWrapper(range(100)), stall_warning=5) as loader:
+        iterator = iter(loader)
+        for _ in range(20):
+            next(iterator)
+            wait_for(lambda: watching_threads() == 1)
+            child = os.fork()
+            if child == 0:
+                os._exit(watching_threads() or len(os.listdir("/proc/self/task")) - 1)
+            assert watching_threads() == 0, "not before the next item"
+            assert os.waitpid(child, 0)[1] == 0
+        assert len(list(iterator)) == 80
+
+
+def test_signals_are_left_to_the_threads_of_the_program() -> None:
+    with DataLoader2(IterableWrapper(range(3)), stall_warning=5) as loader:
+        next(iter(loader))
+        wait_for(lambda: watching_threads() == 1)
+        tasks = [Path(f"/proc/self/task/{number}") for number in os.listdir("/proc/self/task")]
+        (watching,) = (task for task in tasks if (task / "comm").read_text().strip() == "torchdata-watch")
+        blocked = next(line for line in (watching / "status").read_text().splitlines() if line.startswith("SigBlk:"))
+        assert int(blocked.split()[1], 16) >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_child_that_goes_on_reading_is_watched_by_a_thread_of_its_own() -> None:
+    with DataLoader2(IterableWrapper(range(100)), stall_warning=5) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                next(iterator)
+                wait_for(lambda: watching_threads() == 1)
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_forks_of_other_threads_at_any_moment_find_none_of_its_locks_held() -> None:
+    over = threading.Event()
+
+    def forks() -> None:
+        while not over.is_set():
+            child = os.fork()
+            if child == 0:
+                inner = DataLoader2(IterableWrapper(range(3)), stall_warning=0.001)
+                with contextlib.suppress(BaseException), inner:
+                    os._exit(0 if list(inner) == [0, 1, 2] else 1)
+                os._exit(2)
+            results.append(os.waitpid(child, 0)[1])
+
+    results: list[int] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore"
+        )  # what hangs for a millisecond under load; forks beside threads, which these are
+        forker = threading.Thread(target=forks)
+        forker.start()
+        try:
+            with DataLoader2(IterableWrapper(range(100_000_000)), stall_warning=0.001) as loader:
+                for _ in loader:
+                    if len(results) >= 15:
+                        break
+        finally:
+            over.set()
+            forker.join()
+    assert not any(results)
+
+
+def test_a_loader_that_is_dropped_while_it_is_watched_leaves_nothing() -> None:
+    for _ in range(20):
+        iterator = iter(DataLoader2(IterableWrapper(range(3)), stall_warning=0.01))
+        next(iterator)
+        del iterator
+    gc.collect()
+    assert not _watched
+    wait_for(lambda: watching_threads() == 0)
+
+
+@pytest.mark.usefixtures("a_loader_in_main")
+def test_two_loaders_in_two_threads_are_told_apart() -> None:
+    with recorded() as warned:
+
+        def read(name: str) -> None:
+            def slow(item: int) -> int:
+                time.sleep(0.4)
+                return item
+
+            slow.__code__ = slow.__code__.replace(co_name=name)
+            with DataLoader2(IterableWrapper(range(1)).map(slow), stall_warning=0.1) as loader:
+                assert list(loader) == [0]
+
+        threads = [threading.Thread(target=read, args=(name,)) for name in ("slow_one", "slow_two")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    texts = [str(one.message) for one in warned]
+    for name, other in (("slow_one", "slow_two"), ("slow_two", "slow_one")):
+        assert any(f"in {name}" in text and f"in {other}" not in text.partition("\nThread ")[0] for text in texts)
+
+
+PROGRAM = """
+import sys, threading, time
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+
+def hang(item):
+    time.sleep(60)
+
+loader = DataLoader2(IterableWrapper(range(3)).map(hang), stall_warning=0.1)
+if sys.argv[1] == "daemon":
+    threading.Thread(target=next, args=(iter(loader),), daemon=True).start()
+    time.sleep(0.5)
+else:
+    next(iter(loader))
+"""
+
+
+def program(*options: str, how: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": PACKAGE_PATH}
+    command = [sys.executable, *options, "-c", PROGRAM, how]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_an_exit_beside_a_hung_daemon_thread_is_clean() -> None:
+    with program(how="daemon") as process:
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "StallWarning: no item has come for" in error
+    assert "in hang" in error
+
+
+def test_where_warnings_are_errors_it_is_told_and_ctrl_c_ends_the_program_as_always() -> None:
+    with program("-W", "error", how="main") as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any("StallWarning: no item has come for" in line for line in lines)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert "in hang\nKeyboardInterrupt\n" in error

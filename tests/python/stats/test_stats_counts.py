@@ -1,0 +1,470 @@
+"""What a loader counts, against what was counted by hand: in this process and in workers of every start method."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+import torchdata
+from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
+from ranks import gloo_job
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+pytestmark = pytest.mark.alone
+
+
+def is_even(x):
+    return x % 2 == 0
+
+
+def double(x):
+    return 2 * x
+
+
+def big(x):
+    return np.full(50_000, x, np.uint8)
+
+
+def items_out(process):
+    return {pipe.name: pipe.items_out for pipe in process.pipes}
+
+
+def pipeline(count):
+    return IterableWrapper(range(count)).shuffle().sharding_filter().map(double).filter(is_even).batch(3)
+
+
+@pytest.mark.parametrize("service", [None, InProcessReadingService(), InProcessReadingService(prefetch_cnt=4)])
+@pytest.mark.parametrize("level", ["counts", "full"])
+def test_every_pipe_of_this_process_is_counted_over_all_epochs(service, level):
+    with DataLoader2(pipeline(100), reading_service=service, stats=level) as loader:
+        for _ in range(3):
+            assert len(list(loader)) == 34
+        stats = loader.stats()
+    assert (stats.items, stats.epoch, stats.running, stats.bytes) == (102, 3, False, 0)
+    (main,) = stats.processes
+    assert (main.role, main.pid) == ("main", os.getpid())
+    out = items_out(main)
+    assert {name: out[name] for name in list(out)[:5]} == {
+        "IterableWrapper": 300,
+        "Shuffler": 300,
+        "ShardingFilter": 300,
+        "Mapper(double)": 300,
+        "Filter(is_even)": 300,
+    }
+    assert [pipe.items_in for pipe in main.pipes][:3] == [None, 300, 300]
+    assert all((pipe.own_seconds is None) == (level == "counts") for pipe in main.pipes)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_count_what_they_read_make_and_send(method):
+    with loader(pipeline(100), 3, multiprocessing_context=method) as dl:
+        for _ in range(2):
+            assert len(list(dl)) == 34
+        stats = dl.stats()
+        assert [p.name for p in stats.processes] == ["main", *(f"worker process {i}" for i in range(3))]
+        assert stats.items == 68
+        for worker, share in zip(stats.workers, (34, 33, 33), strict=True):
+            assert (worker.items, worker.in_flight) == (2 * -(-share // 3), 0)
+            assert items_out(worker) == {
+                "IterableWrapper": 200,
+                "Shuffler": 200,
+                "ShardingFilter": 2 * share,
+                "Mapper(double)": 2 * share,
+                "Filter(is_even)": 2 * share,
+                "Batcher": 2 * -(-share // 3),
+            }
+            assert worker.pid != os.getpid()
+        assert {"worker process 0", "worker process 1", "worker process 2"} == set(stats.waited_for)
+        pids = [worker.pid for worker in stats.workers]
+    after = dl.stats()
+    assert [worker.pid for worker in after.workers] == pids, "what was counted is kept"
+    assert {process.state for process in after.processes} == {"ended"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_with_dispatching_each_leg_is_counted(method):
+    pipe = IterableWrapper(range(40)).map(double)
+    pipe = pipe.sharding_round_robin_dispatch(torchdata.dataloader2.graph.settings.SHARDING_PRIORITIES.MULTIPROCESSING)
+    with loader(pipe.map(double), 2, multiprocessing_context=method) as dl:
+        for _ in range(3):
+            assert sorted(dl) == list(range(0, 160, 4))
+        stats = dl.stats()
+    assert stats.dispatching is not None
+    assert (stats.items, stats.dispatching.items) == (120, 120)
+    assert items_out(stats.dispatching)["Mapper(double)"] == 120
+    for worker in stats.workers:
+        assert (worker.items, items_out(worker)["DispatchedSource"]) == (60, 60)
+        assert set(worker.waited_for) == {"the dispatching process"}
+
+
+def test_bytes_memory_and_copies_are_those_of_the_items():
+    kept = []
+    with loader(IterableWrapper(range(40)).sharding_filter().map(big), 1, memory_budget=1 << 20) as dl:
+        for item in dl:
+            kept.append(item)
+            stats = dl.stats()
+            assert stats.shared_memory <= stats.shared_memory_peak <= stats.shared_memory_limit == 1 << 20
+        assert stats.shared_memory_peak >= 500_000
+    stats = dl.stats()
+    assert 40 * 50_000 < stats.bytes < 40 * 50_200 + 50_000, "states travel with the items"
+    # Half of the budget is leased: ten items; the others were copied out of it, or went around it.
+    assert stats.copies + stats.fragments >= 25
+    assert stats.copied_bytes == 50_000 * stats.copies
+    assert [int(item[0]) for item in kept] == list(range(40))
+
+
+def test_fragments_are_counted_where_there_is_no_memory():
+    with loader(IterableWrapper(range(5)).sharding_filter().map(big), 1, memory_budget=0) as dl:
+        assert len(list(dl)) == 5
+        stats = dl.stats()
+    assert stats.fragments >= 5
+    assert stats.shared_memory_limit == stats.copies == 0
+
+
+def slowly(x):
+    time.sleep(0.01)
+    return x
+
+
+def test_main_that_waits_for_workers_says_for_whom_and_workers_that_wait_say_so():
+    with loader(IterableWrapper(range(60)).sharding_filter().map(slowly), 2) as dl:
+        for _ in dl:
+            pass
+        slow = dl.stats()
+        assert slow.waiting > 0.7
+        assert slow.loading >= slow.waiting
+        assert slow.waiting_seconds == pytest.approx(sum(slow.waited_for.values()), rel=0.01)
+        assert all(worker.busy > 0.6 for worker in slow.workers)
+    steps = []
+    with loader(IterableWrapper(range(20)).sharding_filter(), 2, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
+        for _ in dl:
+            begun = time.perf_counter()
+            time.sleep(0.03)
+            steps.append(time.perf_counter() - begun)
+        fast = dl.stats()
+    assert fast.waiting < 0.3
+    assert fast.held_up > 0.5
+    assert fast.step_seconds == pytest.approx(fmean(steps), rel=0.3)
+
+
+def test_statistics_since_earlier_ones_count_from_there():
+    with loader(IterableWrapper(range(50)).sharding_filter()) as dl:
+        list(dl)
+        before = dl.stats()
+        list(dl)
+        list(dl)
+        since = dl.stats(before)
+        assert (since.items, sum(worker.items for worker in since.workers)) == (100, 100)
+        assert since.seconds < dl.stats().seconds
+        assert dl.stats().items == 150
+
+
+def test_what_is_read_ahead_is_held():
+    with DataLoader2(IterableWrapper(range(100)).map(double).prefetch(7)) as dl:
+        iterator = iter(dl)
+        for _ in range(10):
+            next(iterator)
+        wait_for(lambda: dl.stats().prefetched == 7)
+        stats = dl.stats()
+        (prefetcher,) = (pipe for pipe in stats.pipes if pipe.name == "Prefetcher")
+        assert (prefetcher.buffered_items, prefetcher.capacity) == (7, 7)
+        assert (prefetcher.items_in, prefetcher.items_out) == (17, 10)
+        assert (stats.prefetch_limit, stats.occupancy) == (7, 1.0)
+        assert len(list(iterator)) == 90  # the thread ends
+
+
+def test_the_time_of_a_pipe_is_its_own():
+    took = {"two": 0.0, "one": 0.0}  # in truth, which on a busy machine is longer than what was wanted
+
+    def sleeps(name, seconds):
+        begun = time.perf_counter()
+        time.sleep(seconds)
+        took[name] += time.perf_counter() - begun
+
+    def two(x):
+        sleeps("two", 0.01)
+        return x
+
+    def one(x):
+        sleeps("one", 0.005)
+        return x
+
+    with DataLoader2(IterableWrapper(range(3000)).map(str), stats="full") as dl:
+        list(dl)  # another pipeline in this thread, of whose calls one in many was timed
+    with DataLoader2(IterableWrapper(range(50)).map(two).map(one).batch(5), stats="full") as dl:
+        begun = time.perf_counter()
+        for _ in dl:
+            pass
+        whole = time.perf_counter() - begun
+        stats = dl.stats()
+    own = {pipe.name: pipe for pipe in stats.pipes}
+    slow, fast, batcher = own["Mapper(two)"], own["Mapper(one)"], own["Batcher"]
+    # What a busy machine adds may stand in any of them, but in one only.
+    assert took["two"] <= slow.own_seconds <= whole - took["one"]
+    assert took["one"] <= fast.own_seconds <= whole - took["two"]
+    assert batcher.own_seconds <= whole - took["two"] - took["one"]
+    assert slow.own_seconds + fast.own_seconds + batcher.own_seconds <= whole
+    assert 0.008 < slow.p50 <= slow.p99
+    assert slow.location.endswith(f"{os.path.basename(__file__)}:{two.__code__.co_firstlineno}")
+    assert slow.share == pytest.approx(slow.own_seconds / sum(pipe.own_seconds for pipe in stats.pipes))
+
+
+def sometimes_slow(x):
+    time.sleep(0.2 if x == 37 else 0.0001)
+    return x
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_slowest_items_are_named(workers):
+    pipe = IterableWrapper(range(80)).sharding_filter().map(sometimes_slow)
+    service = MultiProcessingReadingService(workers) if workers else None
+    with DataLoader2(pipe, reading_service=service, stats="full") as dl:
+        list(dl)
+        slowest = dl.stats().slowest[0]
+    assert slowest.seconds >= 0.2
+    if workers:
+        assert (slowest.process, slowest.index, slowest.epoch) == ("worker process 1", 18, 1)
+    else:
+        assert (slowest.process, slowest.index, slowest.epoch) == ("main", 37, 1)
+
+
+def test_statistics_are_plain_values_and_a_table():
+    with loader(pipeline(30)) as dl:
+        assert dl.stats().items == 0
+        assert "epoch 0" in str(dl.stats())
+        list(dl)
+        stats = dl.stats()
+        plain = json.loads(json.dumps(stats.as_dict()))
+        assert plain["items"] == stats.items
+        assert plain["processes"][1]["pipes"][3]["name"] == "Mapper(double)"
+        table = str(stats)
+        assert "worker process 1" in table
+        assert "Mapper(double)" in table
+        with pytest.raises(AttributeError):
+            stats.items = 5
+    service = SequentialReadingService(MultiProcessingReadingService(2))
+    with DataLoader2(pipeline(30), reading_service=service) as dl:
+        list(dl)
+        assert len(dl.stats().workers) == 2
+
+
+def test_what_is_counted_is_chosen_by_argument_or_environment(monkeypatch):
+    with pytest.raises(ValueError, match='stats is "counts" or "full"'):
+        DataLoader2(IterableWrapper([1]), stats="all")
+    with pytest.raises(ValueError, match="stall_warning"):
+        DataLoader2(IterableWrapper([1]), stall_warning=0)
+    monkeypatch.setenv("TORCHDATA_STATS", "full")
+    with DataLoader2(IterableWrapper([1])) as dl:
+        assert list(dl) == [1]
+        assert dl.stats().full
+    with DataLoader2(IterableWrapper([1]), stats="counts") as dl:
+        assert list(dl) == [1]
+        assert not dl.stats().full
+    monkeypatch.setenv("TORCHDATA_STATS", "some")
+    with pytest.raises(ValueError, match="TORCHDATA_STATS"):
+        DataLoader2(IterableWrapper([1]))
+
+
+def test_a_forked_child_that_reads_on_changes_nothing_of_its_parents_counters():
+    with DataLoader2(IterableWrapper(range(1000)).map(double), stats="full") as dl:
+        iterator = iter(dl)
+        for _ in range(10):
+            next(iterator)
+        child = os.fork()
+        if child == 0:
+            try:
+                for _ in range(500):
+                    next(iterator)
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        stats = dl.stats()
+        assert [pipe.items_out for pipe in stats.pipes] == [10, 10]
+        assert next(iterator) == 20
+
+
+def test_state_that_is_loaded_does_not_count_as_items():
+    pipe = IterableWrapper(range(20)).map(double)
+    with DataLoader2(pipe) as dl:
+        iterator = iter(dl)
+        assert [next(iterator) for _ in range(5)] == [0, 2, 4, 6, 8]
+        tokens = [one.__dict__["_iteration_token"] for one in (dl.datapipe, dl.datapipe.datapipe)]
+        tokens[0].arm(100)
+        assert [pipe.items_out for pipe in dl.stats().pipes] == [5, 5]
+        assert tokens[0].yielded == 100
+
+
+def test_counters_can_be_read_while_another_thread_loads():
+    done = threading.Event()
+    with loader(IterableWrapper(range(3000)).sharding_filter().map(double)) as dl:
+        seen = []
+
+        def look():
+            while not done.is_set():
+                seen.append(dl.stats())
+
+        thread = threading.Thread(target=look)
+        iterator = iter(dl)
+        thread.start()
+        count = sum(1 for _ in iterator)
+        done.set()
+        thread.join()
+    assert count == 3000
+    items = [stats.items for stats in seen]
+    assert items == sorted(items)
+    assert all(0 <= stats.waiting <= 1 for stats in seen)
+
+
+def test_each_rank_counts_its_own_share(tmp_path):
+    pytest.importorskip("torch", reason="ranks on gloo need torch")
+    body = """
+    def main(rank):
+        pipe = IterableWrapper(range(18)).sharding_filter().map(identity)
+        service = SequentialReadingService(DistributedReadingService(20), MultiProcessingReadingService(2, "fork"))
+        with DataLoader2(pipe, reading_service=service) as loader:
+            taken = len(list(loader)) + len(list(loader))
+            stats = loader.stats()
+        with DataLoader2(pipe, reading_service=DistributedReadingService(20)) as loader:
+            alone = len(list(loader))
+            return taken, stats.items, [w.items for w in stats.workers], alone, loader.stats().items, len(stats.pipes)
+    """
+    with gloo_job(tmp_path, body) as job:
+        for taken, items, by_worker, alone, counted, pipes in job.outcomes():
+            assert taken == items == 16
+            assert all(worker >= 8 for worker in by_worker)
+            assert alone == counted == 9
+            assert pipes == 2 + 2 * 3
+
+
+class Odd(IterDataPipe):
+    """Yields some items of its source, and counts by hand."""
+
+    def __init__(self, source_datapipe, every):
+        self.source_datapipe = source_datapipe
+        self.every = every
+
+    def __iter__(self):
+        for number, item in enumerate(self.source_datapipe):
+            if number % self.every == 0:
+                yield item
+
+
+def test_counts_are_true_whatever_the_graph_and_its_history():
+    """Random graphs, services, epochs and breaks; each seed can be run alone by `TORCHDATA_SEED`."""
+    seeds = (
+        [int(os.environ["TORCHDATA_SEED"])]
+        if "TORCHDATA_SEED" in os.environ
+        else range(int(os.environ.get("TORCHDATA_RUNS", "12")))
+    )
+    for seed in seeds:
+        _random_history(seed)
+
+
+def _random_history(seed):
+    rng = random.Random(seed)
+    count, workers, every = rng.randrange(0, 200), rng.randrange(0, 4), rng.randrange(1, 5)
+    level = rng.choice(["counts", "full"])
+    pipe = IterableWrapper(range(count)).sharding_filter()
+    size = rng.choice([None, 1, 4])
+    pipe = Odd(pipe, every)
+    if size:
+        pipe = pipe.batch(size)
+    if rng.random() < 0.3:
+        pipe = pipe.prefetch(rng.randrange(1, 10))
+    service = None
+    if workers:
+        service = MultiProcessingReadingService(
+            workers,
+            multiprocessing_context="fork",
+            worker_prefetch_cnt=rng.randrange(0, 12),
+            in_order=rng.random() < 0.7,
+        )
+    epochs = rng.randrange(1, 5)
+    got = 0
+    with DataLoader2(pipe, reading_service=service, stats=level) as dl:
+        whole = True
+        for _ in range(epochs):
+            limit = rng.randrange(0, 30) if rng.random() < 0.4 else None
+            iterator = iter(dl)
+            taken = 0
+            while limit is None or taken < limit:
+                try:
+                    next(iterator)
+                except StopIteration:
+                    break
+                taken += 1
+            else:
+                whole = False
+            got += taken
+            assert dl.stats().items == got, seed
+        stats = dl.stats()
+    assert stats.items == got, seed
+    parts = max(1, workers)
+    for number, process in enumerate(stats.workers if workers else [stats.main]):
+        share = len(range(number, count, parts))
+        odd = -(-share // every)
+        truth = [count, share, odd] + ([-(-odd // size)] if size else [])
+        out = [pipe.items_out for pipe in process.pipes][: len(truth)]
+        if whole:
+            assert out == [epochs * one for one in truth], (seed, process.name)
+        else:
+            assert all(mine <= epochs * one for mine, one in zip(out, truth, strict=False)), (
+                seed,
+                process.name,
+            )
+        if workers:
+            assert not whole or process.items == process.pipes[-1].items_out, seed
+
+
+class Counted(IterDataPipe):
+    """Notes each time that its state is taken."""
+
+    def __init__(self, count, log):
+        self.count, self.log, self.at = count, log, 0
+
+    def __iter__(self):
+        for at in range(self.at, self.count):
+            self.at = at
+            yield at
+        self.at = 0
+
+    def state_dict(self):
+        with open(self.log, "a") as log:
+            log.write("x")
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"] + 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # one behind each item
+    log = tmp_path / "taken"
+    pipe = Counted(60, str(log))
+    pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
+    with loader(pipe.map(double), multiprocessing_context=method) as dl:
+        assert len(list(dl)) == 60
+        stats = dl.stats()
+    by_process = {process.name: process.snapshots for process in stats.processes}
+    taken = by_process["the dispatching process"] if dispatched else stats.snapshots
+    assert taken == len(log.read_text()) >= 60
+    assert by_process["main"] == 0
+    assert stats.snapshots == sum(by_process.values())

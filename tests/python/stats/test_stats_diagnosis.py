@@ -1,0 +1,265 @@
+"""The verdict: each situation is built for real, and what the loader says of it is read back."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+import pytest
+
+from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
+from torchdata._stats.diagnosis import oversubscribed
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = pytest.mark.alone
+
+HERE = os.path.basename(__file__)
+
+
+def decode(x):
+    """Sleeps, and returns for how many seconds it did: on a busy machine longer than it wanted to."""
+    begun = time.perf_counter()
+    time.sleep(0.018)
+    return time.perf_counter() - begun
+
+
+def place_of(function):
+    return f"{HERE}:{function.__code__.co_firstlineno}"
+
+
+def measured(pipe, workers=2, step=0.0, level="full", took=None, **options):
+    """Loads an epoch, with a training step of so many seconds, and gives the verdict.
+
+    `took` is given what each item and each step took in truth.
+    """
+    service = MultiProcessingReadingService(workers, multiprocessing_context="fork", **options) if workers else None
+    with DataLoader2(pipe, reading_service=service, stats=level) as dl:
+        for item in dl:
+            begun = time.perf_counter()
+            time.sleep(step)
+            if took is not None:
+                took.append((item, time.perf_counter() - begun))
+        return dl.diagnose()
+
+
+def seconds(words):
+    """What a time in words says: "4.1 ms"."""
+    number, unit = words.split()
+    return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
+
+
+TIME = r"([\d.]+ (?:s|ms|µs|ns))"
+
+
+def test_before_anything_was_loaded_it_is_too_early():
+    with DataLoader2(IterableWrapper(range(3))) as dl:
+        assert dl.diagnose().kind == "too early"
+        list(dl)
+        assert str(dl.diagnose()) == "It is too early to tell: 3 items were loaded; ask again after 10."
+
+
+def test_loading_limits_and_what_would_help_is_said_in_numbers():
+    took = []
+    verdict = measured(IterableWrapper(range(100)).sharding_filter().map(decode), step=0.004, took=took)
+    items, steps = (fmean(column) for column in zip(*took, strict=True))
+    assert (verdict.kind, verdict.pipe) == ("loading", "Mapper(decode)")
+    assert verdict.location.endswith(place_of(decode))
+    text = str(verdict)
+    assert re.match(r"Loading limits you: main waits \d+ % of the time, most of it for worker process [01];", text), (
+        text
+    )
+    found = re.search(
+        rf"worker process [01] spends (\d+) % of its work in `Mapper\(decode\)` \((.*)\), {TIME} an item",
+        text,
+    )
+    assert found, text
+    assert int(found[1]) > 90
+    assert seconds(found[3]) == pytest.approx(items, rel=0.25)
+    advice = re.search(rf"With (\d+) workers or a decode of {TIME} the training step \({TIME}\)", text)
+    assert advice, text
+    assert seconds(advice[3]) == pytest.approx(steps, rel=0.25)
+    assert math.ceil(0.75 * items / steps) <= int(advice[1]) <= math.ceil(1.5 * items / steps)
+    assert seconds(advice[2]) == pytest.approx(2 * seconds(advice[3]), rel=0.3)
+
+
+def test_loading_limits_without_workers():
+    took = []
+    verdict = measured(IterableWrapper(range(40)).map(decode), workers=0, step=0.006, took=took)
+    items, steps = (fmean(column) for column in zip(*took, strict=True))
+    assert (verdict.kind, verdict.pipe, verdict.process) == ("loading", "Mapper(decode)", "main")
+    share = re.search(r"it takes (\d+) % of the time, in this process; main spends \d+ % of its work in", str(verdict))
+    assert share, verdict
+    assert int(share[1]) == pytest.approx(100 * items / (items + steps), abs=10)
+    advice = re.search(
+        rf"With MultiProcessingReadingService\((\d+)\) the training step \({TIME}\) would be the limit", str(verdict)
+    )
+    assert advice, verdict
+    assert math.ceil(0.75 * items / steps) <= int(advice[1]) <= math.ceil(1.5 * items / steps)
+
+
+def test_without_times_of_pipes_it_says_how_to_get_them():
+    verdict = measured(IterableWrapper(range(30)).sharding_filter().map(decode), level="counts")
+    assert (verdict.kind, verdict.pipe) == ("loading", None)
+    assert "TORCHDATA_STATS=full" in str(verdict)
+
+
+def test_training_limits():
+    took = []
+    few = {"worker_prefetch_cnt": 2, "main_prefetch_cnt": 2}  # so that they wait for room
+    verdict = measured(IterableWrapper(range(25)).sharding_filter().map(abs), step=0.04, took=took, **few)
+    assert verdict.kind == "training", verdict
+    found = re.match(
+        rf"Training limits you: loading takes \d % of the time, the step between two items {TIME}", str(verdict)
+    )
+    assert found, verdict
+    assert seconds(found[1]) == pytest.approx(fmean(step for _, step in took), rel=0.25)
+    assert "fewer would do" in str(verdict)
+    assert measured(IterableWrapper(range(60)).map(abs), workers=0, step=0.01).kind == "training"
+
+
+def odd_is_slow(x):
+    time.sleep(0.012 if x % 2 else 0.002)
+    return x
+
+
+def test_one_slow_worker():
+    verdict = measured(IterableWrapper(range(160)).sharding_filter().map(odd_is_slow))
+    assert (verdict.kind, verdict.process, verdict.pipe) == (
+        "slow worker",
+        "worker process 1",
+        "Mapper(odd_is_slow)",
+    )
+    assert "in_order=False" in str(verdict)
+
+
+def lines_of(shard):
+    return range(40 if shard == 0 else 300)
+
+
+def brief(x):
+    time.sleep(0.004)
+    return x
+
+
+def test_a_skewed_shard():
+    pipe = IterableWrapper(range(2)).sharding_filter().flatmap(lines_of).map(brief)
+    verdict = measured(pipe)
+    assert (verdict.kind, verdict.process) == ("skewed shard", "worker process 1")
+    assert "88 % of the items" in str(verdict)
+    assert "sharding_round_robin_dispatch" in str(verdict)
+
+
+def test_a_dispatching_process_that_does_not_keep_up():
+    pipe = IterableWrapper(range(50)).map(decode).sharding_round_robin_dispatch().map(abs)
+    verdict = measured(pipe)
+    assert (verdict.kind, verdict.process) == ("dispatching", "the dispatching process")
+    assert (verdict.pipe, verdict.location.endswith(place_of(decode))) == ("Mapper(decode)", True)
+    assert "Move work behind" in str(verdict)
+
+
+def image(x):
+    return np.full(200_000, x % 256, np.uint8)
+
+
+def test_a_full_memory_budget():
+    kept = []
+    with loader(IterableWrapper(range(60)).sharding_filter().map(image), 2, memory_budget=2 << 20) as dl:
+        kept.extend(dl)
+        verdict = dl.diagnose()
+    assert verdict.kind == "memory"
+    assert "The memory budget of 2.0 MiB is full" in str(verdict)
+    assert "memory_budget" in str(verdict)
+    assert len(kept) == 60
+
+
+_pool: list[ThreadPoolExecutor] = []
+
+
+def with_threads(x):
+    if not _pool:
+        _pool.append(ThreadPoolExecutor(4))
+    blocks = [bytes(1_000_000)] * 4
+    for _ in _pool[0].map(lambda block: hashlib.sha256(block).digest(), blocks):  # without the interpreter's lock
+        pass
+    return x
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="this kernel does not say who stands in line")
+def test_workers_that_fight_over_cores():
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})  # as in a container of one core
+    try:
+        verdict = measured(IterableWrapper(range(160)).sharding_filter().map(with_threads))
+    finally:
+        os.sched_setaffinity(0, before)
+    assert verdict.kind == "cores"
+    assert "on 1 cores" in str(verdict)
+    assert "OMP_NUM_THREADS=1" in str(verdict)
+
+
+def test_workers_that_stand_in_line_behind_another_program_do_not_fight_with_each_other():
+    """They sleep for most of the time, and wait for the core whenever they wake up."""
+    with loader(IterableWrapper(range(30)).sharding_filter().map(decode)) as dl:
+        list(dl)
+        stats = dl.stats()
+    for ran, fight in ((0.05, False), (0.4, True)):
+        each = {"cpu_seconds": ran * stats.seconds / 2, "waits_for_cpu_seconds": stats.seconds}
+        processes = [replace(one, **each) if one.role == "worker" else one for one in stats.processes]
+        assert (oversubscribed(replace(stats, cores=1, processes=processes)) is not None) == fight
+
+
+def opened(x):
+    if x == 0:
+        time.sleep(1.0)
+    return x
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_slow_first_item(workers):
+    verdict = measured(IterableWrapper(range(40)).map(opened).sharding_filter(), workers)
+    assert verdict.kind == "first item"
+    found = re.match(rf"The first item limits you: it takes {TIME}, (\d+) % of the time; all others", str(verdict))
+    assert found, verdict
+    assert 0.5 <= seconds(found[1]) < 30, "a little less where main waited later than its worker slept"
+    assert int(found[2]) >= 50
+
+
+def test_a_loader_that_hangs_says_for_whom(monkeypatch):
+    monkeypatch.setattr("torchdata._stats.diagnosis.STALL", 0.2)
+    reading, writing = os.pipe()
+    verdicts = []
+
+    def hangs(x):
+        if x == 21:
+            os.read(reading, 1)
+        return x
+
+    def look():
+        try:
+            wait_for(lambda: dl.diagnose().kind == "stalled", 60)
+            verdicts.append(dl.diagnose())
+        finally:
+            os.write(writing, b"1")
+
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+    with DataLoader2(IterableWrapper(range(30)).sharding_filter().map(hangs), reading_service=service) as dl:
+        thread = threading.Thread(target=look)
+        iterator = iter(dl)
+        got = [next(iterator) for _ in range(10)]
+        thread.start()
+        got += iterator
+        thread.join()
+    os.close(reading)
+    os.close(writing)
+    assert got == list(range(30))
+    assert verdicts[0].kind == "stalled"
+    assert "main has waited for worker process 1, which is running" in str(verdicts[0])

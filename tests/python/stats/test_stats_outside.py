@@ -1,0 +1,426 @@
+"""Loaders seen from outside: found, read and drawn by another process, that leaves no trace; and where they hang."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
+from torchdata._stats.attaching import NoLoaderError, attach, find
+from torchdata._stats.stacks import kernel_state
+from torchdata._stats.stalls import StallWarning
+from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="loaders are found through Linux's /proc"),
+    pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
+]
+
+#: Loads until it hangs or is told to end.
+PROGRAM = textwrap.dedent(
+    """
+    import ctypes, os, sys, time
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+    from torchdata.datapipes.iter import IterableWrapper
+
+    how = sys.argv[1]
+
+    def step(x):
+        if x == 21 and how in ("asleep", "thread"):
+            time.sleep(1000)
+        if x == 21 and how == "native":
+            ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)  # keeps the interpreter's lock
+        if x == 21 and how == "stopped":
+            os.kill(os.getpid(), 19)
+        time.sleep(0.001)
+        return x
+
+    def main():
+        pipe = IterableWrapper(range(1_000_000)).sharding_filter().map(step)
+        if how == "thread":
+            pipe = pipe.prefetch(2)
+        service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+        with DataLoader2(pipe, reading_service=service, stats="full", stall_warning=float(sys.argv[2])) as loader:
+            for number, _ in enumerate(loader):
+                if number == 10:
+                    print("loads", flush=True)
+
+    main()
+    """
+)
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Starts the program; all that it has started is ended with it."""
+    path = tmp_path / "loading.py"
+    path.write_text(PROGRAM)
+    started = []
+
+    def start(how, stall_warning=60.0):
+        process = subprocess.Popen(
+            [sys.executable, str(path), how, str(stall_warning)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "loads\n", process.stderr.read()
+        return process
+
+    yield start
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "torchdata", *map(str, arguments)], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_loader_is_found_by_its_process_and_by_its_workers(program):
+    process = program("on")
+    (attached,) = attach(process.pid)
+    assert attached.pid == process.pid
+    assert "loading.py" in attached.command
+    stats = attached.stats()
+    assert stats.items >= 10
+    assert [one.name for one in stats.processes] == ["main", "worker process 0", "worker process 1"]
+    (again,) = attach(stats.workers[1].pid)
+    assert again.board.made() == attached.board.made()
+    before = stats.items
+    wait_for(lambda: attached.stats().items > before + 50)
+    assert any(pipe.own_seconds for pipe in attached.stats().pipes)
+
+
+def test_an_observer_can_change_nothing(program):
+    process = program("on")
+    (attached,) = attach(process.pid)
+    descriptor = next(
+        f"/proc/{process.pid}/fd/{name}"
+        for name in os.listdir(f"/proc/{process.pid}/fd")
+        if os.readlink(f"/proc/{process.pid}/fd/{name}").startswith("/memfd:torchdata-stats")
+    )
+    assert os.path.exists(descriptor)
+    mappings = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:torchdata-stats" in line]
+    assert mappings
+    assert all(line.split()[1].startswith("r--") for line in mappings)
+    with pytest.raises(Exception, match="observes"):
+        attached.board.bind(0, [])
+
+
+def test_two_loaders_of_two_programs_and_two_of_one_are_told_apart(program):
+    first, second = program("on"), program("on")
+    assert {one.pid for one in find()} >= {first.pid, second.pid}
+    with (
+        DataLoader2(IterableWrapper(range(5))) as one,
+        loader(IterableWrapper(range(7)).sharding_filter()) as two,
+    ):
+        assert len(list(one)) == 5
+        assert len(list(two)) == 7
+        assert [attached.stats().items for attached in find(os.getpid())] == [5, 7]
+    assert find(os.getpid()) == []
+    with pytest.raises(NoLoaderError, match=f"process {os.getpid()}"):
+        attach(os.getpid())
+
+
+def test_without_a_terminal_one_table_is_printed_and_json_for_scripts(program):
+    process = program("on")
+    table = run("top", process.pid)
+    assert table.returncode == 0, table.stderr
+    assert "worker process 1" in table.stdout
+    assert "Mapper(step)" in table.stdout
+    assert "limits you" in table.stdout or "too early" in table.stdout
+    (found,) = json.loads(run("stats", process.pid, "--json").stdout)
+    assert found["pid"] == process.pid
+    assert found["processes"][1]["items"] > 0
+    assert found["verdict"]
+
+
+def test_processes_without_a_loader_and_that_do_not_exist_are_named():
+    result = run("top", os.getpid())
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"no running loader of process {os.getpid()}" in result.stderr
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    result = run("stats", gone.pid)
+    assert result.returncode == 1
+    assert f"no process {gone.pid}" in result.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused(program):
+    process = program("on")
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            try:
+                find(process.pid)
+            except PermissionError as error:
+                os._exit(0 if "another user" in str(error) and find() == [] else 3)
+            os._exit(2)
+        except BaseException:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("how", ["asleep", "native"])
+def test_a_hung_worker_shows_where_it_stands_and_goes_on(program, how):
+    process = program(how)
+    (attached,) = attach(process.pid)
+    wait_for(lambda: attached.stats().main.waits_for == "worker process 1")
+    stacks = {head.partition(" (")[0]: (head, stack) for head, stack in attached.stacks()}
+    head, stack = stacks["worker process 1"]
+    assert "asleep, in " in head
+    assert ("nanosleep" in head) == (how == "asleep")
+    assert stack.splitlines()[1].endswith("in step")
+    assert "loading.py" in stack
+    assert "_engine" not in stack, "what runs the graph says nothing"
+    assert "main" in stacks["main"][1]
+    wait_for(lambda: attached.stats().main.waits_seconds > 0.3)
+    # Being asked ends nobody, and interrupts no sleep.
+    attached.stacks()
+    assert process.poll() is None
+    assert kernel_state(attached.stats().workers[1].pid).startswith("asleep")
+
+
+def test_a_hung_thread_of_a_worker_shows_where_it_stands(program):
+    process = program("thread")
+    (attached,) = attach(process.pid)
+    wait_for(lambda: attached.stats().main.waits_for == "worker process 1")
+    for _ in range(3):  # asking does no harm
+        stacks = {head.partition(" (")[0]: stack for head, stack in attached.stacks()}
+        main, *threads = stacks["worker process 1"].split("\nThread ")
+        assert "prefetching.py" in main, main
+        (thread,) = threads
+        assert thread.startswith("torchdata-prefetch, stack (most recent call first):")
+        assert thread.splitlines()[1].endswith("in step"), thread
+        assert "Thread" not in stacks["main"]
+    assert process.poll() is None
+    assert attached.stats().workers[1].waits_seconds == 0, "it is the thread that hangs"
+
+
+def test_a_stopped_process_is_said_to_be_stopped(program):
+    process = program("stopped")
+    (attached,) = attach(process.pid)
+    wait_for(lambda: kernel_state(attached.stats().workers[1].pid).startswith("stopped"))
+    stacks = {head.partition(" (")[0]: (head, stack) for head, stack in attached.stacks()}
+    head, stack = stacks["worker process 1"]
+    assert "stopped (by SIGSTOP" in head
+    assert "no Python stack" in stack
+
+
+def test_a_warning_says_who_waits_for_whom_and_where(program):
+    process = program("native", 0.4)
+    text = ""
+    while "in step" not in text:
+        text += process.stderr.readline()
+    assert "StallWarning: no item has come for" in text
+    assert "main waits for worker process 1, which is running" in text
+    assert "(pid" in text
+    assert "asleep, in" in text
+
+
+def nap(x):
+    time.sleep(0.8 if x == 3 else 0)
+    return x
+
+
+def test_the_process_at_fault_may_be_the_dispatching_one():
+    pipe = IterableWrapper(range(8)).map(nap).sharding_round_robin_dispatch().map(abs)
+    with loader(pipe, 2) as dl:
+        dl._recorder.stall_warning = 0.3
+        with pytest.warns(StallWarning, match="which waits for the dispatching process, which is running"):
+            assert sorted(dl) == list(range(8))
+
+
+def test_who_waits_while_the_loader_is_paused_is_not_warned():
+    pipe = IterableWrapper(range(200)).sharding_filter().map(abs).prefetch(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with loader(single(pipe), 2, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
+            assert len(list(dl)) == 200  # the workers are up
+            dl._recorder.stall_warning = 0.4
+            iterator = iter(dl)
+            iterator.limit(5)
+            assert list(iterator) == [0, 1, 2, 3, 4]
+            time.sleep(1.0)
+            iterator.resume()
+            iterator.limit(None)
+            assert len(list(iterator)) == 195
+
+
+def single(pipe):
+    """Makes the last pipe stay in main, where its thread reads what the workers send."""
+    pipe.is_replicable = lambda: False
+    return pipe
+
+
+def test_a_loader_that_comes_along_is_silent():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with loader(IterableWrapper(range(50)).sharding_filter()) as dl:
+            dl._recorder.stall_warning = 60.0
+            for _ in dl:
+                time.sleep(0.001)
+
+
+ASKED_LATE = """
+import os
+from torchdata._stats.stacks import ask_for_stack
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+with DataLoader2(IterableWrapper(range(4)).sharding_filter(), None, MultiProcessingReadingService(1, "fork")) as dl:
+    list(dl)
+    page = next(page for page in dl._recorder.board.read() if page["role"] == 2)
+    own = next(page for page in dl._recorder.board.read() if page["role"] == 1)
+    assert "Stack" in ask_for_stack(page["pid"], page["signal"], page["stack"])
+# No loader is left, and nobody may ask any more; who asks all the same does no harm.
+assert ask_for_stack(os.getpid(), own["signal"], own["stack"], 0.05) is None
+os.kill(os.getpid(), own["signal"])
+print("unharmed")
+"""
+
+
+def test_a_process_that_answers_is_not_ended_by_a_late_question():
+    done = subprocess.run([sys.executable, "-c", ASKED_LATE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "unharmed\n"), done.stderr
+
+
+class Screen:
+    """A program in a pseudo terminal, whose screen can be read."""
+
+    def __init__(self, *arguments, rows=40, columns=140):
+        import pyte
+
+        self.screen = pyte.Screen(columns, rows)
+        self.stream = pyte.ByteStream(self.screen)
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            # Not execv: readline, which pytest imports, sets LINES and COLUMNS behind Python's back.
+            environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+            os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.status = None
+
+    def read(self, seconds=0.05):
+        if select.select([self.master], [], [], seconds)[0]:
+            try:
+                data = os.read(self.master, 65536)
+            except OSError:
+                data = b""
+            self.stream.feed(data)
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def wait(self, *words, seconds=30.0):
+        deadline = time.monotonic() + seconds
+        while not all(word in self.read() for word in words):
+            assert time.monotonic() < deadline, f"the screen does not show {words}:\n{self.read()}"
+
+    def press(self, key):
+        os.write(self.master, key.encode())
+
+    def end(self, seconds=20.0):
+        deadline = time.monotonic() + seconds
+        while self.status is None:
+            self.read()
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+            assert time.monotonic() < deadline, f"it did not end:\n{self.read()}"
+        return self.status
+
+    def close(self):
+        if self.status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self.master)
+
+
+@pytest.fixture
+def top():
+    pytest.importorskip("rich")
+    pytest.importorskip("pyte")
+    opened = []
+
+    def start(*arguments, **size):
+        screen = Screen("-m", "torchdata", "top", *map(str, arguments), "--interval", "0.2", **size)
+        opened.append(screen)
+        return screen
+
+    yield start
+    for screen in opened:
+        screen.close()
+
+
+def test_the_live_view_shows_processes_pipes_and_verdict_and_goes_without_a_trace(program, top):
+    process = program("on")
+    before = os.listdir(f"/proc/{process.pid}/fd"), len(os.listdir("/dev/shm"))
+    screen = top(process.pid)
+    screen.wait("worker process 1", "Mapper(step)", "items/s", "q quit")
+    screen.wait("limits you")
+    screen.press("q")
+    assert screen.end() == 0
+    assert process.poll() is None
+    assert (os.listdir(f"/proc/{process.pid}/fd"), len(os.listdir("/dev/shm"))) == before
+    assert "worker process 1" in attach(process.pid)[0].stats().processes[2].name
+
+
+def test_the_live_view_shows_the_stacks_of_a_hung_loader(program, top):
+    process = program("asleep")
+    screen = top(process.pid)
+    screen.wait("waiting for items")
+    screen.press("s")
+    screen.wait("in step", "asleep, in hrtimer_nanosleep")
+    screen.press("s")
+    screen.wait("Mapper(step)")
+    screen.press("\x03")
+    assert screen.end() in (0, 130)
+
+
+def test_the_live_view_keeps_to_a_narrow_terminal(program, top):
+    process = program("on")
+    screen = top(process.pid, rows=24, columns=80)
+    screen.wait("worker process 1", "Mapper(step)", "items/s")
+    assert not any("…" in line for line in screen.read().splitlines() if "worker process" in line)
+    screen.press("q")
+    assert screen.end() == 0
+
+
+def test_the_live_view_shows_two_loaders_and_ends_with_the_last(program, top):
+    first, second = program("on"), program("on")
+    screen = top()
+    screen.wait(f"pid {first.pid}", f"pid {second.pid}")
+    single = top(first.pid)
+    single.wait(f"pid {first.pid}")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert single.end() == 0
+    screen.wait(f"pid {second.pid}")
+    screen.press("q")
+    assert screen.end() == 0

@@ -1,0 +1,299 @@
+"""Answering for stacks while everything changes: forks, threads, late questions, descriptors that go to others."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from process_checks import loader
+from torchdata._native import StatsBoard
+from torchdata._stats import stacks
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+from waiting import check_in_forked_child
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="stacks are read through Linux's /proc"),
+]
+
+
+def answering(pages=4):
+    """A board whose first page says how this process answers, and what it says."""
+    board = StatsBoard(pages, 1, 1, False)
+    board.adopt(0, 1, 0)
+    stacks.answer_for_stacks(board, 0)
+    return board, board.read()[0]
+
+
+def memories():
+    """Descriptors of this process that lead to memory for answers."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            if "torchdata-stacks" in os.readlink(f"/proc/self/fd/{name}"):
+                found.append(int(name))
+    return found
+
+
+def forget_what_other_tests_left():
+    """A last loader that ends in another thread than main leaves its memory to the next one."""
+    gc.collect()
+    now = stacks._answering
+    if not now.pages and now.opened[0] >= 0:
+        faulthandler.unregister(now.signal)
+        stacks._close(now.opened)
+        now.opened = (-1, 0)
+
+
+@pytest.fixture(autouse=True)
+def no_memory_is_left():
+    forget_what_other_tests_left()
+    assert memories() == []
+    yield
+    assert memories() == []
+
+
+def asked(page, seconds=1.0):
+    return stacks.ask_for_stack(os.getpid(), page["signal"], page["stack"], seconds)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_child_forked_while_a_thread_ends_the_last_loader_keeps_what_has_the_number_now(
+    moment, tmp_path, monkeypatch
+):
+    """Before the close the child has inherited the memory; after it the number leads to a file of the program."""
+    board, page = answering()
+    real_close, closed = os.close, []
+
+    def in_the_child():
+        other, own = answering()
+        assert "in_the_child" in asked(own)
+        stacks.answer_no_more(other, 0)
+        assert memories() == []
+
+    def close_and_fork(descriptor):
+        if closed or descriptor != page["stack"]:
+            return real_close(descriptor)
+        closed.append(descriptor)
+        if moment == "before":
+            check_in_forked_child(in_the_child)
+            return real_close(descriptor)
+        with open(tmp_path / "file", "w") as file:
+            os.dup2(file.fileno(), descriptor)  # which closes the memory first
+            check_in_forked_child(lambda: (in_the_child(), os.write(descriptor, b"whole")))
+            real_close(descriptor)
+        assert (tmp_path / "file").read_text() == "whole"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", close_and_fork)
+        stacks.answer_no_more(board, 0)
+    assert closed == [page["stack"]]
+
+
+def test_a_forked_child_has_memory_of_its_own_and_closes_its_parents():
+    board, page = answering()
+
+    def in_the_child():
+        _, own = answering()
+        assert own["pid"] == os.getpid()
+        assert len(memories()) == 1
+        assert "in_the_child" in asked(own)
+
+    check_in_forked_child(in_the_child)
+    check_in_forked_child(lambda: check_in_forked_child(in_the_child))
+    assert asked(page).count("Stack (most recent call first)") == 1
+    stacks.answer_no_more(board, 0)
+
+
+def test_workers_that_never_come_to_an_epoch_leave_no_memory():
+    """`nothing_is_left` of other files lets pass a few descriptors: these were among them."""
+    pipe = IterableWrapper(range(4)).sharding_filter()
+    service = MultiProcessingReadingService(1, multiprocessing_context="fork")
+    service.initialize(pipe)
+    assert len(memories()) == 1, "while they start, main can be asked where it stands"
+    service.finalize()
+    assert memories() == []
+    service = MultiProcessingReadingService(1, multiprocessing_context="fork")
+    service.initialize(pipe)
+    del service
+    gc.collect()
+    assert memories() == []
+    with loader(pipe.shuffle(), 2) as dl:
+        next(iter(dl))
+        state = dl.state_dict()
+    with loader(pipe.shuffle(), 3) as dl:
+        dl.load_state_dict(state)
+        with pytest.raises(ValueError, match="now there are 3"):
+            iter(dl)
+    assert memories() == []
+
+
+def test_a_late_question_ends_nobody_and_writes_nothing():
+    script = f"""
+import os, signal, sys
+os.close(2)
+sys.path[:] = {sys.path!r}
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+taken = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+assert taken == 2
+for _ in range(3):
+    with DataLoader2(IterableWrapper(range(3))) as loader:
+        list(loader)
+        number = loader._recorder.board.read()[0]["signal"]
+        os.kill(os.getpid(), number)
+    os.kill(os.getpid(), number)
+assert os.fstat(2).st_size == 0, "a stack went into a file of the program"
+os.close(2)
+with DataLoader2(IterableWrapper(range(3))) as loader:
+    list(loader)
+os.kill(os.getpid(), number)
+print("unharmed")
+"""
+    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"late-{os.getpid()}")
+    try:
+        done = subprocess.run([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True, timeout=60)
+    finally:
+        os.unlink(path)
+    assert (done.returncode, done.stdout) == (0, "unharmed\n")
+
+
+def test_memory_that_the_program_has_closed_is_made_anew():
+    """As daemons close whatever is open."""
+    board, page = answering()
+    os.close(page["stack"])
+    stacks.tidy()
+    second, page = answering()
+    assert asked(page).startswith("Stack (most recent call first)")
+    os.close(page["stack"])
+    stacks.answer_no_more(board, 0)
+    stacks.answer_no_more(second, 0)
+
+
+def test_nobody_is_sent_a_signal_for_which_he_has_no_handler():
+    """Whatever a damaged page says, and whoever has the number of a process that has ended."""
+    board, page = answering()
+    descriptor = page["stack"]
+    other = signal.SIGRTMAX - 5
+    assert signal.getsignal(other) == signal.SIG_DFL
+    for number in (0, -1, 1000, signal.SIGKILL, signal.SIGTERM, other):
+        assert stacks.ask_for_stack(os.getpid(), number, descriptor, 0.01) is None
+    stacks.answer_no_more(board, 0)
+
+
+def test_what_the_program_does_with_the_signal_later_stays():
+    board, page = answering()
+    number, calls = page["signal"], []
+    before = signal.signal(number, lambda *_: calls.append(1))
+    try:
+        stacks.answer_no_more(board, 0)
+        os.kill(os.getpid(), number)
+        assert calls == [1]
+        second = StatsBoard(1, 1, 1, False)
+        second.adopt(0, 1, 0)
+        stacks.answer_for_stacks(second, 0)
+        os.kill(os.getpid(), number)
+        assert calls == [1, 1]
+    finally:
+        signal.signal(number, before)
+        stacks.answer_no_more(second, 0)
+
+
+def test_two_who_ask_at_once_each_get_one_stack():
+    board, page = answering()
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(asked(page, 5.0))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stacks.answer_no_more(board, 0)
+    assert len(answers) == 8
+    assert {answer.count("Stack (most recent call first)") for answer in answers if answer} == {1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork(seed):
+    """Random moments; nobody is ended, no descriptor is left, and each child that is forked answers for itself."""
+    rng, over, failures = random.Random(seed), threading.Event(), []
+
+    def guarded(step):
+        def run():
+            while not over.is_set():
+                try:
+                    step()
+                except BaseException as error:
+                    failures.append(repr(error))
+                    return
+
+        return run
+
+    def load():
+        with DataLoader2(IterableWrapper(range(3))) as dl:
+            assert list(dl) == [0, 1, 2]
+
+    def ask():
+        opened = stacks._answering.opened[0]
+        stacks.ask_for_stack(os.getpid(), stacks._answering.signal, max(opened, 0), 0.01)
+
+    def fork():
+        with loader(IterableWrapper(range(4)).sharding_filter(), 1) as dl:
+            assert list(dl) == [0, 1, 2, 3]
+
+    threads = [threading.Thread(target=guarded(step)) for step in (load, load, ask, fork)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline and not failures:
+        load()
+        time.sleep(rng.random() * 0.005)
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    load()  # whichever thread was the last: the main one gives the memory back
+    assert failures == []
+
+
+def test_a_first_loader_of_another_thread_answers_and_its_memory_is_given_back_by_no_late_question():
+    script = """
+import os, threading
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+numbers = []
+def load():
+    with DataLoader2(IterableWrapper(range(3))) as loader:
+        list(loader)
+        numbers.append(loader._recorder.board.read()[0]["signal"])
+        os.kill(os.getpid(), numbers[0])
+for _ in range(2):
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()
+    os.kill(os.getpid(), numbers[0])
+load()
+os.kill(os.getpid(), numbers[0])
+held = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if name != "3"]
+print("unharmed", sum("torchdata-stacks" in one for one in held))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout in ("unharmed 0\n", "unharmed 1\n"), "one descriptor at most, however many loaders there were"
+
+
+def test_the_handler_is_faulthandlers_and_not_pythons():
+    """A process that holds the interpreter's lock answers, too."""
+    board, page = answering()
+    assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
+    stacks.answer_no_more(board, 0)
+    assert not faulthandler.unregister(page["signal"])

@@ -1,0 +1,115 @@
+"""The part of an AIStore cluster that its Python library talks to: listing, reading and writing objects.
+
+Run as a program it serves buckets from memory, in a process of its own, so that forks and open files are counted
+without it: it prints its port and ends with its input. Objects whose name ends in `.cut` end early.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from server_process import server_process
+
+#: Names per answer to a listing.
+NAMES_PER_PAGE = 5
+
+
+class Cluster(BaseHTTPRequestHandler):
+    """Answers one connection."""
+
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer is sent as one piece, which nothing delays
+    buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
+
+    def _place(self) -> tuple[str, str, str]:
+        """What is asked for (`buckets` or `objects`), the URL of the bucket, and the name in it."""
+        url = urlsplit(self.path)
+        _, _, kind, bucket, *name = url.path.split("/", 4)
+        provider = parse_qs(url.query).get("provider", ["ais"])[0]
+        return kind, f"{provider}://{bucket}", unquote(name[0]) if name else ""
+
+    def _send(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        kind, bucket, name = self._place()
+        if bucket not in self.buckets:
+            self._send(404, f'bucket "{bucket}" does not exist'.encode())
+        elif kind == "buckets":
+            self._list(bucket, json.loads(body)["value"])
+        elif name not in self.buckets[bucket]:
+            self._send(404, f'object "{bucket}/{name}" does not exist'.encode())
+        else:
+            self._read(name, *self.buckets[bucket][name])
+
+    def _list(self, bucket: str, message: dict[str, str]) -> None:
+        import msgspec
+
+        token = message["continuation_token"]
+        names = [name for name in sorted(self.buckets[bucket]) if name.startswith(message["prefix"]) and name > token]
+        page = names[:NAMES_PER_PAGE]
+        answer = {
+            "UUID": "1",
+            "ContinuationToken": page[-1] if len(names) > len(page) else "",
+            "Flags": 0,
+            "Entries": [{"n": name} for name in page] or None,
+        }
+        self._send(200, msgspec.msgpack.encode(answer), Content_Type="application/msgpack")
+
+    def _read(self, name: str, content: bytes, version: int) -> None:
+        headers = {"Ais-Version": str(version)}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked:
+            start, stop = int(asked[1]), int(asked[2] or len(content) - 1) + 1
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+            content = content[start:stop]
+        if name.endswith(".cut"):
+            headers["Content-Length"] = str(len(content))
+            content = content[: len(content) // 2]
+            self.close_connection = True
+        self._send(206 if asked else 200, content, **headers)
+
+    def do_PUT(self) -> None:
+        _, bucket, name = self._place()
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        version = self.buckets[bucket][name][1] + 1 if name in self.buckets[bucket] else 1
+        self.buckets[bucket][name] = content, version
+        self._send(200, b"")
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""
+
+
+def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[str]:
+    """Runs a cluster with these buckets (by URL, with content by name); yields its URL."""
+    as_text = {
+        bucket: {name: content.hex() for name, content in objects.items()} for bucket, objects in buckets.items()
+    }
+    return server_process(__file__, told=json.dumps(as_text))
+
+
+def main() -> None:
+    """Serves until the input ends."""
+    import threading
+
+    for bucket, objects in json.loads(sys.stdin.readline()).items():
+        Cluster.buckets[bucket] = {name: (bytes.fromhex(content), 1) for name, content in objects.items()}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Cluster)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_address[1], flush=True)
+    sys.stdin.read()
+    server.shutdown()
+
+
+if __name__ == "__main__":
+    main()

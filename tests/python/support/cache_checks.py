@@ -1,0 +1,58 @@
+"""What the tests of the on-disk cache share: pipelines over files of a folder, and that no claim is left."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter.disk_cache import claims as locks
+
+#: Two workers that want the same files are what these tests are about.
+unsharded = pytest.mark.filterwarnings("ignore:.*nothing between it and the end divides its items")
+
+
+@pytest.fixture(autouse=True)
+def no_claim_is_left():
+    yield
+    assert not locks._claims
+    assert not locks._lock_files
+
+
+class Maker:
+    """Makes the content of files, and remembers for which names."""
+
+    def __init__(self):
+        self.made = []
+
+    def __call__(self, path):
+        self.made.append(os.path.basename(path))
+        return path, f"content of {os.path.basename(path)}".encode()
+
+
+def cached(folder, names, maker=None, between=lambda pipe: pipe, mode="wb", timeout=300, **options):
+    """A cached pipeline over files of a folder, named by themselves."""
+    section = IterableWrapper([str(folder / name) for name in names]).on_disk_cache(**options)
+    return between(section).map(maker or Maker()).end_caching(mode=mode, timeout=timeout)
+
+
+def names(paths):
+    return [os.path.basename(path) for path in paths]
+
+
+def content(folder):
+    """What is in a folder, name by name."""
+    return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def made(*files):
+    return {name: f"content of {name}" for name in files}
+
+
+def members(path):
+    return [(f"{path}.{i}", f"member {i}".encode()) for i in range(3)]
+
+
+def archives(folder, keys, unpack=members):
+    return IterableWrapper([str(folder / key) for key in keys]).on_disk_cache().flatmap(unpack).end_caching()

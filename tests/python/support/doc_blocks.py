@@ -1,0 +1,114 @@
+"""The code blocks of a Markdown page, and running them as a reader does who follows the page from its top.
+
+All Python blocks of a page are one program, in their order. What a block prints stands in the `text` block below it;
+where there is none it prints nothing. A comment above a block tells what is different:
+
+    <!-- alone -->              the block is a program of its own
+    <!-- not run: REASON -->    the block is not run, here
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import torchdata
+
+#: Printed behind each block; no block prints it.
+_END = "\x1e"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block.
+
+    Args:
+        line: where it begins, from 1.
+        language: what stands behind the fence.
+        code: its lines.
+        comment: the HTML comment directly above it.
+    """
+
+    line: int
+    language: str
+    code: str
+    comment: str = ""
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not run, if it is not."""
+        return self.comment.removeprefix("not run:").strip() if self.comment.startswith("not run:") else None
+
+
+@dataclass(frozen=True)
+class Example:
+    """A Python block and what the page says that it prints."""
+
+    block: Block
+    shown: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """All fenced blocks of a page that hold code or what it prints."""
+    found: list[Block] = []
+    comment, opened, lines = "", None, []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if opened is None:
+            if fence := re.fullmatch(r"```(\S*).*", line):
+                opened, lines = (number, fence[1]), []
+            elif remark := re.fullmatch(r"<!-- (.*) -->", line):
+                comment = remark[1]
+            elif line.strip():
+                comment = ""
+        elif line == "```":
+            found.append(Block(*opened, "".join(f"{one}\n" for one in lines), comment))
+            opened, comment = None, ""
+        else:
+            lines.append(line)
+    assert opened is None, f"{page}: the block of line {opened} has no end"
+    return found
+
+
+def examples(page: Path) -> list[Example]:
+    """The Python blocks of a page that are to be run."""
+    found = blocks(page)
+    return [
+        Example(block, after.code if after and after.language == "text" and not after.comment else "")
+        for block, after in zip_longest(found, found[1:])
+        if block.language == "python" and block.reason is None
+    ]
+
+
+def _allowed(program: list[Example]) -> list[str]:
+    """Warnings that another library is to blame for."""
+    if any("import webdataset" in example.block.code for example in program):
+        return ["-W", "ignore::ResourceWarning"]  # it leaves closing its files to the interpreter
+    return []
+
+
+def printed(page: Path, folder: Path) -> list[str]:
+    """What each of the page's examples prints, when they are run in the folder; fails where one fails."""
+    texts = {}
+    together = [example for example in examples(page) if example.block.comment != "alone"]
+    programs = [[example] for example in examples(page) if example.block.comment == "alone"]
+    for number, program in enumerate([*programs, together]):
+        if not program:
+            continue
+        script = folder / f"{page.stem}_{number}.py"
+        # A spawned worker imports the script.
+        end = f'\nif __name__ == "__main__":\n    print("{_END}", end="", flush=True)\n'
+        script.write_text("".join(one.block.code + end for one in program), encoding="utf-8")
+        # The package under test, wherever the run found it.
+        environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
+        command = [sys.executable, "-W", "error", *_allowed(program), str(script)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, env=environment)
+        assert (run.returncode, run.stderr) == (0, ""), f"{page}: {run.stdout}\n{run.stderr}"
+        parts = run.stdout.split(_END)[:-1]
+        assert len(parts) == len(program)
+        texts.update({one.block.line: part for one, part in zip(program, parts, strict=True)})
+    return [texts[example.block.line] for example in examples(page)]

@@ -1,0 +1,70 @@
+"""Sources and functions that tests of nodes read from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchdata.nodes import BaseNode, IterableWrapper
+
+
+def numbers(count: int) -> IterableWrapper[int]:
+    return IterableWrapper(range(count))
+
+
+def at_odds(number: int) -> int:
+    """A function that fails for 2."""
+    if number == 2:
+        raise ValueError("two")
+    return 10 * number
+
+
+def outcomes(node: BaseNode[Any]) -> list[Any]:
+    """What a node yields, with the texts of errors at their places, at most 50."""
+    found: list[Any] = []
+    while len(found) < 50:
+        try:
+            found.append(next(node))
+        except StopIteration:
+            break
+        except Exception as error:
+            found.append(str(error))
+    return found
+
+
+class Epochs:
+    """A sampler that notes the epochs it is told, and yields them."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter([(self.epoch, number) for number in range(self.size)])
+
+
+class Places:
+    """A Stateful iterable that cannot be read anew where its state was loaded."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.place, self.begun, self.loaded = size, 0, 0, False
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.loaded:
+            self.place = 0
+        self.loaded = False
+        return self.rest()
+
+    def rest(self) -> Iterator[int]:
+        self.begun += self.place == 0
+        while self.place < self.size:
+            self.place += 1
+            yield self.place
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.place, self.loaded = state_dict["place"], True

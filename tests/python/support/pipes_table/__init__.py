@@ -1,0 +1,26 @@
+"""The table of pipes: how each is built over a source of ints, and a plain-Python model of what it yields.
+
+`test_pipes_model.py` runs every row through the same tests: equality with the model, state at every position, later
+epochs, copies, failing sources, two workers. A new pipe is one more row in the module of its kind (or in a new
+module: all of this package are found); constructor errors are rows of `BAD_ARGUMENTS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from pipes_table.row import BadArgument, Row, seed
+
+__all__ = ["BAD_ARGUMENTS", "ROWS", "Row", "seed"]
+
+ROWS: list[Row] = []
+BAD_ARGUMENTS: list[BadArgument] = []
+
+for _module in sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name not in ("folders", "row")):
+    _rows = importlib.import_module(f"{__name__}.{_module}")
+    ROWS += _rows.ROWS
+    BAD_ARGUMENTS += _rows.BAD_ARGUMENTS
+
+for _names in ([row.name for row in ROWS], [bad[0] for bad in BAD_ARGUMENTS]):
+    assert len(set(_names)) == len(_names), f"names of rows must differ: {sorted(_names)}"

@@ -1,0 +1,165 @@
+"""The caches: in memory, and in files of a folder that all tests of this process share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pipes_table.folders import folder
+from pipes_table.row import BadArgument, Row, Source, ints
+from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, OnDiskCacheHolder
+
+FOLDER = folder("caches")
+
+#: As megabytes, room for about three small ints.
+THREE_ITEMS = 100 / 2**20
+
+
+def path_of(item: int) -> str:
+    return os.path.join(FOLDER, str(item))
+
+
+def with_content(item: int) -> tuple[str, bytes]:
+    return path_of(item), f"{item}".encode()
+
+
+def item_of(path: str) -> int:
+    with open(path) as file:
+        return int(file.read())
+
+
+def never(path: str) -> bool:
+    return False
+
+
+def where_even(path: str) -> bool:
+    return int(os.path.basename(path)) % 2 == 0
+
+
+def two_members(item: int) -> list[tuple[str, bytes]]:
+    return [(path_of(item) + suffix, f"{item}".encode()) for suffix in ("-a", "-b")]
+
+
+def key_of(item: int) -> str:
+    return path_of(item) + "-members"
+
+
+def on_disk(source: Source, check: Any = None, between: Any = lambda pipe: pipe) -> Any:
+    section = OnDiskCacheHolder(source(), path_of, extra_check_fn=check).map(with_content)
+    return EndOnDiskCacheHolder(between(section)).map(item_of)
+
+
+def in_two_files(source: Source) -> Any:
+    section = OnDiskCacheHolder(source(), key_of).flatmap(two_members)
+    return EndOnDiskCacheHolder(section).map(item_of)
+
+
+NO_LENGTH = "valid length|has no len"
+
+ROWS: list[Row] = [
+    Row(
+        "in_memory_cache",
+        lambda s: InMemoryCacheHolder(s()),
+        list,
+        grows="it keeps all items",
+    ),
+    Row(
+        "in_memory_cache_of_some",
+        lambda s, size: InMemoryCacheHolder(s(), size=size),
+        lambda xs, size: xs,
+        {"size": st.sampled_from([0, THREE_ITEMS, 1])},
+        {"size": THREE_ITEMS},
+        grows="it keeps all items",
+    ),
+    Row(
+        "in_memory_cache_batched",
+        lambda s: s().batch(2).in_memory_cache().unbatch(),
+        list,
+        length=NO_LENGTH,
+        grows="it keeps all items",
+    ),
+    Row(
+        "on_disk_cache",
+        on_disk,
+        list,
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
+    Row(
+        "on_disk_cache_where_nothing_will_do",
+        lambda s: on_disk(s, never),
+        list,
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
+    Row(
+        "on_disk_cache_where_some_will_do",
+        lambda s: on_disk(s, where_even),
+        list,
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
+    Row(
+        "on_disk_cache_of_batches",
+        lambda s, size: on_disk(s, never, lambda pipe: pipe.batch(size).unbatch()),
+        lambda xs, size: xs,
+        {"size": st.integers(1, 5)},
+        {"size": 3},
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
+    Row(
+        "on_disk_cache_read_ahead",
+        lambda s: on_disk(s, never, lambda pipe: pipe.prefetch(2)),
+        list,
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
+    Row(
+        "on_disk_cache_of_archives",
+        in_two_files,
+        lambda xs: [x for x in xs for _ in range(2)],
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
+    Row(
+        "on_disk_caches_in_turn",
+        lambda s: on_disk(lambda: on_disk(s, never), never),
+        list,
+        length=NO_LENGTH,
+        grows="it writes a file for each of many items",
+    ),
+]
+
+
+def ended(**options: Any) -> Any:
+    return ints().on_disk_cache(path_of).map(with_content).end_caching(**options)
+
+
+BAD_ARGUMENTS: list[BadArgument] = [
+    ("in_memory_cache_size", lambda: ints().in_memory_cache(size="1"), TypeError, "number of megabytes"),
+    ("in_memory_cache_negative", lambda: ints().in_memory_cache(size=-1), ValueError, "number of megabytes"),
+    ("on_disk_cache_function", lambda: ints().on_disk_cache("path"), TypeError, "filepath_fn"),
+    ("on_disk_cache_check", lambda: ints().on_disk_cache(extra_check_fn=3), TypeError, "extra_check_fn"),
+    ("on_disk_cache_hashes", lambda: ints().on_disk_cache(hash_dict=["a"]), TypeError, "hash_dict"),
+    (
+        "on_disk_cache_hash_type",
+        lambda: ints().on_disk_cache(None, {}, "sha1"),
+        ValueError,
+        "Invalid hash_type",
+    ),
+    ("end_caching_alone", lambda: ints().end_caching(), RuntimeError, "Expected `OnDiskCacheHolder`"),
+    ("end_caching_twice", lambda: ended().end_caching(), RuntimeError, "only be invoked once"),
+    (
+        "end_caching_two_functions",
+        lambda: ended(filepath_fn=path_of, same_filepath_fn=True),
+        ValueError,
+        "mutually exclusive",
+    ),
+    ("end_caching_function", lambda: ended(filepath_fn="path"), TypeError, "filepath_fn"),
+    ("end_caching_mode", lambda: ended(mode="rb"), ValueError, "mode must be one of"),
+    ("end_caching_timeout", lambda: ended(timeout=-1), ValueError, "number of seconds"),
+    ("on_disk_cache_add", lambda: ints().on_disk_cache() + ints(), RuntimeError, "doesn't support add"),
+]

@@ -1,0 +1,470 @@
+"""The core pipes: mapping, grouping, selecting, combining, splitting, repeating, sharding, prefetching."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pipes_table.row import BadArgument, Row, Source, ints
+from torchdata.datapipes.iter import (
+    SHARDING_PRIORITIES,
+    Batcher,
+    Collator,
+    Concater,
+    Cycler,
+    Enumerator,
+    Filter,
+    FlatMapper,
+    Grouper,
+    Header,
+    IterableWrapper,
+    IterDataPipe,
+    LengthSetter,
+    Mapper,
+    MapToIterConverter,
+    Prefetcher,
+    Repeater,
+    Sampler,
+    ShardingFilter,
+    Shuffler,
+    UnBatcher,
+)
+
+
+class Doubling(IterDataPipe):
+    """A user's pipe without state of its own: it is replayed."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Any:
+        for item in self.source_datapipe:
+            yield 2 * item
+
+
+def plus_one(item: int) -> int:
+    return item + 1
+
+
+def is_even(item: int) -> bool:
+    return item % 2 == 0
+
+
+def remainder3(item: int) -> int:
+    return item % 3
+
+
+def remainder_or_none(item: int) -> int | None:
+    return None if item % 3 == 2 else item % 3
+
+
+def countdown(item: int) -> list[int]:
+    return list(range(item % 4))
+
+
+def countdown_once(item: int) -> Any:
+    return iter(range(item % 4))
+
+
+def countdown_lazily(item: int) -> Any:
+    yield from range(item % 4)
+
+
+def paired(item: int) -> tuple[int, int]:
+    return item, item * item
+
+
+def nested(item: int) -> list[list[int]]:
+    return [[item, item], [item]]
+
+
+def added(left: int, right: int) -> int:
+    return left + right
+
+
+def batched(items: list[Any], size: int, drop_last: bool = False) -> list[list[Any]]:
+    batches = [items[i : i + size] for i in range(0, len(items), size)]
+    return [batch for batch in batches if len(batch) == size or not drop_last]
+
+
+def shuffled(items: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
+    rng, buffer, out = random.Random(seed), [], []
+    for item in items:
+        if len(buffer) == buffer_size:
+            index = rng.randint(0, buffer_size - 1)
+            out.append(buffer[index])
+            buffer[index] = item
+        else:
+            buffer.append(item)
+    while buffer:
+        out.append(buffer.pop(rng.randint(0, len(buffer) - 1)))
+    return out
+
+
+def grouped(items: list[Any], group_size: int | None, buffer_size: int, drop: bool) -> list[Any]:
+    groups: dict[int, list[int]] = {}
+    out = []
+    for item in items:
+        groups.setdefault(item % 3, []).append(item)
+        if len(groups[item % 3]) == group_size:
+            out.append((item % 3, groups.pop(item % 3)))
+        elif sum(map(len, groups.values())) == buffer_size:
+            biggest = max(groups, key=lambda key: len(groups[key]))
+            group = groups.pop(biggest)
+            if group_size is None or not drop:
+                out.append((biggest, group))
+    return [*out, *groups.items()]
+
+
+def share(items: list[Any], shards: int, shard: int, block: int) -> list[Any]:
+    return [item for i, item in enumerate(items) if i // block % shards == shard]
+
+
+def build_sharded(source: Source, shards: int, shard: int, block: int | None) -> Any:
+    pipe = ShardingFilter(source()).set_sharding_block(block)
+    pipe.apply_sharding(shards, shard % shards)
+    return pipe
+
+
+def build_two_level(source: Source, nodes: int, node: int, workers: int, worker: int) -> Any:
+    pipe = ShardingFilter(source())
+    pipe.apply_sharding(workers, worker % workers, SHARDING_PRIORITIES.MULTIPROCESSING)
+    pipe.apply_sharding(nodes, node % nodes, SHARDING_PRIORITIES.DISTRIBUTED)
+    return pipe
+
+
+def build_forked(source: Source) -> Any:
+    left, right = source().fork(2)
+    return left.filter(is_even).zip(right)
+
+
+def build_split(source: Source) -> Any:
+    zero, one = source().demux(2, remainder_or_none, drop_none=True)
+    return one.concat(zero)
+
+
+def build_unzipped(source: Source) -> Any:
+    first, third = source().map(lambda n: (n, -n, n + 7)).unzip(3, columns_to_skip=[1])
+    return third.zip(first)
+
+
+def build_replayed_fork(source: Source) -> Any:
+    left, right = source().shuffle(buffer_size=3).fork(2, buffer_size=4)
+    return Doubling(left).zip(right.map(plus_one))
+
+
+def build_mixed(source: Source) -> Any:
+    return source().map(plus_one).filter(is_even).batch(2).shuffle(buffer_size=3).unbatch().enumerate()
+
+
+small = st.integers(1, 5)
+flag = st.booleans()
+
+
+ROWS: list[Row] = [
+    Row("wrapper", lambda s: s(), list),
+    Row("map", lambda s: Mapper(s(), plus_one), lambda xs: [x + 1 for x in xs]),
+    Row(
+        "map_columns",
+        lambda s: s().map(paired).map(added, input_col=[0, 1], output_col=-1),
+        lambda xs: [(x, x * x, x + x * x) for x in xs],
+    ),
+    Row(
+        "flatmap",
+        lambda s: FlatMapper(s(), countdown),
+        lambda xs: [y for x in xs for y in range(x % 4)],
+        length="valid length|has no len",
+    ),
+    Row(
+        "flatmap_of_columns",
+        lambda s: s().map(paired).map(added, input_col=[0, 1], output_col=-1).flatmap(input_col=(0, 2)),
+        lambda xs: [y for x in xs for y in (x, x + x * x)],
+        length="valid length|has no len",
+    ),
+    Row(
+        "flatmap_of_a_column",
+        lambda s: s().map(countdown).batch(1).flatmap(input_col=0),
+        lambda xs: [y for x in xs for y in range(x % 4)],
+        length="valid length|has no len",
+    ),
+    Row(
+        "flatmap_of_generators",
+        lambda s: FlatMapper(s(), countdown_lazily),
+        lambda xs: [y for x in xs for y in range(x % 4)],
+        length="valid length|has no len",
+    ),
+    Row(
+        "flatmap_of_iterators",
+        lambda s: FlatMapper(s(), countdown_once),
+        lambda xs: [y for x in xs for y in range(x % 4)],
+        length="valid length|has no len",
+    ),
+    Row(
+        "collate",
+        lambda s: Collator(s().batch(2), collate_fn=sum),
+        lambda xs: [sum(batch) for batch in batched(xs, 2)],
+    ),
+    Row(
+        "filter",
+        lambda s: Filter(s(), is_even),
+        lambda xs: [x for x in xs if x % 2 == 0],
+        length="valid length|has no len",
+    ),
+    Row(
+        "header",
+        lambda s, limit: Header(s(), limit),
+        lambda xs, limit: xs[:limit],
+        {"limit": st.none() | st.integers(0, 9)},
+        {"limit": 7},
+    ),
+    Row("set_length", lambda s: LengthSetter(s(), 3), list, length=3),
+    Row(
+        "batch",
+        lambda s, size, drop_last: Batcher(s(), size, drop_last),
+        batched,
+        {"size": small, "drop_last": flag},
+        {"size": 3, "drop_last": False},
+    ),
+    Row(
+        "batch_wrapped",
+        lambda s, size: Batcher(s(), size, wrapper_class=tuple),
+        lambda xs, size: [tuple(batch) for batch in batched(xs, size)],
+        {"size": small},
+        {"size": 2},
+    ),
+    Row(
+        "unbatch",
+        lambda s: UnBatcher(s().map(nested)),
+        lambda xs: [y for x in xs for y in nested(x)],
+        length="valid length|has no len",
+    ),
+    Row(
+        "unbatch_two_levels",
+        lambda s, level: UnBatcher(s().map(nested), level),
+        lambda xs, level: [y for x in xs for y in (x, x, x)],
+        {"level": st.sampled_from([2, -1])},
+        {"level": -1},
+        length="valid length|has no len",
+    ),
+    Row(
+        "groupby",
+        lambda s, group_size, buffer_size, drop: Grouper(
+            s(),
+            remainder3,
+            keep_key=True,
+            group_size=group_size,
+            buffer_size=buffer_size,
+            drop_remaining=drop,
+            guaranteed_group_size=None if drop or group_size is None else 1,
+        ),
+        grouped,
+        {"group_size": st.none() | st.integers(1, 4), "buffer_size": st.integers(4, 7), "drop": flag},
+        {"group_size": 3, "buffer_size": 4, "drop": False},
+        length="valid length|has no len",
+    ),
+    Row(
+        "shuffle",
+        lambda s, buffer_size: Shuffler(s(), buffer_size=buffer_size),
+        shuffled,
+        {"buffer_size": st.integers(1, 20)},
+        {"buffer_size": 4},
+        random=True,
+    ),
+    Row("shuffle_off", lambda s: Shuffler(s(), buffer_size=3).set_shuffle(False), list),
+    Row(
+        "shuffle_unbatched",
+        lambda s: Shuffler(s().batch(2), buffer_size=3, unbatch_level=1),
+        lambda xs: shuffled(xs, 3),
+        length="valid length|has no len",
+        random=True,
+    ),
+    Row("sampler", lambda s: Sampler(s()), lambda xs: list(range(len(xs))), reads_items=False),
+    Row(
+        "sharding_filter",
+        build_sharded,
+        lambda xs, shards, shard, block: share(xs, shards, shard % shards, block or 1),
+        {"shards": small, "shard": st.integers(0, 4), "block": st.none() | st.integers(1, 4)},
+        {"shards": 2, "shard": 1, "block": None},
+        not_in_workers="it shards the items itself",
+    ),
+    Row(
+        "sharding_filter_blocks",
+        build_sharded,
+        lambda xs, shards, shard, block: share(xs, shards, shard % shards, block),
+        {"shards": small, "shard": st.integers(0, 4), "block": small},
+        {"shards": 2, "shard": 1, "block": 2},
+        not_in_workers="it shards the items itself",
+    ),
+    Row(
+        "sharding_filter_two_levels",
+        build_two_level,
+        lambda xs, nodes, node, workers, worker: share(
+            xs, nodes * workers, worker % workers + workers * (node % nodes), 1
+        ),
+        {"nodes": small, "node": st.integers(0, 4), "workers": small, "worker": st.integers(0, 4)},
+        {"nodes": 2, "node": 1, "workers": 2, "worker": 0},
+        not_in_workers="it shards the items itself",
+    ),
+    Row(
+        "dispatch",
+        lambda s: s().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING),
+        list,
+    ),
+    Row("concat", lambda s: Concater(s(), s().map(plus_one), s()), lambda xs: [*xs, *[x + 1 for x in xs], *xs]),
+    Row("zip", lambda s: s().zip(s().header(5)), lambda xs: list(zip(xs, xs[:5], strict=False))),
+    Row(
+        "mux",
+        lambda s: s().mux(s().map(plus_one).header(5), s()),
+        lambda xs: [y for x in xs[:5] for y in (x, x + 1, x)],
+    ),
+    Row(
+        "fork",
+        build_forked,
+        lambda xs: list(zip([x for x in xs if x % 2 == 0], xs, strict=False)),
+        length="valid length|has no len",
+        grows="it refuses to hold as many items as one child is ahead",
+    ),
+    Row(
+        "demux",
+        build_split,
+        lambda xs: [*[x for x in xs if x % 3 == 1], *[x for x in xs if x % 3 == 0]],
+        length="valid length|has no len",
+        grows="it refuses to hold as many items as one child is ahead",
+    ),
+    Row("unzip", build_unzipped, lambda xs: [(x + 7, x) for x in xs]),
+    Row(
+        "enumerate",
+        lambda s, start: Enumerator(s(), start),
+        lambda xs, start: list(enumerate(xs, start)),
+        {"start": st.integers(-3, 3)},
+        {"start": 5},
+    ),
+    Row(
+        "cycle",
+        lambda s, count: Cycler(s(), count),
+        lambda xs, count: xs * count,
+        {"count": st.integers(0, 3)},
+        {"count": 3},
+    ),
+    Row(
+        "cycle_for_ever",
+        lambda s: Cycler(s()).header(20),
+        lambda xs: list(itertools.islice(itertools.cycle(xs), 20)),
+        length=20,
+    ),
+    Row(
+        "repeat",
+        lambda s, times: Repeater(s(), times),
+        lambda xs, times: [x for x in xs for _ in range(times)],
+        {"times": st.integers(2, 4)},
+        {"times": 2},
+    ),
+    Row(
+        "prefetch",
+        lambda s, buffer_size: Prefetcher(s(), buffer_size),
+        lambda xs, buffer_size: xs,
+        {"buffer_size": small},
+        {"buffer_size": 3},
+    ),
+    Row(
+        "prefetch_shuffled",
+        lambda s: Prefetcher(s().shuffle(buffer_size=3)),
+        lambda xs: shuffled(xs, 3),
+        random=True,
+    ),
+    Row(
+        "replayed",
+        lambda s: Mapper(Doubling(s().shuffle(buffer_size=3)), plus_one),
+        lambda xs: [2 * x + 1 for x in shuffled(xs, 3)],
+        length="valid length|has no len",
+        random=True,
+    ),
+    Row(
+        "replayed_fork",
+        build_replayed_fork,
+        lambda xs: [(2 * x, x + 1) for x in shuffled(xs, 3)],
+        length="valid length|has no len",
+        random=True,
+    ),
+    Row(
+        "mixed",
+        build_mixed,
+        lambda xs: list(enumerate(y for batch in shuffled(batched([x + 1 for x in xs if x % 2], 2), 3) for y in batch)),
+        length="valid length|has no len",
+        random=True,
+    ),
+]
+
+
+BAD_ARGUMENTS: list[BadArgument] = [
+    ("wrapper_of_int", lambda: IterableWrapper(3), TypeError, "iterable"),
+    ("set_length_negative", lambda: ints().set_length(-1), ValueError, "length"),
+    ("set_length_float", lambda: ints().set_length(1.5), TypeError, "length"),
+    ("map_without_function", lambda: ints().map(3), TypeError, "fn"),
+    ("map_over_int", lambda: Mapper(3, plus_one), TypeError, "datapipe"),
+    ("map_output_only", lambda: ints().map(plus_one, output_col=1), ValueError, "output_col"),
+    ("map_two_outputs", lambda: ints().map(plus_one, 0, [1, 2]), ValueError, "single-element"),
+    ("map_no_columns", lambda: ints().map(plus_one, []), ValueError, "input_col"),
+    ("map_too_many_columns", lambda: ints().map(plus_one, [0, 1]), ValueError, "plus_one"),
+    ("map_too_few_columns", lambda: ints().map(added, [0]), ValueError, "added"),
+    ("map_keyword_only", lambda: ints().map(lambda x, *, y: x), ValueError, "keyword-only"),
+    ("flatmap_without_function", lambda: ints().flatmap(3), TypeError, "fn"),
+    ("collate_conversion", lambda: ints().collate(3), TypeError, "conversion"),
+    ("collate_conversion_member", lambda: ints().collate({"a": 3}), TypeError, "'a'"),
+    ("collate_fn", lambda: ints().collate(collate_fn=3), TypeError, "collate_fn"),
+    ("filter_without_function", lambda: ints().filter(None), TypeError, "filter_fn"),
+    ("filter_columns", lambda: ints().filter(is_even, [0, 1]), ValueError, "is_even"),
+    ("header_negative", lambda: ints().header(-1), ValueError, "limit"),
+    ("batch_zero", lambda: ints().batch(0), AssertionError, "batch_size"),
+    ("batch_string", lambda: ints().batch("2"), TypeError, "batch_size"),
+    ("batch_wrapper", lambda: ints().batch(2, wrapper_class=3), TypeError, "wrapper_class"),
+    ("unbatch_level", lambda: ints().unbatch(-2), ValueError, "unbatch_level"),
+    ("groupby_function", lambda: ints().groupby(3), TypeError, "group_key_fn"),
+    (
+        "groupby_size",
+        lambda: ints().groupby(is_even, group_size=5, buffer_size=4),
+        AssertionError,
+        "group_size",
+    ),
+    (
+        "groupby_guarantee",
+        lambda: ints().groupby(is_even, guaranteed_group_size=2),
+        AssertionError,
+        "guaranteed",
+    ),
+    (
+        "groupby_guarantee_size",
+        lambda: ints().groupby(is_even, group_size=2, guaranteed_group_size=3),
+        AssertionError,
+        "guaranteed",
+    ),
+    ("shuffle_buffer", lambda: ints().shuffle(buffer_size=0), AssertionError, "buffer_size"),
+    ("sampler_unsized", lambda: Sampler(ints().filter(is_even)), AssertionError, "length"),
+    ("sampler_class", lambda: Sampler(ints(), 3), TypeError, "sampler"),
+    ("sharding_group_filter", lambda: ints().sharding_filter(7), ValueError, "sharding_group_filter"),
+    (
+        "dispatch_group",
+        lambda: ints().sharding_round_robin_dispatch(SHARDING_PRIORITIES.DISTRIBUTED),
+        NotImplementedError,
+        "MULTIPROCESSING",
+    ),
+    ("concat_nothing", lambda: Concater(), ValueError, "at least one"),
+    ("concat_list", lambda: ints().concat([1]), TypeError, "input 1"),
+    ("zip_list", lambda: ints().zip([1]), TypeError, "IterDataPipe"),
+    ("mux_list", lambda: ints().mux([1]), TypeError, "IterDataPipe"),
+    ("fork_zero", lambda: ints().fork(0), ValueError, "num_instances"),
+    ("fork_copy", lambda: ints().fork(2, copy="both"), ValueError, "Unknown copy method"),
+    ("fork_buffer", lambda: ints().fork(2, buffer_size=None), TypeError, "buffer_size"),
+    ("demux_zero", lambda: ints().demux(0, is_even), ValueError, "num_instances"),
+    ("demux_function", lambda: ints().demux(2, 3), TypeError, "classifier_fn"),
+    ("unzip_nothing", lambda: ints().unzip(2, columns_to_skip=[0, 1]), RuntimeError, "filtered out"),
+    ("enumerate_start", lambda: ints().enumerate("1"), TypeError, "starting_index"),
+    ("cycle_negative", lambda: ints().cycle(-1), ValueError, "count"),
+    ("prefetch_zero", lambda: ints().prefetch(0), ValueError, "buffer_size"),
+    ("prefetch_string", lambda: ints().prefetch("2"), TypeError, "buffer_size"),
+    ("repeat_once", lambda: ints().repeat(1), ValueError, "repetition"),
+    ("to_iter_of_iter", lambda: MapToIterConverter(ints()), TypeError, "MapDataPipe"),
+]

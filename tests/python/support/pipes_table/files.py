@@ -1,0 +1,145 @@
+"""Pipes over files that take plain items, or streams in memory: decompressing, parsing JSON, hashing, saving."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+from typing import Any
+
+from pipes_table.folders import folder
+from pipes_table.row import BadArgument, Row, Source, ints
+from torchdata.datapipes.iter import (
+    Bz2FileLoader,
+    Decompressor,
+    Extractor,
+    HashChecker,
+    JsonParser,
+    RarArchiveLoader,
+    Saver,
+    TarArchiveLoader,
+    XzFileLoader,
+    ZipArchiveLoader,
+)
+
+FOLDER = folder("saved")
+
+NO_LENGTH = "valid length|has no len"
+
+
+def gzipped(item: int) -> tuple[str, io.BytesIO]:
+    return f"{item}.gz", io.BytesIO(gzip.compress(b"%d" % item))
+
+
+def bzipped(item: int) -> tuple[str, io.BytesIO]:
+    return f"{item}.bz2", io.BytesIO(bz2.compress(b"%d" % item))
+
+
+def xzipped(item: int) -> tuple[str, io.BytesIO]:
+    return f"{item}.xz", io.BytesIO(lzma.compress(b"%d" % item))
+
+
+def json_of(item: int) -> tuple[str, io.BytesIO]:
+    return f"{item}.json", io.BytesIO(json.dumps({"item": [item]}).encode())
+
+
+def blob_of(item: int) -> tuple[str, bytes]:
+    return f"{item}.bin", b"%d" % item
+
+
+def content_of(pair: tuple[str, Any]) -> tuple[str, bytes]:
+    with pair[1] as stream:
+        return pair[0], stream.read()
+
+
+def in_folder(name: str) -> str:
+    return os.path.join(FOLDER, name[0], name)
+
+
+class Hashes(dict[str, str]):
+    """The hash of every file that `blob_of` makes."""
+
+    def __missing__(self, name: str) -> str:
+        return hashlib.sha256(name.removesuffix(".bin").encode()).hexdigest()
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def build_decompressed(source: Source) -> Any:
+    return Decompressor(source().map(gzipped)).map(content_of)
+
+
+ROWS: list[Row] = [
+    Row(
+        "decompress",
+        build_decompressed,
+        lambda xs: [(f"{x}.gz", b"%d" % x) for x in xs],
+        length=NO_LENGTH,
+        grows="its buffers outweigh what is looked for",
+    ),
+    Row(
+        "extract",
+        lambda s: Extractor(s().map(bzipped), "bz2").map(content_of),
+        lambda xs: [(f"{x}.bz2", b"%d" % x) for x in xs],
+        length=NO_LENGTH,
+        grows="its buffers outweigh what is looked for",
+    ),
+    Row(
+        "load_from_bz2",
+        lambda s: Bz2FileLoader(s().map(bzipped), length=7).map(content_of),
+        lambda xs: [(f"{x}", b"%d" % x) for x in xs],
+        length=7,
+        grows="its buffers outweigh what is looked for",
+    ),
+    Row(
+        "load_from_xz",
+        lambda s: XzFileLoader(s().map(xzipped)).map(content_of),
+        lambda xs: [(f"{x}", b"%d" % x) for x in xs],
+        length=NO_LENGTH,
+        grows="its buffers outweigh what is looked for",
+    ),
+    Row(
+        "parse_json_files",
+        lambda s: JsonParser(s().map(json_of), parse_int=float),
+        lambda xs: [(f"{x}.json", {"item": [float(x)]}) for x in xs],
+    ),
+    Row(
+        "check_hash",
+        lambda s: HashChecker(s().map(blob_of), Hashes()),
+        lambda xs: [(f"{x}.bin", b"%d" % x) for x in xs],
+    ),
+    Row(
+        "save_to_disk",
+        lambda s: Saver(s().map(blob_of), mode="wb", filepath_fn=in_folder),
+        lambda xs: [in_folder(f"{x}.bin") for x in xs],
+        grows="it writes a file for each of many items",
+    ),
+]
+
+BAD_ARGUMENTS: list[BadArgument] = [
+    ("type_of_no_compression", lambda: Decompressor(ints(), "7z"), ValueError, "file_type must be one of"),
+    ("type_that_is_a_number", lambda: Decompressor(ints(), 5), ValueError, "file_type must be one of"),
+    ("ratio_below_one", lambda: Decompressor(ints(), max_ratio=0.5), ValueError, "max_ratio must be"),
+    ("ratio_of_text", lambda: TarArchiveLoader(ints(), max_ratio="9"), ValueError, "max_ratio must be"),
+    (
+        "ratio_that_is_no_number",
+        lambda: ZipArchiveLoader(ints(), max_ratio=True),
+        ValueError,
+        "max_ratio must be",
+    ),
+    ("ratio_nan", lambda: RarArchiveLoader(ints(), max_ratio=float("nan")), ValueError, "max_ratio must be"),
+    ("bz2_length", lambda: Bz2FileLoader(ints(), length="3"), TypeError, "Bz2FileLoader: length must be"),
+    ("xz_length", lambda: XzFileLoader(ints(), length=-2), ValueError, "XzFileLoader: length must be"),
+    ("bz2_source", lambda: Bz2FileLoader("a.bz2"), TypeError, "datapipe must be a pipe"),
+    ("json_option", lambda: JsonParser(ints(), indent=2), TypeError, "JsonParser.*json.loads"),
+    ("hash_type", lambda: HashChecker(ints(), {}, hash_type="crc32"), ValueError, "hash_type must be one of"),
+    ("hashes_in_a_list", lambda: HashChecker(ints(), ["abc"]), TypeError, "hash_dict must be a dict"),
+    ("saver_mode", lambda: Saver(ints(), mode="a"), ValueError, "Saver: mode must be"),
+    ("saver_mode_none", lambda: Saver(ints(), mode=None), ValueError, "Saver: mode must be"),
+    ("saver_function", lambda: Saver(ints(), filepath_fn="x"), TypeError, "filepath_fn must be a function"),
+]

@@ -1,0 +1,29 @@
+"""Folders of the files that rows read and write. Processes that this one starts have the same ones, however it does."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+
+__all__ = ["folder"]
+
+#: Names the folder of all of them in the environment, which processes inherit.
+_VARIABLE = "TORCHDATA_TEST_FOLDERS"
+
+
+def folder(name: str) -> str:
+    """The path of a folder that exists until the process that asked first has ended."""
+    above = os.environ.get(_VARIABLE)
+    if above is None or not os.path.isdir(above):
+        above = os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="torchdata-test-")
+        atexit.register(_remove, above, os.getpid())
+    path = os.path.join(above, name)
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def _remove(path: str, maker: int) -> None:
+    if os.getpid() == maker:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,421 @@
+"""Pipes that work on items in batches, in threads, by columns, and on lines and names."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pipes_table.row import BadArgument, Row, Source, ints
+from torchdata.datapipes.iter import (
+    BatchAsyncMapper,
+    BatchMapper,
+    Dropper,
+    Flattener,
+    IndexAdder,
+    ParagraphAggregator,
+    Rows2Columnar,
+    ShardExpander,
+    ShuffledFlatMapper,
+    Slicer,
+    ThreadPoolMapper,
+)
+
+NO_LENGTH = "valid length|has no len"
+
+
+def squares(batch: list[int]) -> list[int]:
+    return [item * item for item in batch]
+
+
+def odd_ones(batch: list[int]) -> list[int]:
+    return [item for item in batch if item % 2] * 2
+
+
+def odd_ones_lazily(batch: list[int]) -> Any:
+    yield from odd_ones(batch)
+
+
+def multiplicities(batch: list[int]) -> dict[int, int]:
+    return {item: batch.count(item) for item in batch}
+
+
+def emptied(batch: list[int]) -> list[int]:
+    """Its batch is of no use afterwards."""
+    return [batch.pop() for _ in range(len(batch))]
+
+
+def sums(batch: list[list[int]]) -> tuple[int, ...]:
+    return tuple(sum(columns) for columns in batch)
+
+
+def in_batches(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+async def plus_one_later(item: int) -> int:
+    await asyncio.sleep(0)
+    return item + 1
+
+
+def triple(item: int) -> tuple[int, int, int]:
+    return item, item + 1, item + 2
+
+
+def record(item: int) -> dict[str, int]:
+    return {"a": item, "b": item + 1}
+
+
+def plus_one(item: int) -> int:
+    return item + 1
+
+
+def nested_tuple(item: int) -> tuple[Any, ...]:
+    return item, (item, [item + 1]), [item + 2, item + 3]
+
+
+def nested_dict(item: int) -> dict[str, Any]:
+    return {"a": item, "b": {"c": item, "d": {"e": item}}, "f": {"g": item}}
+
+
+def few(item: int) -> list[int]:
+    return list(range(item % 4))
+
+
+def few_lazily(item: int) -> Any:
+    yield from few(item)
+
+
+def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
+    """The algorithm of torchdata 0.9."""
+    rng, buffer, out = random.Random(seed), [], []
+    place = rng.randint(0, buffer_size - 1)
+    for members in parts:
+        while len(buffer) == buffer_size:
+            try:
+                out.append(next(buffer[place]))
+                place = rng.randint(0, buffer_size - 1)
+            except StopIteration:
+                buffer.pop(place)
+        buffer.append(iter(members))
+    while buffer:
+        place = rng.randint(0, len(buffer) - 1)
+        try:
+            out.append(next(buffer[place]))
+        except StopIteration:
+            buffer.pop(place)
+    return out
+
+
+def dict_lines(item: int) -> tuple[str, str]:
+    """Lines of two files in turn; some are empty."""
+    return "ab"[item // 4 % 2], "" if item % 5 == 0 else str(item)
+
+
+def paragraphs(lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    out: list[tuple[str, list[str]]] = []
+    fresh = True
+    for path, line in lines:
+        if not line:
+            fresh = True
+        elif fresh or out[-1][0] != path:
+            out.append((path, [line]))
+            fresh = False
+        else:
+            out[-1][1].append(line)
+    return [(path, "\n".join(paragraph)) for path, paragraph in out]
+
+
+def shard_name(item: int) -> str:
+    return f"s-{{0..{item + 1}}}-{{8..10}}.tar" if item % 2 else f"s-{item}.tar"
+
+
+def shards(item: int) -> list[str]:
+    if item % 2 == 0:
+        return [f"s-{item}.tar"]
+    return [f"s-{i}-{j}.tar" for i in range(item + 2) for j in range(8, 11)]
+
+
+def build_records_in_threads(source: Source, ahead: int, workers: int) -> Any:
+    return ThreadPoolMapper(source().map(record), plus_one, "a", None, ahead, max_workers=workers)
+
+
+small = st.integers(1, 5)
+
+ROWS: list[Row] = [
+    Row(
+        "map_batches",
+        lambda s, size: BatchMapper(s(), squares, size),
+        lambda xs, size: squares(xs),
+        {"size": small},
+        {"size": 3},
+        length=NO_LENGTH,
+    ),
+    Row(
+        "map_batches_to_more_or_fewer",
+        lambda s, size: BatchMapper(s(), odd_ones, size),
+        lambda xs, size: [y for batch in in_batches(xs, size) for y in odd_ones(batch)],
+        {"size": small},
+        {"size": 3},
+        length=NO_LENGTH,
+    ),
+    Row(
+        "map_batches_lazily",
+        lambda s, size: BatchMapper(s(), odd_ones_lazily, size),
+        lambda xs, size: [y for batch in in_batches(xs, size) for y in odd_ones(batch)],
+        {"size": small},
+        {"size": 4},
+        length=NO_LENGTH,
+    ),
+    Row(
+        "map_batches_to_dicts",
+        lambda s: BatchMapper(s(), multiplicities, 4),
+        lambda xs: [y for batch in in_batches(xs, 4) for y in multiplicities(batch)],
+        length=NO_LENGTH,
+    ),
+    Row(
+        "map_batches_that_the_function_spoils",
+        lambda s: BatchMapper(s(), emptied, 4),
+        lambda xs: [y for batch in in_batches(xs, 4) for y in reversed(batch)],
+        length=NO_LENGTH,
+    ),
+    Row(
+        "map_batches_of_columns",
+        lambda s: BatchMapper(s().map(triple), sums, 2, input_col=[0, 2]),
+        lambda xs: [2 * x + 2 for x in xs],
+        length=NO_LENGTH,
+    ),
+    Row(
+        "async_map_batches",
+        lambda s, size, most: BatchAsyncMapper(s(), plus_one_later, size, max_concurrency=most),
+        lambda xs, size, most: [x + 1 for x in xs],
+        {"size": small, "most": small},
+        {"size": 3, "most": 2},
+    ),
+    Row(
+        "async_map_batches_unflattened",
+        lambda s, size: BatchAsyncMapper(s(), plus_one_later, size, flatten=False),
+        lambda xs, size: in_batches([x + 1 for x in xs], size),
+        {"size": small},
+        {"size": 3},
+    ),
+    Row(
+        "async_map_batches_of_columns",
+        lambda s: BatchAsyncMapper(s().map(record), plus_one_later, 3, input_col="a", output_col="c"),
+        lambda xs: [{**record(x), "c": x + 1} for x in xs],
+    ),
+    Row(
+        "threadpool_map",
+        lambda s, ahead, workers: ThreadPoolMapper(s(), str, scheduled_tasks=ahead, max_workers=workers),
+        lambda xs, ahead, workers: list(map(str, xs)),
+        {"ahead": small, "workers": st.none() | st.integers(1, 3)},
+        {"ahead": 3, "workers": 2},
+    ),
+    Row(
+        "threadpool_map_of_columns_in_place",
+        build_records_in_threads,
+        lambda xs, ahead, workers: [{"a": x + 1, "b": x + 1} for x in xs],
+        {"ahead": small, "workers": st.integers(1, 3)},
+        {"ahead": 3, "workers": 2},
+    ),
+    Row(
+        "threadpool_map_of_tuples",
+        lambda s: ThreadPoolMapper(s().map(triple), max, [0, 2], -1, scheduled_tasks=4, max_workers=3),
+        lambda xs: [(*triple(x), x + 2) for x in xs],
+    ),
+    Row(
+        "shuffled_flatmap",
+        lambda s, buffer_size: ShuffledFlatMapper(s(), few, buffer_size=buffer_size),
+        lambda xs, buffer_size: mixed(list(map(few, xs)), buffer_size),
+        {"buffer_size": small},
+        {"buffer_size": 3},
+        length=NO_LENGTH,
+        random=True,
+    ),
+    Row(
+        "shuffled_flatmap_of_generators",
+        lambda s, buffer_size: ShuffledFlatMapper(s(), few_lazily, buffer_size=buffer_size),
+        lambda xs, buffer_size: mixed(list(map(few, xs)), buffer_size),
+        {"buffer_size": small},
+        {"buffer_size": 3},
+        length=NO_LENGTH,
+        random=True,
+    ),
+    Row(
+        "shuffled_flatmap_of_items",
+        lambda s: ShuffledFlatMapper(s().map(few), buffer_size=3),
+        lambda xs: mixed(list(map(few, xs)), 3),
+        random=True,
+    ),
+    Row(
+        "shuffled_flatmap_of_columns",
+        lambda s: s().map(triple).shuffled_flatmap(input_col=[0, 2], buffer_size=3),
+        lambda xs: mixed([[x, x + 2] for x in xs], 3),
+        random=True,
+    ),
+    Row(
+        "shuffled_flatmap_off",
+        lambda s: ShuffledFlatMapper(s(), few, buffer_size=3).set_shuffle(False),
+        lambda xs: [y for x in xs for y in few(x)],
+        length=NO_LENGTH,
+    ),
+    Row(
+        "flatten",
+        lambda s: Flattener(s().map(nested_tuple)),
+        lambda xs: [(x, x, [x + 1], x + 2, x + 3) for x in xs],
+    ),
+    Row(
+        "flatten_one",
+        lambda s: Flattener(s().map(nested_tuple), 1),
+        lambda xs: [(x, x, [x + 1], [x + 2, x + 3]) for x in xs],
+    ),
+    Row(
+        "flatten_dicts",
+        lambda s: Flattener(s().map(nested_dict), ["b"]),
+        lambda xs: [{"a": x, "c": x, "d": {"e": x}, "f": {"g": x}} for x in xs],
+    ),
+    Row(
+        "slice",
+        lambda s, start, stop, step: Slicer(s().map(triple), start, stop, step),
+        lambda xs, start, stop, step: [triple(x)[start:stop:step] for x in xs],
+        {
+            "start": st.none() | st.integers(-4, 4),
+            "stop": st.none() | st.integers(-4, 4),
+            "step": st.none() | st.sampled_from([-2, -1, 1, 2]),
+        },
+        {"start": 0, "stop": 2, "step": None},
+    ),
+    Row(
+        "slice_columns",
+        lambda s, columns: Slicer(s().map(triple), columns),
+        lambda xs, columns: [tuple(triple(x)[i] for i in sorted(set(columns))) for x in xs],
+        {"columns": st.lists(st.integers(0, 2))},
+        {"columns": [2, 0]},
+    ),
+    Row("slice_dicts", lambda s: Slicer(s().map(record), ["b"]), lambda xs: [{"b": x + 1} for x in xs]),
+    Row(
+        "drop",
+        lambda s, columns: Dropper(s().map(triple), columns),
+        lambda xs, columns: [tuple(y for i, y in enumerate(triple(x)) if i not in columns) for x in xs],
+        {"columns": st.lists(st.integers(0, 2))},
+        {"columns": [1]},
+    ),
+    Row("drop_of_dicts", lambda s: Dropper(s().map(record), "a"), lambda xs: [{"b": x + 1} for x in xs]),
+    Row(
+        "add_index",
+        lambda s: IndexAdder(s().map(record)),
+        lambda xs: [{**record(x), "index": i} for i, x in enumerate(xs)],
+    ),
+    Row(
+        "rows2columnar",
+        lambda s: Rows2Columnar(s().map(record).batch(3)),
+        lambda xs: [{"a": batch, "b": [x + 1 for x in batch]} for batch in in_batches(xs, 3)],
+    ),
+    Row(
+        "rows2columnar_named",
+        lambda s: Rows2Columnar(s().map(triple).batch(2), ["x", "y", "z"]),
+        lambda xs: [
+            {"x": batch, "y": [x + 1 for x in batch], "z": [x + 2 for x in batch]} for batch in in_batches(xs, 2)
+        ],
+    ),
+    Row(
+        "lines_to_paragraphs",
+        lambda s: ParagraphAggregator(s().map(dict_lines)),
+        lambda xs: paragraphs(list(map(dict_lines, xs))),
+        length=NO_LENGTH,
+    ),
+    Row(
+        "shard_expand",
+        lambda s: ShardExpander(s().map(shard_name)),
+        lambda xs: [name for x in xs for name in shards(x)],
+        length=NO_LENGTH,
+        grows="each item makes as many as its number",
+    ),
+]
+
+
+BAD_ARGUMENTS: list[BadArgument] = [
+    ("map_batches_function", lambda: ints().map_batches(3, 2), TypeError, "BatchMapper: fn"),
+    ("map_batches_zero", lambda: ints().map_batches(squares, 0), AssertionError, "batch_size"),
+    ("map_batches_float", lambda: ints().map_batches(squares, 2.5), TypeError, "batch_size"),
+    ("async_map_function", lambda: ints().async_map_batches(plus_one, 2), ValueError, "coroutine function"),
+    ("async_map_zero", lambda: ints().async_map_batches(plus_one_later, 0), AssertionError, "batch_size"),
+    (
+        "async_map_concurrency",
+        lambda: ints().async_map_batches(plus_one_later, 2, max_concurrency=0),
+        ValueError,
+        "max_concurrency",
+    ),
+    (
+        "async_map_output_only",
+        lambda: ints().async_map_batches(plus_one_later, 2, output_col=1),
+        ValueError,
+        "output_col",
+    ),
+    (
+        "async_map_two_outputs",
+        lambda: ints().async_map_batches(plus_one_later, 2, 0, [1, 2]),
+        ValueError,
+        "single-element",
+    ),
+    ("threadpool_function", lambda: ints().threadpool_map(3), TypeError, "ThreadPoolMapper: fn"),
+    (
+        "threadpool_tasks",
+        lambda: ints().threadpool_map(plus_one, scheduled_tasks=0),
+        ValueError,
+        "scheduled_tasks",
+    ),
+    ("threadpool_workers", lambda: ints().threadpool_map(plus_one, max_workers=0), ValueError, "max_workers"),
+    (
+        "threadpool_workers_string",
+        lambda: ints().threadpool_map(plus_one, max_workers="4"),
+        TypeError,
+        "max_workers",
+    ),
+    (
+        "threadpool_option",
+        lambda: ints().threadpool_map(plus_one, workers=4),
+        TypeError,
+        "unexpected keyword argument 'workers'",
+    ),
+    (
+        "threadpool_initializer",
+        lambda: ints().threadpool_map(plus_one, initializer=4),
+        TypeError,
+        "initializer",
+    ),
+    ("threadpool_initargs", lambda: ints().threadpool_map(plus_one, initargs=4), TypeError, "initargs"),
+    (
+        "threadpool_prefix",
+        lambda: ints().threadpool_map(plus_one, thread_name_prefix=4),
+        TypeError,
+        "thread_name_prefix",
+    ),
+    ("threadpool_columns", lambda: ints().threadpool_map(plus_one, [0, 1]), ValueError, "plus_one"),
+    (
+        "threadpool_output_only",
+        lambda: ints().threadpool_map(plus_one, output_col=1),
+        ValueError,
+        "output_col",
+    ),
+    ("shuffled_flatmap_function", lambda: ints().shuffled_flatmap(3), TypeError, "fn"),
+    (
+        "shuffled_flatmap_buffer",
+        lambda: ints().shuffled_flatmap(buffer_size=0),
+        AssertionError,
+        "buffer_size",
+    ),
+    ("shuffled_flatmap_columns", lambda: ints().shuffled_flatmap(few, [0, 1]), ValueError, "few"),
+    ("drop_unhashable", lambda: ints().drop([[1]]), TypeError, "Dropper: indices"),
+    ("slice_unhashable", lambda: ints().slice({}), TypeError, "Slicer: index"),
+    ("slice_step", lambda: ints().slice(0, 2, 0), ValueError, "step"),
+    ("slice_stop", lambda: ints().slice(0, "2"), TypeError, "stop"),
+    ("flatten_unhashable", lambda: ints().flatten({}), TypeError, "Flattener: indices"),
+    ("rows2columnar_string", lambda: ints().rows2columnar("name"), TypeError, "column_names"),
+    ("rows2columnar_unhashable", lambda: ints().rows2columnar([[]]), TypeError, "column_names"),
+    ("add_index_name", lambda: ints().add_index([]), TypeError, "index_name"),
+    ("lines_to_paragraphs_joiner", lambda: ints().lines_to_paragraphs("\n"), TypeError, "joiner"),
+    ("shard_expand_over_int", lambda: ShardExpander(3), TypeError, "source_datapipe"),
+]

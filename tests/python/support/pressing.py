@@ -1,0 +1,76 @@
+"""Ctrl-C at random moments, pressed by another process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+#: Presses Ctrl-C at a random moment, after each line that it is sent.
+PRESSER = """
+import os, random, signal, sys, time
+moments = random.Random(int(sys.argv[2]))
+print("up", flush=True)
+while sys.stdin.buffer.raw.read(1) == b"\\n":
+    time.sleep(moments.random() * 0.004)
+    os.kill(int(sys.argv[1]), signal.SIGINT)
+"""
+
+
+class Presser:
+    """Another process, which presses Ctrl-C here, once after each `again`."""
+
+    def __init__(self, seed: int) -> None:
+        command = [sys.executable, "-c", PRESSER, str(os.getpid()), str(seed)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        assert self._process.stdout.readline() == b"up\n"  # type: ignore[union-attr]
+        self._process.stdout.close()  # type: ignore[union-attr]
+
+    def again(self) -> None:
+        """Has it press once more."""
+        self._process.stdin.write(b"\n")  # type: ignore[union-attr]
+
+    def end(self) -> None:
+        """Ends it; what it has pressed by then has come."""
+        try:
+            self._end()
+        except KeyboardInterrupt:  # the last one
+            self._end()
+
+    def _end(self) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
+        self._process.wait(30)
+        self._process.stdin.close()  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def interrupts_raise() -> Iterator[None]:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], object] = len) -> tuple[list[Any], int]:
+    """All items of an iterator while Ctrl-C is pressed all the time, and how often; `look` sees what came by then."""
+    got: list[Any] = []
+    presses = 0
+    presser = Presser(seed)
+    try:
+        while True:
+            try:
+                presser.again()
+                got.extend(iterator)  # C code: what left the loader is in the list
+                break
+            except KeyboardInterrupt:
+                presses += 1
+            look(got)
+    finally:
+        presser.end()
+    return got, presses

@@ -1,0 +1,62 @@
+"""What the tests of worker processes share: making loaders, and looking for what they leave behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+
+import pytest
+
+from leftovers import (
+    children,
+    cmdline,  # noqa: F401 - tests take them from here
+    descriptors,
+    is_gone,  # noqa: F401
+    shared_files,
+    shared_mappings,
+    started_children,
+)
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
+from waiting import wait_for  # noqa: F401
+
+METHODS = ["fork", "spawn", "forkserver"]
+MULTIPROCESSING = SHARDING_PRIORITIES.MULTIPROCESSING
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """No process, file, descriptor or mapping is left by a test; import it where that is to be checked."""
+    gc.collect()
+    before = descriptors(), set(children()), shared_files()
+    with started_children() as started:
+        yield
+    gc.collect()
+    assert set(children()) <= before[1], "a process was left behind"
+    assert shared_files(started) <= before[2], "a file was left in /dev/shm"
+    # multiprocessing keeps a few descriptors of its own (resource tracker, fork server).
+    assert descriptors() <= before[0] + 6, "descriptors were left open"
+    assert shared_mappings() == 0, "shared memory was left mapped"
+
+
+def loader(datapipe, num_workers=2, **options):
+    options.setdefault("multiprocessing_context", "fork")
+    return DataLoader2(datapipe, reading_service=MultiProcessingReadingService(num_workers, **options))
+
+
+def identity(x):
+    return x
+
+
+class ExitsAt:
+    """A function of workers that ends its process, with code 7, at an item; `after` so many seconds."""
+
+    def __init__(self, at, after=0.0):
+        self.at, self.after = at, after
+
+    def __call__(self, x):
+        if x == self.at:
+            time.sleep(self.after)
+            os._exit(7)
+        return x

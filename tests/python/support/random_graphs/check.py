@@ -1,0 +1,227 @@
+"""Holds a graph against its run without a stop: from any position, by any chain of saving and loading."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from pipes_table import seed
+from random_graphs.elsewhere import elsewhere
+from random_graphs.graphs import Graph
+from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state
+
+
+class Different(AssertionError):
+    """A resumed run was another one."""
+
+
+class NotComparable(Exception):
+    """The graph does not run, or not twice alike."""
+
+
+class Plain:
+    """A graph that is read by itself.
+
+    Args:
+        graph: which.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.pipe = graph.build()
+
+    def begin(self, epoch: int) -> None:
+        """Gives the graph the seed of an epoch."""
+        if self.graph.is_seeded:
+            seed(self.pipe, 1000 * self.graph.number + epoch)
+
+    def items(self) -> Iterator[Any]:
+        self.iterator: Any = iterate(self.pipe)
+        return self.iterator  # type: ignore[no-any-return]
+
+    def save(self) -> bytes:
+        # Pipes that are left close their files; what reads ahead within a cached section is cut off by that.
+        if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
+            self.iterator = None
+        return pickle.dumps((save_state(self.pipe), save_generators()))
+
+    def load(self, saved: bytes) -> None:
+        state, generators = pickle.loads(saved)
+        load_state(self.pipe, state)
+        load_generators(generators)
+
+    def close(self) -> None:
+        for pipe in reversed(walk(self.pipe)):
+            if hasattr(type(pipe), "shutdown"):
+                pipe.shutdown()
+
+
+def start(number: int) -> None:
+    """Puts the global generators where the run of a graph begins."""
+    random.seed(number)
+    for name, setter in (
+        ("numpy", lambda module: module.random.seed),
+        ("torch", lambda module: module.manual_seed),
+    ):
+        if name in sys.modules:
+            setter(sys.modules[name])(number)
+
+
+def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
+    """What each epoch of a run without a stop yields, and one more.
+
+    Raises:
+        NotComparable: the graph fails, or does not repeat itself.
+    """
+    runs = []
+    for _ in range(2):
+        start(graph.number)
+        try:
+            run = reader(graph)
+            epochs = []
+            for epoch in range(graph.epochs + 1):
+                run.begin(epoch)
+                epochs.append(list(islice(run.items(), 10_000)))
+            run.close()
+        except Exception as error:
+            raise NotComparable(repr(error)) from error
+        runs.append(epochs)
+    if runs[0] != runs[1]:
+        raise NotComparable("two runs differ")
+    return runs[0]
+
+
+def check(
+    graph: Graph,
+    expected: list[list[Any]],
+    epoch: int,
+    position: int,
+    chain: list[int],
+    reader: type[Plain],
+    away: bool = False,
+) -> None:
+    """One way through a graph.
+
+    Args:
+        graph: which.
+        expected: what `whole` found.
+        epoch: in which epoch to stop first.
+        position: after how many items; -1 before the iteration, one more than there are items after the end.
+        chain: how many items to read after each loading before the state is saved again; -1: not even `iter`.
+        reader: reads the graph.
+        away: whether a fresh interpreter goes on from the first state.
+    """
+    start(graph.number)
+    run = reader(graph)
+    for earlier in range(epoch):
+        run.begin(earlier)
+        _same(list(run.items()), expected[earlier], "an epoch before the stop")
+    run.begin(epoch)
+    # Before a later epoch begins, the graph stands at the end of the one before: that is what it goes on with.
+    ended = position < 0 < epoch
+    done = _read(run, [] if ended else expected[epoch], 0, position)
+    saved = run.save()
+    run.close()
+    arguments = (graph, expected, epoch, ended, done, saved, chain, reader)
+    if away:
+        elsewhere(__name__, "go_on", *arguments)
+    else:
+        go_on(*arguments)
+
+
+def go_on(
+    graph: Graph,
+    expected: list[list[Any]],
+    epoch: int,
+    ended: bool,
+    done: int,
+    saved: bytes,
+    chain: list[int],
+    reader: type[Plain],
+) -> None:
+    """The part of `check` from the first state on.
+
+    Args:
+        ended: whether the graph stands at the end of the epoch before.
+        done: how many items of the epoch were read.
+        saved: the state.
+        graph, expected, epoch, chain, reader: as for `check`.
+    """
+    rest = [] if ended else expected[epoch]
+    for link, count in enumerate(chain):
+        start(graph.number)  # some pipes read their sources while they are made, to know a length
+        run = reader(graph)
+        start(17)
+        if len(chain) > 1 and link % 2:  # into a graph that has been iterated
+            with suppress(Exception):  # with other random numbers a graph may fail by itself: it is loaded all the same
+                list(islice(run.items(), 2))
+        run.load(saved)
+        if link + 1 < len(chain):
+            done = _read(run, rest, done, count)
+            saved = run.save()
+            run.close()
+    _same(list(run.items()), rest[done:], "the rest of the epoch")
+    if ended:
+        _same(list(run.items()), expected[epoch], "the epoch after that")
+    for later in range(epoch + 1, graph.epochs + 1):
+        run.begin(later)
+        _same(list(run.items()), expected[later], f"epoch {later}")
+    run.close()
+
+
+def _read(run: Plain, expected: list[Any], done: int, count: int) -> int:
+    """Reads further items, which have to be right; returns how many there were in all."""
+    if count < 0:
+        return done
+    iterator = run.items()
+    _same(list(islice(iterator, count)), expected[done : done + count], "the items before the stop")
+    return min(done + count, len(expected))
+
+
+def _same(found: list[Any], expected: list[Any], what: str) -> None:
+    if found != expected:
+        raise Different(f"{what}: {found} instead of {expected}")
+
+
+def positions(
+    graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
+) -> list[tuple[int, int, list[int]]]:
+    """Ways through a graph: all positions where these are few, each with a chain."""
+    ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
+    if len(ways) > most:
+        ways = dice.sample(ways, most)
+    return [(*way, [dice.choice([-1, 0, 1, 2, 5, 50]) for _ in range(dice.choice([1, 2, 3]))]) for way in ways]
+
+
+def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away: float = 0.0) -> int:
+    """Checks some ways through a graph; returns how many.
+
+    Args:
+        graph: which.
+        most: how many ways at most.
+        reader: reads it.
+        away: on which share of the ways a fresh interpreter goes on.
+
+    Raises:
+        Different: one is wrong; the message says which.
+        NotComparable: as by `whole`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = whole(graph, reader)
+        ways = positions(graph, expected, most, random.Random(f"ways {graph.number}"))
+        dice = random.Random(f"away {graph.number}")
+        for way in ways:
+            try:
+                check(graph, expected, *way, reader, away=dice.random() < away)
+            except Exception as error:
+                error.add_note(f"{graph}; epoch, position, chain: {way}")
+                raise
+    return len(ways)

@@ -1,0 +1,56 @@
+"""Goes on from states in a fresh interpreter: `python -m random_graphs.elsewhere FILE`.
+
+The file is a pickled tuple: where modules are, whether torch is loaded, a module, its function, the arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import warnings
+from contextlib import suppress
+from typing import Any
+
+
+class DifferentElsewhere(AssertionError):
+    """What a fresh interpreter did was wrong."""
+
+
+def elsewhere(module: str, function: str, *arguments: Any) -> None:
+    """Calls a function of this package in a fresh interpreter.
+
+    Raises:
+        DifferentElsewhere: it failed; the message is its traceback.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "job")
+        with open(path, "wb") as file:
+            pickle.dump((sys.path, "torch" in sys.modules, module, function, arguments), file)
+        done = subprocess.run(
+            [sys.executable, "-m", "random_graphs.elsewhere", path],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    if done.returncode != 0:
+        raise DifferentElsewhere(f"in another process: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def main() -> None:
+    with open(sys.argv[1], "rb") as file:
+        sys.path, with_torch, module, function, arguments = pickle.load(file)
+    if with_torch:  # graphs are drawn from torch's pipes, too, where it is there
+        with suppress(ImportError):
+            import torch.utils.data  # noqa: F401
+    warnings.simplefilter("ignore")
+    getattr(importlib.import_module(module), function)(*arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Draws a random graph from a seed. The same seed gives equal graphs, as often as it is asked."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from random_graphs.stages import GLOBAL, OVER_ONE, OVER_SEVERAL, SOURCES, THREADED, torch_stages
+from random_graphs.users import small
+from torchdata.datapipes.iter import Mapper
+
+#: How many items a graph yields at most.
+LONGEST = 40
+
+
+@dataclass
+class Graph:
+    """What a seed gives.
+
+    Args:
+        number: the seed.
+        only: names of stages to choose from; None for all.
+    """
+
+    number: int
+    only: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        dice = random.Random(f"plan {self.number}")
+        self.flavour = dice.choice(["plain", "plain", "global", "threads"])
+        #: Whether each epoch is given a seed. Those with threads are: threads draw in no order that repeats.
+        self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
+        self.epochs = dice.choice([1, 2, 2, 3])
+        self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
+        self.names: list[str] = []
+        #: How many pipes were grown, and what becomes of some of them, by their numbers.
+        self._grown_pipes = 0
+        self._changes: dict[int, Callable[[Any], Any]] = {}
+
+    def build(self, changes: dict[int, Callable[[Any], Any]] | None = None) -> Any:
+        """A new graph.
+
+        Args:
+            changes: functions of some of its pipes to what stands in their place, by number (see `places`).
+        """
+        self.names, self._grown_pipes, self._changes = [], 0, changes or {}
+        dice = random.Random(f"graph {self.number}")
+        pipe = self._grown(dice, self.depth)
+        pipe = pipe.header(LONGEST) if dice.random() < 0.8 else pipe.map(small).header(LONGEST).map(small)
+        if "torch" in sys.modules and dice.random() < 0.1:  # what ends a graph is in nobody's reach but its reader's
+            self.names.append("torch_map")
+            pipe = torch_stages()["torch_map"](dice, pipe)
+        return pipe
+
+    def places(self) -> int:
+        """How many pipes there are in whose place `build` can put others."""
+        self.build()
+        return self._grown_pipes
+
+    def over(self, dice: random.Random, pipe: Any) -> Any:
+        """A random stage over any pipe of small ints, drawing from no global generator and reading in no thread."""
+        return Mapper(self._chosen(dice, OVER_ONE, pipe), small)
+
+    def _grown(self, dice: random.Random, depth: int) -> Any:
+        pipe = self._stage(dice, depth)
+        change = self._changes.get(self._grown_pipes)
+        self._grown_pipes += 1
+        return pipe if change is None else change(pipe)
+
+    def _stage(self, dice: random.Random, depth: int) -> Any:
+        if depth == 0:
+            return Mapper(self._chosen(dice, SOURCES, dice.choice([0, 1, 3, 5, 9, 12])), small)
+        if dice.random() < 0.15:
+            pipes = [self._grown(dice, dice.randrange(depth)) for _ in range(dice.choice([1, 2, 2, 3]))]
+            return Mapper(self._chosen(dice, OVER_SEVERAL, pipes), small)
+        below = self._grown(dice, depth - 1)
+        return Mapper(self._chosen(dice, self._stages(dice), below), small)
+
+    def _stages(self, dice: random.Random) -> dict[str, Any]:
+        if self.flavour == "global" and dice.random() < 0.35:
+            return GLOBAL
+        if self.flavour == "threads" and dice.random() < 0.35:
+            return THREADED
+        if "torch" in sys.modules and dice.random() < 0.08:
+            return torch_stages()
+        rows = {name: stage for name, stage in OVER_ONE.items() if name.startswith("row ")}
+        others = {name: stage for name, stage in OVER_ONE.items() if name not in rows}
+        return others if dice.random() < 0.6 else rows
+
+    def _chosen(self, dice: random.Random, stages: dict[str, Any], below: Any) -> Any:
+        names = [name for name in stages if self.only is None or name in self.only] or list(stages)
+        name = dice.choice(names)
+        self.names.append(name)
+        return stages[name](dice, below)
+
+    def __str__(self) -> str:
+        self.build()
+        how = "seeded" if self.is_seeded else "not seeded"
+        return f"graph {self.number} ({self.flavour}, {how}, {self.epochs} epochs): {', '.join(self.names)}"

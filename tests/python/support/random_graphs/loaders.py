@@ -1,0 +1,115 @@
+"""Draws a random loader from a seed: a random graph, where its items are shared, what stays in main, and a service."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from random_graphs import users
+from random_graphs.check import start
+from random_graphs.graphs import Graph
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+
+#: How often each start method is drawn. What does not fork imports everything anew, which takes a second.
+METHODS = {"fork": 20, "forkserver": 1, "spawn": 1}
+#: Where the global generators stand when a state is loaded.
+OTHER = 17
+
+
+class Loader:
+    """What a seed gives.
+
+    Args:
+        number: the seed.
+        services: kinds of services to choose from.
+    """
+
+    def __init__(self, number: int, services: tuple[str, ...] = ("none", "in process", *5 * ("workers",))) -> None:
+        dice = random.Random(f"loader {number}")
+        self.number = number
+        self.graph = Graph(number)
+        self.service = dice.choice(services)
+        self.workers = dice.choice([1, 2, 2, 4])
+        self.sharing = dice.choice(["filter", "dispatch", "dispatch", "replicated"])
+        self._places = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
+        #: Whether items are arrays where they cross from process to process, and how many of them main keeps.
+        self.arrays = dice.random() < 0.5
+        self.keeps = dice.choice([0, 0, 5, 30])
+        #: How many random stages stay in main, over a pipe that does; None: not even that.
+        self.in_main = dice.choice([None, None, 0, 1, 2])
+        self.options = {
+            "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),
+            "main_prefetch_cnt": dice.choice([0, 1, 3, 10]),
+            "memory_budget": dice.choice([None, 0, 1 << 16, 1 << 20]),
+        }
+        self.prefetches = 3 if self.graph.flavour == "threads" else 0
+        #: When a snapshot is due after another one, see `snapshots.SECONDS`.
+        self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
+
+    def pipe(self) -> Any:
+        """The whole graph, with what shares its items out."""
+        graph = self.graph
+        share = {"filter": _filtered, "dispatch": self._dispatched}.get(self.sharing)
+        places = graph.places() if share is not None else 0
+        chosen = {int(place * places) for place in self._places[: 1 if self.sharing == "filter" else 2]}
+        pipe = graph.build(dict.fromkeys(chosen, share) if share is not None else None)
+        if self.arrays:
+            pipe = pipe.map(users.array)
+        if self.in_main is None or self.service != "workers":
+            return pipe
+        pipe = pipe.pin_memory(pin_memory_fn=users.unpinned)
+        if self.in_main and self.arrays:
+            pipe = pipe.map(users.number)
+        dice = random.Random(f"main {self.number}")
+        for _ in range(self.in_main):
+            pipe = graph.over(dice, pipe)
+        return pipe
+
+    def _dispatched(self, pipe: Any) -> Any:
+        if not self.arrays:
+            return pipe.sharding_round_robin_dispatch()
+        return pipe.map(users.array).sharding_round_robin_dispatch().map(users.number)
+
+    def made(self, method: str = "fork", state: dict[str, Any] | None = None, way: str = "new") -> DataLoader2[Any]:
+        """A loader.
+
+        Args:
+            method: how workers are started.
+            state: where it goes on.
+            way: how it is loaded: into a new loader, or after `iter`, or `from state` alone.
+        """
+        start(self.number)  # some pipes read their sources while they are made, to know a length
+        if state is not None and way == "from state" and state["serialized_datapipe"] is not None:
+            start(OTHER)
+            return DataLoader2.from_state(state, self._service(method))
+        loader: DataLoader2[Any] = DataLoader2(self.pipe(), reading_service=self._service(method))
+        try:
+            if state is None or way == "after iter":
+                loader.seed(self.number)
+            if way == "after iter":
+                iter(loader)
+            if state is not None:
+                start(OTHER)
+                loader.load_state_dict(state)
+        except BaseException:
+            loader.shutdown()
+            raise
+        return loader
+
+    def _service(self, method: str) -> Any:
+        if self.service == "workers":
+            return MultiProcessingReadingService(self.workers, method, timeout=100.0, **self.options)
+        return InProcessReadingService(self.prefetches) if self.service == "in process" else None
+
+    def __str__(self) -> str:
+        how = self.service
+        if how == "workers":
+            how = f"{self.workers} workers, {self.options}, in main: {self.in_main}"
+        more = f"{self.sharing} at {self._places}, arrays: {self.arrays}, keeps {self.keeps}, cadence {self.cadence}"
+        said = f"{self.graph}, {how}, {more}"
+        self.pipe()
+        return f"{said}, all stages: {', '.join(self.graph.names)}"
+
+
+def _filtered(pipe: Any) -> Any:
+    return pipe.sharding_filter()

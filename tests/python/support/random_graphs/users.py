@@ -1,0 +1,233 @@
+"""Pipes and functions as users write them: with and without state, random and not."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+from zlib import crc32
+
+from torchdata.datapipes.iter import IterDataPipe
+from torchdata.datapipes.state import state
+
+
+class Unstated(IterDataPipe):
+    """A generator, of which nobody knows the state."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[int]:
+        total = 0
+        for item in self.source_datapipe:
+            total = (total + item) % 21
+            yield total
+
+
+class UnstatedPairs(IterDataPipe):
+    """A generator that reads further than it has yielded."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[int]:
+        before = None
+        for item in self.source_datapipe:
+            if before is not None:
+                yield before
+            before = item
+        if before is not None:
+            yield before
+
+
+class UnstatedTwice(IterDataPipe):
+    """Reads its source twice."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(2):
+            yield from self.source_datapipe
+
+
+class UnstatedRandom(IterDataPipe):
+    """Draws by a seed of its own, and says nothing of it."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+        self.seed = 0
+
+    def set_seed(self, seed: int) -> UnstatedRandom:
+        self.seed = seed
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        rng = random.Random(self.seed)
+        for item in self.source_datapipe:
+            yield (item + rng.randrange(21)) % 21
+
+
+class UnstatedSource(IterDataPipe):
+    """A source without a state."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.size)
+
+
+class OneToOne(IterDataPipe):
+    """A generator that says that it is one to one."""
+
+    one_to_one = True
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[int]:
+        for item in self.source_datapipe:
+            yield (3 * item) % 21
+
+
+class NoState(IterDataPipe):
+    """A generator that says that it keeps no state."""
+
+    iteration_state = ()
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[int]:
+        for item in self.source_datapipe:
+            if item % 3:
+                yield item
+
+
+class Declared(IterDataPipe):
+    """Declares what it remembers of the items before, and the number of its epoch."""
+
+    _last: int = state(0)
+    _epoch: int = state(0, lasts=True, copied=True)
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+
+    def reset(self) -> None:
+        super().reset()
+        self._epoch += 1
+
+    def __iter__(self) -> Iterator[int]:
+        for item in self.source_datapipe:
+            self._last = (self._last + item + self._epoch) % 21
+            yield self._last
+
+
+class ByHand(IterDataPipe):
+    """Writes its state by hand, and counts its epochs."""
+
+    def __init__(self, source_datapipe: Any) -> None:
+        self.source_datapipe = source_datapipe
+        self.epoch, self.last = 0, 0
+
+    def reset(self) -> None:
+        self.epoch += 1
+        self.last = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for item in self.source_datapipe:
+            self.last = (self.last + item + self.epoch) % 21
+            yield self.last
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "last": self.last}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.epoch, self.last = state_dict["epoch"], state_dict["last"]
+
+
+class SourceByHand(IterDataPipe):
+    """A source that seeks, without a `reset`."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.place, self.begin = size, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        begin, self.begin = self.begin, 0  # now, and not when the first item is asked for
+        return self.going_on(begin)
+
+    def going_on(self, begin: int) -> Iterator[int]:
+        for place in range(begin, self.size):
+            self.place = place + 1
+            yield place
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.place = self.begin = state_dict["place"]
+
+
+def small(item: Any) -> int:
+    """An int below 21 that follows from any item that is told by its `repr`."""
+    return item % 21 if type(item) is int else crc32(repr(item).encode()) % 21
+
+
+def drawn(item: int) -> int:
+    """Draws from Python's generator."""
+    return (item + random.randrange(21)) % 21
+
+
+def drawn_by_numpy(item: int) -> int:
+    """Draws from NumPy's."""
+    import numpy
+
+    return int((item + numpy.random.randint(21)) % 21)
+
+
+def drawn_by_torch(item: int) -> int:
+    """Draws from torch's, where it is loaded."""
+    torch: Any = sys.modules.get("torch")
+    return drawn(item) if torch is None else (item + int(torch.randint(21, ()))) % 21
+
+
+def some(item: int) -> list[int]:
+    """A random number of items."""
+    return [item] * random.randrange(4)
+
+
+def kept(item: int) -> bool:
+    return random.random() < 0.7
+
+
+def array(item: int) -> Any:
+    """The item as an array that crosses from process to process through a block of shared memory."""
+    import numpy
+
+    return numpy.full(2000, item)
+
+
+def number(item: Any) -> int:
+    """The item of which `array` has made an array, all of whose members must still be alike."""
+    (only,) = set(item.tolist())
+    return int(only)
+
+
+def unpinned(item: Any, device: Any) -> Any:
+    """Pins nothing, so that it needs no device."""
+    return item
+
+
+def is_odd(item: int) -> bool:
+    return item % 2 == 1
+
+
+def remainder(item: int) -> int:
+    return item % 3
+
+
+def up_to(item: int) -> Iterator[int]:
+    yield from range(item % 4)

@@ -1,0 +1,503 @@
+"""Faults of ranks at random moments: what the others hear of it, after how long, and what is left behind.
+
+    python tests/python/support/rank_chaos.py --seed 1 --jobs 100 --lanes 2
+
+A job is 2 to 4 ranks that run a few short epochs. Its seed decides all but the timing: how they run, who fails, how,
+and at which moment. Rank 0 may hold the store of the job, as it does without torchrun. Ranks are forked from a process
+that has imported torch, and end as programs do, by the interpreter's own exit. `--only 17` repeats one job and shows
+it; the script ends with 1 where a job broke a rule (see `judge`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+#: Seconds beyond the time-out in which all survivors must have raised: the rule is 1.5, the rest is for machines
+#: that do other things at the same time.
+GRACE = 3.0
+
+#: Seconds that a rank which has raised may take to be gone with all of its processes.
+EXIT_GRACE = 10.0
+
+#: Where a fault may strike its rank.
+MOMENTS = ["before the loader", "opening", "first item", "epoch", "between epochs", "last epoch", "shutdown"]
+
+#: Stands for the number of a process that only holds the store.
+AGENT = -1
+
+ACTIONS = ["kill", "stop", "stop and go on soon", "stop and go on late", "raise", "hang"]
+
+EPOCHS, ITEMS = 3, 8
+
+
+@dataclass
+class Plan:
+    """What a job does, drawn from its seed."""
+
+    seed: int
+    ranks: int
+    timeout: float
+    mode: str  # "service", "workers" or "fullsync"
+    store: str  # "rank 0" or "outside"
+    victim: int
+    action: str
+    moment: str
+    delay: float  # seconds from the moment to the fault
+    pace: float  # seconds that each item takes
+    pause: float  # seconds between epochs
+    leaves: bool = False  # whether all ranks leave their loop in the middle of the second epoch
+
+    @classmethod
+    def draw(cls, seed: int) -> Plan:
+        dice = random.Random(seed)
+        ranks = dice.choice([2, 3, 3, 4])
+        return cls(
+            seed=seed,
+            ranks=ranks,
+            timeout=dice.choice([2.0, 3.0]),
+            mode=dice.choice(["service", "service", "workers", "fullsync"]),
+            store=dice.choice(["rank 0", "rank 0", "outside"]),
+            victim=dice.choice([0, dice.randrange(ranks)]),
+            action=dice.choice(ACTIONS),
+            moment=dice.choice(MOMENTS),
+            delay=dice.choice([0.0, dice.random() * 0.05, dice.random() * 0.5]),
+            pace=dice.choice([0.0, 0.01, 0.03]),
+            pause=dice.choice([0.0, 0.1, 0.3]),
+            leaves=dice.random() < 0.4,
+        )
+
+    @property
+    def signals(self) -> bool:
+        return self.action not in ("raise", "hang")
+
+
+class Chaos(Exception):
+    """What a rank raises in the user's code."""
+
+
+class Diary:
+    """Events of one rank, each a line that is written at once."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.file = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+
+    def note(self, event: str, **more: Any) -> None:
+        line = json.dumps({"event": event, "at": time.monotonic(), **more})
+        os.write(self.file, line.encode() + b"\n")
+
+
+def hold_store(folder: Path) -> Any:
+    """Begins the store of the job in this process."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    (folder / "port.tmp").write_text(str(store.port))
+    (folder / "port.tmp").rename(folder / "port")
+    return store
+
+
+def run_agent(folder: Path) -> None:
+    """The program of a process that holds the store and is no rank, as torchrun's agent."""
+    store = hold_store(folder)
+    while store is not None:
+        signal.pause()
+
+
+def run_rank(plan: Plan, rank: int, folder: Path) -> None:
+    """The program of one rank."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from torchdata.dataloader2 import (
+        DataLoader2,
+        DistributedReadingService,
+        MultiProcessingReadingService,
+        SequentialReadingService,
+    )
+    from torchdata.datapipes.iter import FullSync, IterableWrapper
+
+    diary = Diary(folder, rank)
+    mine = rank == plan.victim and not plan.signals
+    home = os.getpid()
+
+    def reached(moment: str) -> None:
+        """Has the fault strike where this is its place."""
+        if os.getpid() == home:
+            diary.note("moment", moment=moment)
+        if mine and moment == plan.moment:
+            time.sleep(plan.delay)
+            if os.getpid() == home:
+                diary.note("fault")
+            if plan.action == "raise":
+                raise Chaos("in the user's code")
+            time.sleep(1000)
+
+    if plan.store == "rank 0" and rank == 0:
+        store = hold_store(folder)
+    else:
+        while not (folder / "port").exists():
+            time.sleep(0.005)
+        store = dist.TCPStore("127.0.0.1", int((folder / "port").read_text()), is_master=False)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=plan.ranks, timeout=timedelta(seconds=60))
+    counts: list[int] = []
+    loader: Any = None
+    diary.note("joined")
+    while sum(path.suffix == ".joined" for path in folder.iterdir()) < plan.ranks:  # what torch does is not ours
+        (folder / f"{rank}.joined").touch()
+        time.sleep(0.01)
+    try:
+        reached("before the loader")
+
+        def pace(item: int) -> int:
+            time.sleep(plan.pace)
+            return item
+
+        source = IterableWrapper(range(plan.ranks * ITEMS)).sharding_filter().map(pace)
+        if plan.mode == "fullsync":
+            loader = FullSync(IterableWrapper(range(ITEMS)).map(pace), timeout=plan.timeout)
+        else:
+            service: Any = DistributedReadingService(plan.timeout)
+            if plan.mode == "workers":
+                service = SequentialReadingService(service, MultiProcessingReadingService(1))
+            loader = DataLoader2(source, reading_service=service)
+        for epoch in range(EPOCHS):
+            count = 0
+            reached("opening" if epoch == 0 else "between epochs" if epoch == 1 else "last epoch")
+            items = iter(loader)
+            if epoch == 0:
+                reached("first item")
+            for _ in items:
+                count += 1
+                if epoch == 1 and count == ITEMS // 2:
+                    reached("epoch")
+                    if plan.leaves:
+                        break
+            counts.append(count)
+            diary.note("epoch", count=count)
+            time.sleep(plan.pause)
+        reached("shutdown")
+        loader.shutdown()
+        diary.note("outcome", kind="complete", text="", counts=counts)
+    except BaseException as error:
+        diary.note("outcome", kind=type(error).__name__, text=str(error), counts=counts)
+        if loader is not None:
+            loader.shutdown()
+        sys.exit(3 if isinstance(error, Chaos) else 4)
+    finally:
+        diary.note("leaves")
+
+
+class Rank:
+    """A rank of a running job as the driver sees it."""
+
+    def __init__(self, pid: int, folder: Path, rank: int) -> None:
+        self.pid, self.rank = pid, rank
+        self.path = folder / f"{rank}.log"
+        self.events: list[dict[str, Any]] = []
+        self.exit: tuple[float, int] | None = None
+        self._read = 0
+
+    def look(self) -> None:
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read()
+            whole = lines.rfind(b"\n") + 1
+            self._read += whole
+            self.events += [json.loads(line) for line in lines[:whole].splitlines()]
+        if self.exit is None:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.exit = (time.monotonic(), os.waitstatus_to_exitcode(status))
+
+    def find(self, event: str, **more: Any) -> dict[str, Any] | None:
+        for found in self.events:
+            if found["event"] == event and all(found.get(key) == value for key, value in more.items()):
+                return found
+        return None
+
+    def signal(self, number: int) -> None:
+        if self.exit is None:
+            os.kill(self.pid, number)
+
+
+class Began(BaseException):
+    """Raised in a forked rank to leave the driver's frames, so that the interpreter ends as a program's does."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def members_of_session(session: int) -> list[int]:
+    """The processes of a session that are no zombies."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == session and fields[0] not in "ZX":
+                    found.append(int(entry))
+    return found
+
+
+def run_job(plan: Plan, folder: Path) -> dict[str, Any]:
+    """Runs a job and strikes; what came of it."""
+    agent = os.fork() if plan.store == "outside" else None
+    if agent == 0:
+        raise Began(AGENT)
+    ranks = []
+    for number in range(plan.ranks):
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            output = os.open(folder / f"{number}.out", os.O_CREAT | os.O_WRONLY, 0o600)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            raise Began(number)
+        ranks.append(Rank(pid, folder, number))
+    try:
+        struck, resumed = watch(plan, ranks)
+        left = []
+        for rank in ranks:
+            rank_left = [pid for pid in members_of_session(rank.pid) if pid != rank.pid]
+            if rank_left and rank.exit is not None:
+                time.sleep(2)  # workers see the death of their main, and go
+                rank_left = members_of_session(rank.pid)
+                left += rank_left
+    finally:
+        for rank in ranks:
+            for pid in {rank.pid, *members_of_session(rank.pid)}:
+                with contextlib.suppress(ProcessLookupError):
+                    if rank.exit is None or pid != rank.pid:
+                        os.kill(pid, signal.SIGKILL)
+            if rank.exit is None:
+                os.waitpid(rank.pid, 0)
+        if agent is not None:
+            os.kill(agent, signal.SIGKILL)
+            os.waitpid(agent, 0)
+    outputs = {rank.rank: (folder / f"{rank.rank}.out").read_text(errors="replace") for rank in ranks}
+    return judge(plan, ranks, struck, resumed, left, outputs)
+
+
+def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
+    """Strikes at the moment, and waits until all others are gone; when it struck, and when the victim went on."""
+    victim = ranks[plan.victim]
+    due: float | None = None
+    struck: float | None = None
+    resumed: float | None = None
+    begin = time.monotonic()
+    while True:
+        now = time.monotonic()
+        for rank in ranks:
+            rank.look()
+        if struck is None and plan.signals:
+            found = victim.find("moment", moment=plan.moment)
+            if due is None and found is not None:
+                due = found["at"] + plan.delay
+            if due is not None and now >= due:
+                victim.signal(signal.SIGKILL if plan.action == "kill" else signal.SIGSTOP)
+                struck = time.monotonic()
+        elif struck is None:
+            found = victim.find("fault")
+            struck = found["at"] if found is not None else None
+        if struck is not None and resumed is None:
+            if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
+                victim.signal(signal.SIGCONT)
+                resumed = now
+            # Not as the others end: CPython before 3.14 aborts where a thread comes back from torch at that time.
+            others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
+            late = struck + 2 * plan.timeout + (1 if others_gone else 12)
+            if plan.action == "stop and go on late" and now > late:
+                victim.signal(signal.SIGCONT)
+                resumed = now
+        awaited = [
+            rank
+            for rank in ranks
+            if rank is not victim or plan.action == "raise" or plan.action.startswith("stop and go on")
+        ]
+        if all(rank.exit is not None for rank in awaited) and (struck is not None or victim.exit is not None):
+            return struck, resumed
+        if now > begin + 22 + 3 * plan.timeout:
+            return struck, resumed
+        time.sleep(0.003)
+
+
+def judge(
+    plan: Plan,
+    ranks: list[Rank],
+    struck: float | None,
+    resumed: float | None,
+    left: list[int],
+    outputs: dict[int, str],
+) -> dict[str, Any]:
+    """Which rules the job broke.
+
+    Every rank but the victim ends, in time, with whole epochs or with an error that names the victim; its process is
+    gone soon after, by itself and with nothing left; and nothing is printed that says that C++ gave up.
+    """
+    broken: list[str] = []
+    told: list[dict[str, Any]] = []
+    gentle = plan.action == "stop and go on soon"
+    for rank in ranks:
+        is_victim = rank.rank == plan.victim
+        leaves = rank.find("leaves")
+        if is_victim and plan.action in ("kill", "stop", "hang", "raise"):
+            continue
+        outcome = rank.find("outcome")
+        if outcome is None:
+            broken.append("the victim hangs after it went on" if is_victim else "hang")
+            told.append({"rank": rank.rank, "hang": True})
+            continue
+        since = outcome["at"] - (struck if struck is not None else outcome["at"])
+        told.append({"rank": rank.rank, "after": round(since, 2), "kind": outcome["kind"], "text": outcome["text"]})
+        told[-1]["shutdown"] = round(leaves["at"] - outcome["at"], 2) if leaves else None
+        told[-1]["exit"] = round(rank.exit[0] - outcome["at"], 2) if rank.exit else None
+        whole = [ITEMS, ITEMS // 2 if plan.leaves else ITEMS, ITEMS]
+        if outcome["counts"] != whole[: len(outcome["counts"])]:
+            broken.append("an epoch ended as if complete")
+        if outcome["kind"] == "complete":
+            if len(outcome["counts"]) != EPOCHS:
+                broken.append("not all epochs")
+        elif gentle:
+            broken.append("an error though the rank went on in time")
+        elif is_victim:
+            if resumed is not None and outcome["at"] - resumed > plan.timeout + GRACE:
+                broken.append("late error of the victim")
+        else:
+            if since > plan.timeout + plan.pause + GRACE:
+                broken.append("late error")
+            if plan.victim not in blamed(outcome["text"]):
+                broken.append("not named")
+            if outcome["kind"] not in ("RanksLostError", "PrefetchTimeoutError", "RuntimeError"):
+                broken.append(f"a {outcome['kind']}")
+        if rank.exit is None:
+            broken.append("no exit")
+        elif rank.exit[0] - max(outcome["at"], (resumed or 0) if is_victim else 0) > EXIT_GRACE:
+            broken.append("late exit")
+        if rank.exit is not None and rank.exit[1] not in (0, 4):
+            broken.append(f"exit code {rank.exit[1]}")
+        if "terminate called" in outputs[rank.rank]:
+            broken.append("C++ gave up")
+    if left:
+        broken.append("processes left")
+    return {
+        "plan": asdict(plan),
+        "struck": struck is not None,
+        "told": told,
+        "broken": broken,
+        "outputs": outputs,
+    }
+
+
+def blamed(text: str) -> set[int]:
+    """The ranks that a message blames, which may be more than one."""
+    found = {0} if "the process that holds it has died or was stopped" in text and ": rank 0" in text else set()
+    for ranks in re.findall(
+        r"ranks? ([0-9, ]+) of \d+(?:, to which all others connect,)? (?:gave no|did not|had|left)", text
+    ):
+        found |= {int(rank) for rank in ranks.split(",")}
+    return found | {int(rank) for rank in re.findall(r"rank (\d+) (?:raised|shut)", text)}
+
+
+def run_lane(plans: list[Plan], results: Path) -> None:
+    """Runs jobs one after the other; appends a line on each to a file."""
+    with results.open("a") as file:
+        for plan in plans:
+            folder = Path(tempfile.mkdtemp(prefix="rank-chaos-"))
+            try:
+                result = run_job(plan, folder)
+            except Began as began:
+                file = None  # type: ignore[assignment]
+                return run_agent(folder) if began.rank == AGENT else run_rank(plan, began.rank, folder)
+            finally:
+                if os.getpid() == _lane[0]:
+                    shutil.rmtree(folder, ignore_errors=True)
+            file.write(json.dumps(result) + "\n")
+            file.flush()
+
+
+#: The process id of the lane that this process is, or was forked from.
+_lane = [0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=20)
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--only", type=int, help="the seed of one job")
+    parser.add_argument("--plans", type=json.loads, help="jobs of one's own, as JSON")
+    parser.add_argument("--results", type=Path)
+    arguments = parser.parse_args()
+    if arguments.plans is not None:
+        plans = [Plan(**plan) for plan in arguments.plans]
+    elif arguments.only is not None:
+        plans = [Plan.draw(arguments.only)]
+    else:
+        plans = [Plan.draw(arguments.seed * 100_000 + number) for number in range(arguments.jobs)]
+    results = arguments.results or Path(tempfile.mkstemp(prefix="rank-chaos-", suffix=".json")[1])
+
+    import torch.distributed  # noqa: F401
+
+    import torchdata.dataloader2
+    import torchdata.datapipes.iter  # noqa: F401
+
+    lanes = []
+    for number in range(arguments.lanes):
+        pid = os.fork()
+        if pid == 0:
+            _lane[0] = os.getpid()
+            run_lane(plans[number :: arguments.lanes], results)
+            return 0
+        lanes.append(pid)
+    for pid in lanes:
+        os.waitpid(pid, 0)
+    return report(results, verbose=len(plans) == 1)
+
+
+def report(results: Path, verbose: bool) -> int:
+    """Prints what came of the jobs; 1 where one broke a rule or none ran."""
+    jobs = [json.loads(line) for line in results.read_text().splitlines()]
+    counts = collections.Counter(rule for job in jobs for rule in set(job["broken"]))
+    errors = [told for job in jobs for told in job["told"] if told.get("kind", "complete") != "complete"]
+    for job in jobs:
+        if job["broken"] or verbose:
+            print(json.dumps(job["plan"]))
+            for told in job["told"]:
+                print("   ", json.dumps(told))
+            print("   broke:", ", ".join(job["broken"]) or "nothing")
+            if verbose:
+                for rank, output in job["outputs"].items():
+                    print(f"    output of rank {rank}: {output[-3000:]}")
+    print(f"{len(jobs)} jobs, {sum(job['struck'] for job in jobs)} struck, {len(errors)} errors of ranks")
+    print(f"{sum(bool(job['broken']) for job in jobs)} broke a rule: {dict(counts)}")
+    print(f"results: {results}")
+    return int(bool(counts) or not jobs)
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except SystemExit:
+        raise
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.exit(code)

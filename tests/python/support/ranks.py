@@ -1,0 +1,209 @@
+"""Real ranks for tests: processes of one job on loopback, on gloo or on MPI.
+
+A script of a test is the body of a function `main(rank)`; what it returns comes back, pickled, as do exceptions.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from leftovers import SHARED_MEMORY, held_files
+
+HEADER = """
+import os, pickle, signal, sys, time, warnings
+from datetime import timedelta
+from torchdata.dataloader2 import (
+    DataLoader2, DistributedReadingService, MultiProcessingReadingService, SequentialReadingService
+)
+from torchdata.datapipes.iter import FullSync, IterableWrapper, IterDataPipe
+
+def join_gloo():
+    import torch.distributed as dist
+    store = dist.TCPStore(os.environ["STORE_HOST"], int(os.environ["STORE_PORT"]), is_master=False,
+                          timeout=timedelta(seconds=30))
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    return rank
+
+def join_mpi():
+    from mpi4py import MPI
+    return MPI.COMM_WORLD.Get_rank()
+
+def identity(item):
+    return item
+
+class Counting(IterDataPipe):
+    def __init__(self, count):
+        self.count = count
+    def __iter__(self):
+        yield from range(self.count)
+"""
+
+FOOTER = """
+if __name__ == "__main__":
+    rank = join_{backend}()
+    begin = time.monotonic()
+    try:
+        outcome = main(rank)
+    except BaseException as error:
+        outcome = error
+    outcome = (outcome, time.monotonic() - begin)
+    with open(os.path.join(os.environ["OUTCOMES"], f"{{rank}}.tmp"), "wb") as file:
+        pickle.dump(outcome, file)
+    os.rename(file.name, file.name[:-4])
+    sys.stdout.flush()
+    {leave}
+"""
+
+
+class Job:
+    """The ranks of a running job.
+
+    Args:
+        folder: where the outcomes are written.
+        processes: one for each rank, or one that starts all.
+    """
+
+    def __init__(self, folder: Path, processes: list[subprocess.Popen[str]], ranks: int) -> None:
+        self.folder, self.processes, self.ranks = folder, processes, ranks
+
+    def kill(self, rank: int, number: int) -> None:
+        self.processes[rank].send_signal(number)
+
+    def start_in_network(self, command: list[str], cut: str) -> None:
+        """Starts a program that makes a network, starts the ranks of this job in it, and cuts it by `ip cut`."""
+        self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
+
+    def outcome(self, rank: int, seconds: float = 60) -> Any:
+        """What the rank returned or raised, and after how many seconds."""
+        until = time.monotonic() + seconds
+        path = self.folder / str(rank)
+        while not path.exists():
+            if time.monotonic() > until or all(process.poll() is not None for process in self.processes):
+                if path.exists():
+                    break
+                output = [
+                    process.communicate(timeout=5)[0][-2000:]
+                    for process in self.processes
+                    if process.poll() is not None
+                ]
+                raise AssertionError(f"rank {rank} has no outcome: {output}")
+            time.sleep(0.01)
+        return pickle.loads(path.read_bytes())
+
+    def outcomes(self, seconds: float = 60) -> list[Any]:
+        return [self.outcome(rank, seconds)[0] for rank in range(self.ranks)]
+
+
+@contextmanager
+def gloo_job(
+    tmp_path: Path,
+    body: str,
+    ranks: int = 2,
+    prefixes: dict[int, list[str]] | None = None,
+    host: str = "127.0.0.1",
+) -> Iterator[Job]:
+    """Starts a job on gloo, whose store this process holds, and ends it."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore(
+        "127.0.0.1" if host == "127.0.0.1" else host,
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=30),
+    )
+    script = _write(tmp_path, body, "gloo")
+    processes = []
+    try:
+        for rank in range(ranks):
+            environment = _environment(tmp_path) | {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "STORE_HOST": host,
+                "STORE_PORT": str(store.port),
+            }
+            prefix = (prefixes or {}).get(rank, [])
+            processes.append(_start([*prefix, sys.executable, str(script)], environment))
+        yield Job(tmp_path, processes, ranks)
+    finally:
+        _end(processes)
+
+
+@contextmanager
+def mpi_job(tmp_path: Path, body: str, ranks: int = 2) -> Iterator[Job]:
+    """Starts a job under mpirun, and ends it."""
+    script = _write(tmp_path, body, "mpi")
+    command = [mpirun(), "-n", str(ranks), sys.executable, str(script)]
+    before = set(SHARED_MEMORY.glob("mpich_*"))
+    processes = [_start(command, _environment(tmp_path))]
+    try:
+        yield Job(tmp_path, processes, ranks)
+        if all((tmp_path / str(rank)).exists() for rank in range(ranks)):
+            with suppress(subprocess.TimeoutExpired):
+                processes[0].wait(20)  # ranks take leave of each other in MPI_Finalize
+    finally:
+        _end(processes)
+        held = set().union(*map(held_files, filter(str.isdigit, os.listdir("/proc"))))  # also by other tests' ranks
+        for left in set(SHARED_MEMORY.glob("mpich_*")) - before:  # mpich leaves it where ranks were killed
+            if str(left) not in held:
+                left.unlink(missing_ok=True)
+
+
+def mpirun() -> str:
+    """The launcher of the MPI that the environment of these tests has."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    assert found is not None, "no mpiexec: pip install mpich"
+    return found
+
+
+def _write(tmp_path: Path, body: str, backend: str) -> Path:
+    script = tmp_path / "job.py"
+    body = textwrap.dedent(body)
+    # mpich's launcher takes a rank that ends without MPI_Finalize for a crash.
+    leave = "os._exit(0)" if backend == "gloo" else "pass"
+    script.write_text(HEADER + body + FOOTER.format(backend=backend, leave=leave), encoding="utf-8")
+    return script
+
+
+def environment_of_ranks() -> dict[str, str]:
+    """The environment for a launcher of ranks: on loopback, and as if this process were no rank itself."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
+    return inherited | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+
+def _environment(tmp_path: Path) -> dict[str, str]:
+    return environment_of_ranks() | {"OUTCOMES": str(tmp_path)}
+
+
+def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.communicate()

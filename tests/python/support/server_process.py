@@ -1,0 +1,28 @@
+"""A server of the tests in a process of its own, which ends when its standard input does."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def server_process(*arguments: str, told: str = "") -> Iterator[str]:
+    """Runs Python with these arguments, tells it a line, and yields the URL of the port that it prints."""
+    command = [sys.executable, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if told:
+                process.stdin.write(told + "\n")
+                process.stdin.flush()
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -1,0 +1,180 @@
+"""Saves states by upstream's StatefulDataLoader, and what comes after each: run it where torchdata 0.11.0 is installed.
+
+    python support/upstream_states.py data/upstream_states.pt
+
+The file is read by `test_stateful_upstream.py`, which takes the datasets and the loaders' options from here. It holds
+what `torch.load(weights_only=True)` reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+
+class Numbers(Dataset[int]):
+    """Samples by index."""
+
+    def __len__(self) -> int:
+        return 21
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Counted:
+    """Its samples tell how many this worker has read."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return torch.tensor([index, self.reads])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reads": self.reads}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reads = state["reads"]
+
+
+class CountedNumbers(Counted, Numbers):
+    """Numbers whose state is each worker's own."""
+
+
+def share() -> range:
+    """A worker's part of a stream."""
+    info = get_worker_info()
+    return range(19) if info is None else range(info.id, 19 - 4 * info.id, info.num_workers)
+
+
+class Stream(IterableDataset[int]):
+    """A stream without a state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(share())
+
+
+class StatefulStream(Stream):
+    """A stream that knows its place."""
+
+    done = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in share()[self.done :]:
+            self.done += 1
+            yield number
+        self.done = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done = state["done"]
+
+
+class Walk:
+    """An iterator that knows its place."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> int:
+        if self.done >= len(share()):
+            raise StopIteration
+        self.done += 1
+        return share()[self.done - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done = state["done"]
+
+
+class WalkedStream(IterableDataset[int]):
+    """A stream whose iterator knows its place."""
+
+    def __iter__(self) -> Iterator[int]:
+        return Walk()
+
+
+DATASETS: dict[str, Any] = {
+    cls.__name__: cls for cls in (Numbers, CountedNumbers, Stream, StatefulStream, WalkedStream)
+}
+
+#: Options of the loaders, by name; "distributed" and "replacement" stand for samplers.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"batch_size": 4},
+    "dropping": {"batch_size": 4, "drop_last": True},
+    "single": {"batch_size": None},
+    "shuffled": {"batch_size": 4, "shuffle": True},
+    "seeded": {"batch_size": 4, "shuffle": True, "generator": 9},
+    "distributed": {"batch_size": 3, "sampler": "distributed"},
+    "replacement": {"batch_size": 5, "sampler": "replacement"},
+    "sparse": {"batch_size": 2, "snapshot_every_n_steps": 3},
+}
+
+CASES = [
+    *itertools.product(["Numbers"], OPTIONS, [0, 2], [0, 1, 3, 100]),
+    *itertools.product(["CountedNumbers", "Stream", "StatefulStream", "WalkedStream"],
+                       ["plain", "single", "sparse"], [0, 2], [0, 1, 4, 100]),
+]  # fmt: skip
+
+
+def loader_of(dataset: str, options: str, workers: int) -> Any:
+    """The loader of a case, of whichever torchdata is installed."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
+
+    given = dict(OPTIONS[options])
+    data = DATASETS[dataset]()
+    if "generator" in given:
+        given["generator"] = torch.Generator().manual_seed(given["generator"])
+    if given.get("sampler") == "distributed":
+        given["sampler"] = StatefulDistributedSampler(data, num_replicas=2, rank=1, seed=5)
+    if given.get("sampler") == "replacement":
+        given["sampler"] = RandomSampler(data, replacement=True, num_samples=50)
+    if workers:
+        given["multiprocessing_context"] = "fork"
+    return StatefulDataLoader(data, num_workers=workers, **given)
+
+
+def plain(batch: Any) -> Any:
+    """The batch as lists of numbers."""
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def main() -> None:
+    assert metadata.version("torchdata") == "0.11.0"
+    saved = []
+    for dataset, options, workers, batches in CASES:
+        torch.manual_seed(17)
+        loader = loader_of(dataset, options, workers)
+        iterator = iter(loader)
+        before = [plain(batch) for batch in itertools.islice(iterator, batches)]
+        state = loader.state_dict()
+        rest = [plain(batch) for batch in iterator]
+        saved.append(
+            {
+                "case": [dataset, options, workers, batches],
+                "before": before,
+                "state": state,
+                "rest": rest,
+            }
+        )
+    torch.save(saved, sys.argv[1])
+    print(len(saved), "states")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Waiting for what is about to happen, for so long at most: a condition, and a forked child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Waits until the condition is true; fails where it is not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def check_in_forked_child(check: Callable[[], object], seconds: float = 20.0) -> None:
+    """Calls a function in a forked child; fails where it raises there, or does not return in time."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            check()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    ended: list[int] = []
+
+    def has_ended() -> bool:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            ended.append(os.waitstatus_to_exitcode(status))
+        return bool(ended)
+
+    try:
+        wait_for(has_ended, seconds)
+    finally:
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert ended == [0], "see what the child has printed"

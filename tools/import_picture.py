@@ -1,0 +1,192 @@
+"""Draws docs/imports.svg: the folders of the package and what imports what, from the code's own imports.
+
+Role: `make tree` runs it. Folders stand in the layers of `LAYERS`, the highest on top; an arrow goes from who imports
+to what is imported. Folders next to each other in a layer know nothing of each other. A test holds the code against the
+layers, and the picture against the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+
+import grimp
+
+__all__ = ["EXEMPT", "LAYERS", "circles", "folder_of", "folders", "picture", "upward"]
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "imports.svg"
+
+#: The folders and lone modules of the package, from the highest layer to the lowest. What stands in one line knows
+#: nothing of its neighbours.
+LAYERS = (
+    "demo metrics __main__",
+    "nodes stateful_dataloader",
+    "dataloader2",
+    "dataloader2.utils dataloader2.reading_service",
+    "dataloader2.services",
+    "dataloader2.linter",
+    "dataloader2.graph dataloader2.error",
+    "dataloader2.random",
+    "_showing",
+    "_engine",
+    "_tracing",
+    "_stats",
+    "datapipes",
+    "datapipes.iter datapipes.map",
+    "datapipes.iter.archives datapipes.iter.stores datapipes.iter.disk_cache datapipes.iter.web datapipes.iter.threads "
+    "datapipes.iter.branching datapipes.iter.mapping datapipes.iter.ordering",
+    "datapipes.iter.streams",
+    "datapipes.state datapipes.utils",
+    "datapipes.datapipe",
+    "datapipes._pipe",
+    "_ranks _reporting _publishing _drawing _tracing.state",
+    "_machine _optional _old_modules _stateful _threads",
+    "_importing",
+)
+
+#: Imports that go up, and why they may.
+EXEMPT = {
+    ("_stats", "_showing"): "statistics show themselves, to notebooks and as pictures",
+    ("_reporting", "datapipes._pipe"): "an exception on its way names its place among the pipes",
+    (
+        "datapipes._pipe",
+        "datapipes.datapipe",
+    ): "checks and the like know the two bases; which know some of the folder, no circle",
+    ("datapipes.iter.mapping", "nodes"): "the form `to_node` makes a node, for who asks for one",
+}
+
+_WIDTH, _ROW, _BOX, _GAP = 1120, 62, 30, 12
+
+
+def folders() -> list[str]:
+    """All names of `LAYERS`."""
+    return " ".join(LAYERS).split()
+
+
+def folder_of(module: str) -> str:
+    """The folder, or the lone module, of `LAYERS` in which a module of the package stands; the package itself is ''."""
+    name = module.removeprefix("torchdata").removeprefix(".")
+    while name and name not in folders():
+        name = name.rpartition(".")[0]
+    return name
+
+
+def imports() -> dict[tuple[str, str], set[tuple[str, str]]]:
+    """By pair of folders, the pairs of modules of which the first imports the second."""
+    graph = grimp.build_graph("torchdata", exclude_type_checking_imports=True, cache_dir=None)
+    found: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            pair = folder_of(module), folder_of(imported)
+            if "" not in pair and pair[0] != pair[1]:
+                found.setdefault(pair, set()).add((module, imported))
+    return found
+
+
+def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
+    """The imports that go up, or to a neighbour, and are not exempt."""
+    layer = {folder: number for number, line in enumerate(LAYERS) for folder in line.split()}
+    return {
+        pair: modules for pair, modules in imports().items() if layer[pair[0]] >= layer[pair[1]] and pair not in EXEMPT
+    }
+
+
+def circles() -> list[list[str]]:
+    """The groups of modules that import each other in a circle."""
+    graph = grimp.build_graph("torchdata", exclude_type_checking_imports=True, cache_dir=None)
+    below = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    reached = {module: _reach(module, below) for module in below}
+    together = {
+        tuple(sorted(other for other in reached[module] if module in reached[other]))
+        for module in below
+        if module in reached[module]
+    }
+    return sorted(map(list, together))
+
+
+def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
+    """All that `start` imports, directly or not."""
+    found: set[str] = set()
+    waiting = list(below[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found.add(module)
+            waiting += below[module]
+    return found
+
+
+def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The arrows without those that follow from others: what is imported by way of a folder between is not drawn."""
+    pairs = {pair for pair in pairs if pair not in EXEMPT}
+    below: dict[str, set[str]] = {folder: set() for folder in folders()}
+    for first, second in pairs:
+        below[first].add(second)
+    return sorted(
+        (first, second)
+        for first, second in pairs
+        if not any(second in _reach(other, below) for other in below[first] - {second, first})
+    )
+
+
+def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
+    """From one folder to another, round those in between: to the side on which it ends, alternately if it is below."""
+    (x, y), (to_x, to_y) = (start[0], start[1] + _BOX), (end[0], end[1] - 4)
+    layers = round((to_y - y) / _ROW)
+    aside = 0 if layers < 1 else 70 + 34 * layers
+    if to_x < x or (to_x == x and layers % 2):
+        aside = -aside
+    bend = f"{x + aside:.0f} {y + 24:.0f} {to_x + aside:.0f} {to_y - 24:.0f}"
+    return f'<path d="M{x:.0f} {y:.0f} C{bend} {to_x:.0f} {to_y:.0f}"/>'
+
+
+def picture() -> str:
+    """The picture, as SVG."""
+    at: dict[str, tuple[float, float]] = {}  # by folder: the middle of its top
+    drawn: list[str] = []
+    for number, line in enumerate(LAYERS):
+        names = line.split()
+        widths = [7.3 * len(name.rpartition(".")[2] if len(names) > 4 else name) + 20 for name in names]
+        left = (_WIDTH - sum(widths) - _GAP * (len(names) - 1)) / 2
+        top = 10 + number * _ROW
+        for name, width in zip(names, widths, strict=True):
+            shown = name.rpartition(".")[2] if len(names) > 4 else name
+            drawn.append(
+                f'<rect x="{left:.0f}" y="{top}" width="{width:.0f}" height="{_BOX}" rx="6"/>'
+                f'<text x="{left + width / 2:.0f}" y="{top + 20}">{escape(shown)}</text>'
+            )
+            at[name] = left + width / 2, top
+            left += width + _GAP
+    arrows = [_arrow(at[first], at[second]) for first, second in _needed(imports()) if at[first][1] < at[second][1]]
+    height = 10 + len(LAYERS) * _ROW
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
+            "<title>The folders of the package, and what imports what</title>",
+            "<style>rect{fill:#dfe9fc;stroke:#5b8def}text{font:12px "
+            "monospace;text-anchor:middle;fill:#223}path{stroke:#8888;fill:none;marker-end:url(#tip)}</style>",
+            '<marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
+            '<path d="M0 0L6 3L0 6z" style="fill:#888;stroke:none;marker-end:none"/></marker>',
+            *arrows,
+            *drawn,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """Writes the picture, or with `--check` says whether it is as it would be written."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the picture is out of date")
+    if not parser.parse_args().check:
+        PAGE.write_text(picture(), encoding="utf-8")
+    elif PAGE.read_text(encoding="utf-8") != picture():
+        sys.exit("docs/imports.svg is out of date: run `make tree`")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Writes the project's addresses into pyproject.toml: `python tools/project_urls.py ADDRESS`.
+
+Role: the release workflow calls it before it builds, with the address of the repository that it runs in. So a wheel
+leads to the repository that it came from, a fork's to the fork, and none to a place that does not exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+__all__ = ["with_urls"]
+
+PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+#: The pages of a repository, by the labels that package indexes know.
+PAGES = {
+    "Homepage": "",
+    "Documentation": "/blob/HEAD/docs/index.md",
+    "Source": "",
+    "Issues": "/issues",
+    "Changelog": "/blob/HEAD/CHANGELOG.md",
+}
+
+
+def with_urls(pyproject: str, address: str) -> str:
+    """The text of a pyproject.toml with a table of the project's addresses.
+
+    Args:
+        pyproject: the text without one.
+        address: of the repository, such as `https://example.org/owner/name`.
+
+    Raises:
+        ValueError: the address is none, or there is a table already.
+    """
+    if not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+/?", address):
+        raise ValueError(f"the address of a repository begins with https:// and has a path, but got {address!r}")
+    if "urls" in tomllib.loads(pyproject)["project"]:
+        raise ValueError("pyproject.toml has a table [project.urls] already: remove it, or this step")
+    lines = [f'{label} = "{address.rstrip("/")}{page}"' for label, page in PAGES.items()]
+    table = "\n".join(["[project.urls]", *lines, "", ""])
+    return pyproject.replace("[project.optional-dependencies]", f"{table}[project.optional-dependencies]", 1)
+
+
+def main() -> None:
+    """Rewrites pyproject.toml."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("address", help="the repository's, such as https://example.org/owner/name")
+    try:
+        text = with_urls(PYPROJECT.read_text(encoding="utf-8"), parser.parse_args().address)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    PYPROJECT.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
