@@ -321,11 +321,14 @@ class Position:
         output = self.output
         if output is None or not output.lasts:
             return
+        before = self._marks[-1] if self._marks else None
         try:
             place = self.take(0)
         except Exception:
             return
-        if place is not None and not place["drop"] and place["graph"] is not None and place["workers"] is not None:
+        # Where main's part cannot be looked at now, it goes on from an earlier mark, and reads to the end once more.
+        is_at_end = bool(self._marks) and self._marks[-1] is not before
+        if place is not None and is_at_end and place["graph"] is not None and place["workers"] is not None:
             place["graph"] = self._with_output_read_out(place["graph"], output)
         self._end = None if place is None else {**place, "ended": True}
 

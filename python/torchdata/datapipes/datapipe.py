@@ -65,20 +65,25 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     if forwarded is not None:  # torch's helper for snapshots has read the beginning
         datapipe.__dict__.pop("_snapshot_state", None)
         return forwarded
-    iterator_id, resumed, dropped = start_pass(datapipe)
+    started = start_pass(datapipe)
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
-        return _begun(datapipe, function, iterator_id, resumed, dropped)
+        return _begun(datapipe, function, *started)
     # The whole graph draws again what it drew from the global generators, which are then where they were.
     load_generators(beginning.generators)
     try:
-        return _begun(datapipe, function, iterator_id, resumed, dropped)
+        return _begun(datapipe, function, *started)
     finally:
         load_generators(beginning.moved)
 
 
 def _begun(
-    datapipe: Any, function: Callable[[Any], Iterator[Any]], iterator_id: int, resumed: bool, dropped: int
+    datapipe: Any,
+    function: Callable[[Any], Iterator[Any]],
+    iterator_id: int,
+    resumed: bool,
+    dropped: int,
+    to_the_end: bool,
 ) -> Iterator[Any]:
     if not resumed:
         datapipe.reset()
@@ -92,6 +97,9 @@ def _begun(
     guard = guard_iterator(datapipe, iterator, token_of(datapipe), iterator_id, trace)
     if dropped:
         next(islice(guard, dropped - 1, dropped), None)
+    if to_the_end:  # what comes behind the last item may draw, too
+        next(guard, None)
+    if dropped or to_the_end:
         give_later_seeds(datapipe)
     return guard
 

@@ -16,7 +16,8 @@ before those that read them:
 - `seed`: what is to be given to the `set_seed` of a user's pipe.
 - `later`: the seed that it is to be given after what is dropped.
 - `drop`: how many items are to be dropped after the pass was begun. Such a pipe is *replayed*, as are all whose class
-  says nothing of a state: it and all that it reads from begin as they began, and go on to where they were.
+  says nothing of a state: it and all that it reads from begin as they began, and go on to where they were: with
+  `finished`, to their end.
 - `seconds`: how long, at most, the dropped items took.
 - `generators`: the global generators as the replay is to begin with them. Afterwards they are where they were.
 
@@ -254,7 +255,7 @@ class _Saving:
         }
         if pipe is self.end and (beginning.whole or beginning.moved != save_generators()):
             own["generators"] = beginning.generators
-        if is_torchs(pipe) and record_of(pipe).ended:
+        if record_of(pipe).ended or self._has_finished(pipe):
             own["finished"] = True
         entries[id(pipe)] = own
         return entries

@@ -11,7 +11,7 @@ import pytest
 from pipes_table import ROWS
 from random_graphs.users import ByHand, unpinned
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 
 Pipe = Any
 
@@ -98,6 +98,33 @@ def test_workers_end_an_epoch_whose_last_items_main_had_read_ahead(dispatched: b
             assert [list(loader), list(loader)] == later, at
         with loader_of(build(), state=behind) as loader:
             assert [list(loader), list(loader)] == later, f"{at}, and a state at the end"
+
+
+def is_small(item: int) -> bool:
+    return item < 6
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_state_at_the_end_behind_items_that_main_drops_is_that_of_the_end(one_by_one: bool) -> None:
+    """The last look at main's part may be from before these items."""
+
+    def build() -> Pipe:
+        pipe = SampleMultiplexer({IterableWrapper(range(5)): 1, IterableWrapper(range(5, 12)): 1}, seed=3)
+        return pipe.sharding_filter().pin_memory(pin_memory_fn=unpinned).filter(is_small)
+
+    with loader_of(build()) as loader:
+        for _ in loader:
+            if one_by_one:
+                loader.state_dict()
+        state, expected = loader.state_dict(), [list(loader), list(loader)]
+    for _ in range(3):
+        with loader_of(build(), state=state) as loader:
+            iter(loader)
+            again = loader.state_dict()
+            assert [list(loader), list(loader)] == expected
+        with loader_of(build(), state=again) as loader:
+            assert [list(loader), list(loader)] == expected
+            state = again
 
 
 @each_pipe

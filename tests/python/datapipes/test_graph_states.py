@@ -15,7 +15,7 @@ import pytest
 from pipes_table import seed
 from pipes_table.core import Doubling, plus_one
 from random_graphs.check import start
-from random_graphs.users import ByHand, Declared, OneToOne, UnstatedRandom, UnstatedTwice, drawn
+from random_graphs.users import ByHand, Declared, OneToOne, UnstatedRandom, UnstatedTwice, drawn, is_odd
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter import IterableWrapper, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper
@@ -94,6 +94,9 @@ GRAPHS: dict[str, Callable[[], Any]] = {
     "the same, below a pipe without state": lambda: Doubling(Declared(ByHand(numbers(4)))).map(plus_one),
     "a user's random pipe without state": lambda: seed(UnstatedRandom(numbers(5)), 3).map(plus_one),
     "a pipe without state that reads its source twice": lambda: UnstatedTwice(numbers(3).shuffle()).map(plus_one),
+    "one that draws behind its last item, over a child that nobody read": lambda: (
+        numbers(9).map(drawn).mux(_concat(UnstatedTwice(numbers(4)).demux(2, is_odd)).header(1))
+    ),
 }
 
 

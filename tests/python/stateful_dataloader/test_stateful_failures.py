@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -139,26 +140,33 @@ class Holding(Failing):
 
 
 @pytest.mark.parametrize(
-    ("does", "how"),
+    ("ends", "how"),
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
         (lambda: os._exit(7), "exited with code 7"),
     ],
 )
 @pytest.mark.parametrize("iterable", [False, True])
-def test_a_dead_worker_is_an_error_that_names_it_and_how(does: Any, how: str, iterable: bool) -> None:
+def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, iterable: bool) -> None:
+    has_come = multiprocessing.Event()  # or the death might be told before the other worker's batch
+
+    def does() -> None:
+        has_come.wait(20)
+        ends()
+
     loader = loader_of(does)
     if iterable:
         loader = StatefulDataLoader(FailingStream(does), num_workers=1, batch_size=2)
-    found = []
+    iterator = iter(loader)
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    has_come.set()
     began = time.monotonic()
     with pytest.raises(WorkerExitedError, match=how) as caught:
-        found.extend(batch.tolist() for batch in loader)
+        next(iterator)
     assert time.monotonic() - began < 20
     assert isinstance(caught.value, RuntimeError)
     assert "DataLoader worker (pid(s)" in str(caught.value)
     assert caught.value.worker == 0
-    assert found == [[0, 1], [2, 3]]
 
 
 def test_a_state_survives_the_death_of_a_worker() -> None:

@@ -314,11 +314,12 @@ def with_pending(pipe: Any, record: Record, loaded: dict[str, Any]) -> dict[str,
     return loaded
 
 
-def start_pass(datapipe: Any) -> tuple[int, bool, int]:
+def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins a pass of a pipe, which invalidates its older iterators.
 
     Returns:
-        The number of the iterator, whether it goes on from loaded state, and how many items it is to drop.
+        The number of the iterator, whether it goes on from loaded state, how many items it is to drop, and whether
+        nothing comes behind these but the end.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     if record.watches is None:
@@ -332,12 +333,13 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int]:
     record.stamp = _tick()
     if resumed and loaded is not None and not can_reset(type(datapipe)) and is_restorable(datapipe):
         datapipe.load_state_dict(from_plain(loaded["state"], type(datapipe).__name__))
-    record.ended = bool(resumed and loaded is not None and loaded.get("finished"))
+    finished = loaded is not None and bool(loaded.get("finished"))
+    record.ended = resumed and finished
     if record.fed and not resumed and getattr(type(datapipe), "_begins_sources", True):
         # What was loaded into its sources is for a pass that nobody goes on with.
         forget_below(datapipe)
         record.fed = False
-    return number, resumed, (loaded or {}).get("drop", 0)
+    return number, resumed, (loaded or {}).get("drop", 0), finished and not resumed
 
 
 def pending_seed(datapipe: Any) -> Any:

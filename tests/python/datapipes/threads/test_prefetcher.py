@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import random
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 
 from torchdata._native import PrefetchQueue
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
-from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state
 from waiting import check_in_forked_child, wait_for
 
 
@@ -337,3 +338,19 @@ def test_loading_a_state_halts_a_thread_that_still_reads_the_source() -> None:
     load_state(pipe, state)
     assert pipe.source_datapipe.position == expected
     assert next(iter(pipe)) == 1
+
+
+def test_loading_the_beginning_halts_a_thread_that_would_draw_random_numbers() -> None:
+    def slowly_drawn(item: int) -> float:
+        time.sleep(0.01)
+        return random.random()
+
+    pipe = IterableWrapper(range(100)).map(slowly_drawn).prefetch(100)
+    beginning = save_state(pipe), save_generators()
+    iterator = iter(pipe)
+    assert next(iterator) > 0
+    load_state(pipe, beginning[0])
+    load_generators(beginning[1])
+    found = random.getstate()
+    time.sleep(0.1)
+    assert (random.getstate(), prefetching_threads()) == (found, 0)

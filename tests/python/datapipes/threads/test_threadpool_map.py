@@ -450,3 +450,19 @@ def test_control_c_ends_a_wait_for_a_result_and_loses_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr, done.returncode) == ("True\n[0, 1, 2]\n", "", 0)
+
+
+def test_loading_the_beginning_ends_the_threads() -> None:
+    called = threading.Event()
+
+    def slow(item: int) -> int:
+        called.wait(0.01)
+        return item
+
+    pipe = Watched(100).threadpool_map(slow, max_workers=1)
+    beginning = save_state(pipe)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    load_state(pipe, beginning)
+    wait_for(lambda: not pool_threads())
+    assert list(pipe) == list(range(100))

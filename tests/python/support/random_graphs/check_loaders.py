@@ -203,6 +203,8 @@ def check_loader(plan: Loader, most: int = 8, methods: dict[str, int] | None = N
                 except Exception as error:
                     error.add_note(f"{way}")
                     raise
+        except NotComparable:
+            raise
         except Exception as error:
             error.add_note(f"{plan}")
             raise

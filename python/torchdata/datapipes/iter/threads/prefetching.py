@@ -239,6 +239,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self._end_thread()
         self._restored = (list(state_dict["items"]), state_dict["error"])
 
+    def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
+        self._end_thread()  # it would draw random numbers that are loaded after this
+        super()._load_lasting_state(lasting)
+
     def __len__(self) -> int:
         return length_of(self, self.source_datapipe)
 

@@ -240,6 +240,10 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         self._close_pool()
         self._restored = state_dict
 
+    def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
+        self._close_pool()  # whose functions would go on to draw random numbers
+        super()._load_lasting_state(lasting)
+
 
 #: The options of `ThreadPoolExecutor` besides `max_workers`, and what they are where they are not given.
 _OPTIONS: dict[str, Any] = {"thread_name_prefix": "torchdata-threadpool", "initializer": None, "initargs": ()}
