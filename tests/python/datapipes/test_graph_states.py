@@ -29,7 +29,10 @@ from torchdata.datapipes.state import (
     save_state,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
+    pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
+]
 
 
 def numbers(count: int) -> IterableWrapper[int]:

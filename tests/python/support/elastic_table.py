@@ -92,7 +92,7 @@ class Kind:
         return pipe.prefetch(2)
 
     def loader(self, topology: Topology, group: ThreadGroup, state: Any = None) -> DataLoader2[Any]:
-        service: Any = MultiProcessingReadingService(topology[1])
+        service: Any = MultiProcessingReadingService(topology[1], "fork")
         if not self.alone or topology[0] > 1:
             service = SequentialReadingService(DistributedReadingService(60, process_group=group), service)
         made = DataLoader2(self.pipe(), ShardingPolicy(self.block), service)

@@ -68,8 +68,13 @@ class Program:
         self.ended = threading.Event()
 
     def run(self):
-        for part in (self.work, self.afterwards, self.wait_for_peace, ignore_interrupts):
-            self.interruptible(part)
+        parts, over = (self.work, self.afterwards, self.wait_for_peace, ignore_interrupts), []
+        while len(over) < len(parts):  # an interrupt may come between two parts, too
+            try:
+                for part in parts[len(over) :]:
+                    self.interruptible(part, over)
+            except KeyboardInterrupt:
+                self.interrupts.append(time.monotonic())
         self.ended.set()
         signal.setitimer(signal.ITIMER_REAL, 0)
         self.loader = None
@@ -82,15 +87,16 @@ class Program:
             complete=self.complete,
         )
 
-    def interruptible(self, part):
+    def interruptible(self, part, over):
         """Runs a part again until it was not interrupted; the first one is over after an interrupt."""
-        while True:
+        while part not in over:
             try:
-                return part()
+                part()
+                over.append(part)
             except KeyboardInterrupt:
                 self.interrupts.append(time.monotonic())
                 if part == self.work:
-                    return None
+                    over.append(part)
 
     # -- the parts -----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -121,7 +122,7 @@ OVER_SEVERAL: dict[str, Callable[[Dice, list[Pipe]], Pipe]] = {
 GLOBAL: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "drawn": lambda dice, pipe: pipe.map(users.drawn),
     "drawn_by_numpy": lambda dice, pipe: pipe.map(users.drawn_by_numpy),
-    "drawn_by_torch": lambda dice, pipe: pipe.map(users.drawn_by_torch),
+    "drawn_by_torch": lambda dice, pipe: pipe.map(users.drawn_by_torch if "torch" in sys.modules else users.drawn),
     "some": lambda dice, pipe: pipe.flatmap(users.some),
     "kept": lambda dice, pipe: pipe.filter(users.kept),
 }

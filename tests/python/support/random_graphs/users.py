@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
@@ -189,9 +188,10 @@ def drawn_by_numpy(item: int) -> int:
 
 
 def drawn_by_torch(item: int) -> int:
-    """Draws from torch's, where it is loaded."""
-    torch: Any = sys.modules.get("torch")
-    return drawn(item) if torch is None else (item + int(torch.randint(21, ()))) % 21
+    """Draws from torch's."""
+    import torch
+
+    return (item + int(torch.randint(21, ()))) % 21
 
 
 def some(item: int) -> list[int]:
