@@ -27,7 +27,15 @@ from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.pinning import PinMemory
 from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
-from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
+from torchdata.datapipes.state import (
+    forget_state,
+    iterate,
+    load_generators,
+    load_state,
+    save_generators,
+    save_state,
+    standing_still,
+)
 
 __all__ = ["Position", "check_iteration"]
 
@@ -166,8 +174,10 @@ class Position:
             return None
         if output is None or yielded is None:
             return _Mark(given, seal(graph), seal(generators))
-        pipes = walk(loader.datapipe)
-        if graph["pipes"][pipes.index(output)]["how"] != "restore":
+        entries, own = graph["pipes"], walk(loader.datapipe).index(output)
+        if output.is_unread and not token_of(output).armed:  # what it yielded was of the epoch before
+            entries[own] = {"type": entries[own]["type"], "how": "begin"}
+        if entries[own]["how"] != "restore":
             if output.delivered:
                 return None  # a pipe above it is replayed, and reads all of the epoch again
             yielded = self._yielded_before  # nobody has read them: they stand where this run found them
@@ -252,6 +262,8 @@ class Position:
         loader = self._loader
         graph = None if resumed is None else resumed["graph"]
         self._yielded_before = 0
+        if resumed is None and self.output is not None:
+            forget_state(self.output)  # what was loaded into it was of the epoch before
         if graph is not None:
             saved = unseal(graph, "the graph of this loader state")
             if "base" in saved:

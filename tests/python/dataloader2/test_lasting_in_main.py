@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipes_table import ROWS
-from random_graphs.users import ByHand, unpinned
+from random_graphs.users import ByHand, NoState, unpinned
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 
@@ -98,6 +98,41 @@ def test_workers_end_an_epoch_whose_last_items_main_had_read_ahead(dispatched: b
             assert [list(loader), list(loader)] == later, at
         with loader_of(build(), state=behind) as loader:
             assert [list(loader), list(loader)] == later, f"{at}, and a state at the end"
+
+
+OVER_CHILDREN: dict[str, Callable[[Pipe], Pipe]] = {
+    "nothing": lambda pipe: pipe,
+    "a pipe that drops items": NoState,
+    "a user's pipe": ByHand,
+    "a cache": lambda pipe: pipe.in_memory_cache(),
+}
+
+
+@pytest.mark.parametrize("over", OVER_CHILDREN.values(), ids=OVER_CHILDREN)
+def test_a_loader_whose_items_were_all_read_ahead_ends_and_goes_on_to_the_next_epochs(
+    over: Callable[[Pipe], Pipe],
+) -> None:
+    """The children of a fork hold what was read: nobody reads the workers' items before the next epoch."""
+
+    def build() -> Pipe:
+        pipe = SampleMultiplexer({IterableWrapper(range(4)): 1, IterableWrapper(range(4, 6)): 1}, seed=3)
+        first, second = pipe.sharding_filter().pin_memory(pin_memory_fn=unpinned).fork(2)
+        return over(first.concat(second))
+
+    with loader_of(build()) as loader:
+        whole, states = [], []
+        for _ in range(4):
+            items = []
+            for item in loader:
+                items.append(item)
+                states.append((len(whole), len(items), loader.state_dict()))
+            whole.append(items)
+    for epoch, at, state in states[: 2 * len(whole[0])]:
+        with loader_of(build(), state=state) as loader:
+            assert list(loader) == whole[epoch][at:], (epoch, at)
+            behind = loader.state_dict()
+        with loader_of(build(), state=behind) as loader:
+            assert [list(loader), list(loader)] == whole[epoch + 1 : epoch + 3], (epoch, at)
 
 
 def is_small(item: int) -> bool:

@@ -187,6 +187,11 @@ class WorkerOutput(IterDataPipe[Any]):
             )
 
     @property
+    def is_unread(self) -> bool:
+        """Whether nothing has begun to read the epoch that runs in the workers."""
+        return self._fresh
+
+    @property
     def goes_on(self) -> bool:
         """Whether the next epoch is one that goes on at a place."""
         return self._place is not None

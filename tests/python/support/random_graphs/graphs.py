@@ -62,7 +62,10 @@ class Graph:
 
     def over(self, dice: random.Random, pipe: Any) -> Any:
         """A random stage over any pipe of small ints, drawing from no global generator and reading in no thread."""
-        return Mapper(self._chosen(dice, OVER_ONE, pipe), small)
+        stages = OVER_ONE
+        if self.flavour == "global":  # behind a dispatch the thread that reads would draw what functions below it draw
+            stages = {name: stage for name, stage in OVER_ONE.items() if not name.startswith("row dispatch")}
+        return Mapper(self._chosen(dice, stages, pipe), small)
 
     def _grown(self, dice: random.Random, depth: int) -> Any:
         pipe = self._stage(dice, depth)
@@ -72,7 +75,10 @@ class Graph:
 
     def _stage(self, dice: random.Random, depth: int) -> Any:
         if depth == 0:
-            return Mapper(self._chosen(dice, SOURCES, dice.choice([0, 1, 3, 5, 9, 12])), small)
+            sources = (
+                SOURCES if self.flavour != "threads" else {**SOURCES, "sampler": SOURCES["range"]}
+            )  # it draws, too
+            return Mapper(self._chosen(dice, sources, dice.choice([0, 1, 3, 5, 9, 12])), small)
         if dice.random() < 0.15:
             pipes = [self._grown(dice, dice.randrange(depth)) for _ in range(dice.choice([1, 2, 2, 3]))]
             return Mapper(self._chosen(dice, OVER_SEVERAL, pipes), small)
