@@ -123,6 +123,12 @@ class Main(IterDataPipe[Any]):
         """The length of one child."""
         return length_of(self, self.main_datapipe)
 
+    def _lasting_state(self) -> dict[str, Any]:
+        lasting = super()._lasting_state()
+        if self._exhausted and len(self._done) == self.num_instances:
+            del lasting["joined"]  # a generation that is over is none that the next one would cut off
+        return lasting
+
     def _goes_on_alone(self) -> bool:
         # A child that has not joined the generation yet finds there what its siblings have left.
         return 0 < len(self._joined) < self.num_instances
