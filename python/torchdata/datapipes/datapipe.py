@@ -19,6 +19,7 @@ from torchdata._reporting import explain
 from torchdata._tracing import state as tracing
 from torchdata.datapipes._pipe.declared import DERIVED, State, declare
 from torchdata.datapipes._pipe.generators import load_generators
+from torchdata.datapipes._pipe.halting import Halts
 from torchdata.datapipes._pipe.iteration import (
     can_reset,
     give_later_seeds,
@@ -70,11 +71,15 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
     # The whole graph draws again what it drew from the global generators, which are then where they were.
+    halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
-        return _begun(datapipe, function, *started)
+        guard = _begun(datapipe, function, *started)
+        halts.wait()
+        return guard
     finally:
         load_generators(beginning.moved)
+        halts.release()
 
 
 def _begun(

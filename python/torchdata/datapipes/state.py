@@ -20,6 +20,7 @@ before those that read them:
   `finished`, to their end.
 - `seconds`: how long, at most, the dropped items took.
 - `generators`: the global generators as the replay is to begin with them. Afterwards they are where they were.
+- `ahead`: of a pipe that reads in a thread, how far that goes with the generators of the replay, see `Ahead`.
 
 Replay begins with what all pipes below had when the pass of the replayed one began. Where something has drawn from the
 global generators since the end of the graph began, or where two branches meet below, the end itself is replayed.
@@ -246,7 +247,7 @@ class _Saving:
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
             if later is not None and later != entry.get("seed"):
                 entry = {**entry, "later": later}
-            entries[id(each)] = entry
+            entries[id(each)] = {key: value for key, value in entry.items() if key != "ahead"}
         own = entries[id(pipe)]
         own = {
             **own,
@@ -255,6 +256,11 @@ class _Saving:
         }
         if pipe is self.end and (beginning.whole or beginning.moved != save_generators()):
             own["generators"] = beginning.generators
+            for each, *_ in beginning.parts:
+                passes = beginning.passes.get(id(each))
+                ahead = None if passes is None or record_of(each).stamp < began else each._read_ahead(passes)
+                if ahead is not None:
+                    (own if each is pipe else entries[id(each)])["ahead"] = list(ahead)
         if record_of(pipe).ended or self._has_finished(pipe):
             own["finished"] = True
         entries[id(pipe)] = own

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
-from typing import ClassVar
+import threading
+import time
+from typing import Any, ClassVar
 
 import pytest
 
@@ -263,3 +266,49 @@ else:
     done = subprocess.run([sys.executable, "other.py", "load"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "it names 'decode' of the program's own file (`__main__`)" in done.stderr
+
+
+class Held:
+    """What the thread of a loader's first epoch does: it stays in its first item until it is let go."""
+
+    begins, entered, go_on, has_left = (threading.Event() for _ in range(4))
+
+
+def held_once(item: int) -> int:
+    if Held.begins.is_set():
+        Held.begins.clear()
+        Held.entered.set()
+        Held.go_on.wait(20)
+        Held.has_left.set()
+    return item
+
+
+@pytest.mark.parametrize(
+    "service", [InProcessReadingService(prefetch_cnt=3), None], ids=["a service's thread", "a pipe's"]
+)
+def test_a_thread_that_still_reads_for_what_was_loaded_over_counts_for_nobody(service: Any) -> None:
+    def loader() -> DataLoader2[Any]:
+        pipe = IterableWrapper(range(40)).map(held_once).enumerate()  # whose state is how many it has yielded
+        return DataLoader2(pipe if service else pipe.prefetch(3), reading_service=copy.copy(service))
+
+    with loader() as first:
+        iterator = iter(first)
+        assert [next(iterator) for _ in range(5)] == [(i, i) for i in range(5)]
+        state = first.state_dict()
+    with loader() as second:
+        Held.begins.set()
+        iter(second)
+        assert Held.entered.wait(20)
+        threading.Timer(0.1, Held.go_on.set).start()
+        second.load_state_dict(state)
+        iterator = iter(second)
+        assert next(iterator) == (5, 5)
+        assert Held.has_left.wait(20)
+        time.sleep(0.05)  # for its item to be counted, if it is
+        assert next(iterator) == (6, 6)
+        state = second.state_dict()
+    for event in (Held.entered, Held.go_on, Held.has_left):
+        event.clear()
+    with loader() as third:
+        third.load_state_dict(state)
+        assert list(third) == [(i, i) for i in range(7, 40)]

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from torchdata._native import IterationToken
 from torchdata.datapipes._pipe.fingerprint import Fingerprint
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
+from torchdata.datapipes._pipe.halting import Halts
 from torchdata.datapipes._pipe.plain import from_plain, to_plain
 from torchdata.datapipes._pipe.torch import note_passes_of_torchs, replay_later
 from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of, walk
@@ -128,12 +129,14 @@ class Beginning:
         loaded: what was loaded into it for this pass, if anything.
     """
 
-    __slots__ = ("dropped", "generators", "moved", "parts", "since", "torchs", "whole", "yielded")
+    __slots__ = ("dropped", "generators", "moved", "parts", "passes", "since", "torchs", "whole", "yielded")
 
     def __init__(self, pipe: Any, loaded: dict[str, Any] | None) -> None:
         own = dict(with_pending(pipe, record_of(pipe), loaded)) if loaded is not None else {}
         #: Items that the loaded state says to drop, in the beginning.
         self.dropped: int = own.pop("drop", 0)
+        if loaded is not None and "drop" in loaded:
+            own.pop("finished", None)
         #: Items that count as yielded when the pass begins, before any is dropped.
         self.yielded: int = own["yielded"] if own.get("how") == "restore" else 0
         #: The generators that the pass begins with. What it drops, it drops with those of the loaded state.
@@ -146,12 +149,21 @@ class Beginning:
         self.torchs: dict[int, Any] = {}
         #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
         self.parts: list[tuple[Any, dict[str, Any], Any]] = []
+        #: How many passes the pipes had begun that read in threads.
+        self.passes: dict[int, int] = {}
         for each in walk(pipe):
+            if hasattr(type(each), "_read_ahead"):
+                self.passes[id(each)] = each._passes
             self.torchs[id(each)] = getattr(each, "_valid_iterator_id", None)
             if each is pipe and loaded is not None:
                 self.parts.append((each, own, None))
             else:
                 self.parts.append((each, *entry_at_beginning(each)))
+
+
+    def entries(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Each pipe with its entry."""
+        return [(pipe, entry) for pipe, entry, _ in self.parts]
 
 
 def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
@@ -276,6 +288,8 @@ def replay_torchs(datapipe: Any, entry: dict[str, Any]) -> None:
 def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
     """The rest of a pass of a pipe of torch's, which is made again."""
     moved = save_generators() if "generators" in entry else None
+    beginning = record_of(datapipe).beginning
+    halts = Halts([] if beginning is None else beginning.entries())
     if moved is not None:
         load_generators(entry["generators"])
     try:
@@ -286,9 +300,11 @@ def _begun_again(datapipe: Any, entry: dict[str, Any]) -> Iterator[Any]:
         if entry.get("finished"):  # what comes behind the last item may draw, too
             next(iterator, None)
             record_of(datapipe).ended, iterator = True, iter(())
+        halts.wait()
     finally:
         if moved is not None:
             load_generators(moved)
+        halts.release()
     give_later_seeds(datapipe)
     return iterator
 
@@ -334,12 +350,13 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     if resumed and loaded is not None and not can_reset(type(datapipe)) and is_restorable(datapipe):
         datapipe.load_state_dict(from_plain(loaded["state"], type(datapipe).__name__))
     finished = loaded is not None and bool(loaded.get("finished"))
-    record.ended = resumed and finished
+    is_replayed = loaded is not None and "drop" in loaded
+    record.ended = resumed and finished and not is_replayed
     if record.fed and not resumed and getattr(type(datapipe), "_begins_sources", True):
         # What was loaded into its sources is for a pass that nobody goes on with.
         forget_below(datapipe)
         record.fed = False
-    return number, resumed, (loaded or {}).get("drop", 0), finished and not resumed
+    return number, resumed, (loaded or {}).get("drop", 0), finished and is_replayed
 
 
 def pending_seed(datapipe: Any) -> Any:

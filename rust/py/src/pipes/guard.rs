@@ -43,7 +43,7 @@ struct Guard {
     /// `next_timed` or `next_metered`, of this guard. Neither is owned.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// Where its items are counted; valid as long as the token.
+    /// Where a board counts its items, or null; valid as long as the token.
     counter: *const AtomicU64,
     /// The iterator that the pipe's own `__iter__` made. Owned; NULL once cleared, as are the next two.
     iterator: *mut ffi::PyObject,
@@ -198,8 +198,13 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
         if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             let item = ((*guard).next)((*guard).argument);
             if !item.is_null() {
-                let counter = &*(*guard).counter;
-                counter.store(counter.load(Relaxed) + 1, Relaxed);
+                // Whoever began the pipe anew meanwhile, in another thread, is not given this item.
+                if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
+                    (*(*guard).token).count();
+                    if let Some(counter) = (*guard).counter.as_ref() {
+                        counter.store(counter.load(Relaxed) + 1, Relaxed);
+                    }
+                }
                 return item;
             }
         }

@@ -15,7 +15,7 @@ pub struct Place {
     /// Whether it is the last one of its process, and of the loader.
     pub root: bool,
     pub main: bool,
-    /// Where the token counted before.
+    /// Where it was counted before.
     _before: Option<Box<Place>>,
 }
 
@@ -27,9 +27,10 @@ pub struct Place {
 pub struct IterationToken {
     /// Number of the valid iterator; 0 before the first one. Grows by one with each `begin`.
     current: AtomicU64,
-    /// Items that the valid iterator has yielded, restored and skipped ones included, unless they are counted at `place`.
+    /// Items that the valid iterator has yielded, restored and skipped ones included: what states are made of.
     own: AtomicU64,
-    /// Where a board has the pipe: a `Place` in a box, or null.
+    /// Where a board has the pipe, and counts them once more for people to see: a `Place` in a box, or null. Another token may
+    /// count there, too: that of the pipe whose place this one has taken in a loader.
     place: AtomicPtr<Place>,
     /// The same from the next `begin` on.
     pending: AtomicPtr<Place>,
@@ -48,9 +49,15 @@ impl IterationToken {
         self.current.load(Relaxed) == id
     }
 
-    /// Where items of the iterator that has just begun are counted: `own`, or on a board. Valid as long as the token.
+    /// Where a board counts items of the iterator that has just begun, or null. Valid as long as the token.
     pub fn counter(&self) -> *const AtomicU64 {
-        self.place().map_or(&raw const self.own, |place| &raw const place.pipe.record().yielded)
+        self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
+    }
+
+    /// Counts an item.
+    #[inline]
+    pub fn count(&self) {
+        self.own.store(self.own.load(Relaxed) + 1, Relaxed);
     }
 
     /// Where a board has the pipe, if one has. Not to be kept over a call into Python, which may bind the token anew.
@@ -77,8 +84,8 @@ impl IterationToken {
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
     }
 
-    /// Moves the count to the place that the token was bound to. What it was counted at before lives on, as a guard that is in
-    /// the middle of a call may count there once more.
+    /// Lets the place count that the token was bound to. The one before lives on, as a guard that is in the middle of a call may
+    /// count there once more.
     fn activate(&self) {
         let pending = self.pending.swap(ptr::null_mut(), Relaxed);
         if pending.is_null() {
@@ -96,9 +103,9 @@ impl IterationToken {
 
     /// Sets the count of the valid iterator. On a board, what others have yielded stays counted.
     fn restart(&self, yielded: u64) {
-        match self.place() {
-            Some(place) => place.pipe.record().restart(yielded, true),
-            None => self.own.store(yielded, Relaxed),
+        self.own.store(yielded, Relaxed);
+        if let Some(place) = self.place() {
+            place.pipe.record().restart(yielded, true);
         }
     }
 
@@ -183,7 +190,7 @@ impl IterationToken {
     /// Items yielded by the valid iterator.
     #[getter]
     pub fn yielded(&self) -> u64 {
-        self.place().map_or(&self.own, |place| &place.pipe.record().yielded).load(Relaxed)
+        self.own.load(Relaxed)
     }
 
     /// Whether loaded state waits to be continued.

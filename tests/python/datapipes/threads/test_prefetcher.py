@@ -11,11 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
 
+from random_graphs.check import start
+from random_graphs.users import Unstated, UnstatedTwice, drawn, kept
 from torchdata._native import PrefetchQueue
+from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state
 from waiting import check_in_forked_child, wait_for
@@ -354,3 +358,53 @@ def test_loading_the_beginning_halts_a_thread_that_would_draw_random_numbers() -
     found = random.getstate()
     time.sleep(0.1)
     assert (random.getstate(), prefetching_threads()) == (found, 0)
+
+
+def read_ahead(pipe: Any, size: int = 2) -> Any:
+    return UnstatedTwice(pipe).map(drawn).prefetch(size)
+
+
+#: Random functions that draw in one thread, below them a pipe that is replayed.
+DRAWN_IN_THREAD: dict[str, Callable[[Any], Any]] = {
+    "at the end": read_ahead,
+    "far ahead": lambda pipe: read_ahead(pipe, 50).map(abs),
+    "below another thread": lambda pipe: read_ahead(pipe).prefetch(3).batch(2),
+    "in two passes of an epoch": lambda pipe: UnstatedTwice(read_ahead(pipe)),
+    "behind the last item, too": lambda pipe: UnstatedTwice(pipe).filter(kept).prefetch(3),
+    "below a pipe that cuts it off": lambda pipe: Unstated(read_ahead(pipe)).batch(3, drop_last=True),
+}
+
+
+@pytest.mark.parametrize("build", DRAWN_IN_THREAD.values(), ids=DRAWN_IN_THREAD)
+def test_what_its_thread_has_drawn_ahead_of_a_state_is_drawn_again_by_a_replay(build: Callable[[Any], Any]) -> None:
+    def made() -> Any:
+        return build(IterableWrapper(range(7)))
+
+    def left(pipe: Any) -> None:
+        for each in walk(pipe):
+            if isinstance(each, Prefetcher):
+                each.shutdown()
+
+    start(5)
+    pipe = made()
+    epochs = [list(pipe) for _ in range(3)]
+    for epoch in range(2):
+        for position in range(len(epochs[epoch]) + 2):
+            start(5)
+            pipe = made()
+            assert [list(pipe) for _ in range(epoch)] == epochs[:epoch]
+            reading = islice(pipe, position)
+            list(reading)
+            saved = pickle.dumps((save_state(pipe), save_generators()))
+            left(pipe)
+            for _ in range(2):  # what was loaded and begun is saved again as it was
+                start(99)
+                pipe = made()
+                state, generators = pickle.loads(saved)
+                load_state(pipe, state)
+                load_generators(generators)
+                begun = iter(pipe)
+                saved = pickle.dumps((save_state(pipe), save_generators()))
+                found = list(begun), list(pipe)
+                left(pipe)
+                assert found == (epochs[epoch][position:], epochs[epoch + 1]), (epoch, position)

@@ -12,6 +12,11 @@ from random_graphs.stages import GLOBAL, OVER_ONE, OVER_SEVERAL, SOURCES, THREAD
 from random_graphs.users import small
 from torchdata.datapipes.iter import Mapper
 
+
+def _is_cache(name: str) -> bool:
+    return "on_disk" in name
+
+
 #: How many items a graph yields at most.
 LONGEST = 40
 
@@ -35,6 +40,8 @@ class Graph:
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
+        #: Whether a thread reads what draws from the global generators.
+        self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
         #: How many pipes were grown, and what becomes of some of them, by their numbers.
         self._grown_pipes = 0
@@ -50,6 +57,11 @@ class Graph:
         dice = random.Random(f"graph {self.number}")
         pipe = self._grown(dice, self.depth)
         pipe = pipe.header(LONGEST) if dice.random() < 0.8 else pipe.map(small).header(LONGEST).map(small)
+        if self.flavour == "global" and self.reads_ahead:  # one thread draws all
+            self.names.append("prefetch")
+            pipe = pipe.prefetch(dice.choice([1, 3, 20]))
+            if dice.random() < 0.5:
+                pipe = Mapper(self._chosen(dice, OVER_ONE, pipe), small)
         if "torch" in sys.modules and dice.random() < 0.1:  # what ends a graph is in nobody's reach but its reader's
             self.names.append("torch_map")
             pipe = torch_stages()["torch_map"](dice, pipe)
@@ -62,10 +74,7 @@ class Graph:
 
     def over(self, dice: random.Random, pipe: Any) -> Any:
         """A random stage over any pipe of small ints, drawing from no global generator and reading in no thread."""
-        stages = OVER_ONE
-        if self.flavour == "global":  # behind a dispatch the thread that reads would draw what functions below it draw
-            stages = {name: stage for name, stage in OVER_ONE.items() if not name.startswith("row dispatch")}
-        return Mapper(self._chosen(dice, stages, pipe), small)
+        return Mapper(self._chosen(dice, OVER_ONE, pipe), small)
 
     def _grown(self, dice: random.Random, depth: int) -> Any:
         pipe = self._stage(dice, depth)
@@ -99,6 +108,8 @@ class Graph:
     def _chosen(self, dice: random.Random, stages: dict[str, Any], below: Any) -> Any:
         names = [name for name in stages if self.only is None or name in self.only] or list(stages)
         name = dice.choice(names)
+        while _is_cache(name) and any(map(_is_cache, self.names)):  # two sections that share files wait for each other
+            name = dice.choice(names)
         self.names.append(name)
         return stages[name](dice, below)
 

@@ -20,6 +20,7 @@ from torchdata._native import PrefetchQueue
 from torchdata._threads import end_at_exit, start
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.halting import Ahead, Halt
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -43,9 +44,13 @@ class _PrefetchData:
         #: Whether the iteration was left because nobody will go on, rather than for the next one.
         self.abandoned = False
         self._left = False
+        #: How many items the thread has taken, and whether there are no more.
+        self.taken, self.is_over = 0, False
+        #: Where the thread stops for a moment, if it does.
+        self.halt: Halt | None = None
 
     def start(self, worker: Callable[[_PrefetchData], None]) -> None:
-        self.thread = threading.Thread(target=worker, args=(self,), name="torchdata-prefetch", daemon=True)
+        self.thread = threading.Thread(target=_run, args=(worker, self), name="torchdata-prefetch", daemon=True)
         end_at_exit(self)
         start(self.thread)
 
@@ -71,6 +76,15 @@ class _PrefetchData:
     def is_inherited(self) -> bool:
         """Whether this is a forked child's copy, whose thread runs in the parent."""
         return self.process != os.getpid()
+
+
+def _run(worker: Callable[[_PrefetchData], None], data: _PrefetchData) -> None:
+    """What the thread of an iteration runs."""
+    try:
+        worker(data)
+    finally:
+        if data.halt is not None:
+            data.halt.end()
 
 
 #: Stands for the end of a source.
@@ -99,17 +113,22 @@ class _Reader(Iterator[Any]):
 
 def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
     """Moves items from the source into the queue until either is done. Runs in the prefetching thread."""
-    queue, source, data.source = data.queue, data.source, None
+    queue, source, data.source, halt = data.queue, data.source, None, data.halt
     assert source is not None
     while queue.reserve():
+        if halt is not None:
+            halt.stand(data.taken)
         try:
             item = next(source, _END)
             if item is _END:
+                data.is_over = True
                 queue.finish()
                 return
+            data.taken += 1
             if prepare is not None:
                 item = prepare(item)
         except BaseException as error:
+            data.is_over = True
             # Without the frame of this function, which holds the queue that is to hold the error: a circle.
             queue.fail(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
             return
@@ -117,6 +136,8 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
             data.depth.look(queue, item)
         queue.put(item)
         del item  # or the thread would keep an item alive that the consumer is done with
+        if halt is not None:
+            halt.look(data.taken)
 
 
 class _PrefetchBase(IterDataPipe[T_co]):
@@ -130,6 +151,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: What was held ready when the loaded state was saved, and the error that comes after it.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
+    #: How many passes were begun, and where the thread of one stops for a moment, if it does.
+    _passes: int = state(0, saved=False, lasts=True)
+    _halt: Halt | None = state(saved=False, lasts=True)
 
     #: Seconds that pausing and restarting wait for the source to come to the end of the item that it is at.
     patience: ClassVar[float] = 60.0
@@ -159,8 +183,29 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.queue.restore(self._prepare_restored(items), error)
         self._restored = ([], None)
         self._data = data
+        self._count_pass(data)
         data.start(self._worker())
         return _Reader(data)
+
+    def _count_pass(self, data: _PrefetchData) -> None:
+        self._passes += 1
+        if self._halt is not None and self._halt.number == self._passes:
+            self._halt.has_begun, data.halt = True, self._halt
+
+    def _read_ahead(self, passes: int) -> Ahead | None:
+        """How far the thread has read, counted from when so many passes were begun; None where there is none.
+
+        The thread stands still meanwhile.
+        """
+        data = self._data
+        if data is None or data.is_inherited() or self._passes == passes:
+            return None
+        return Ahead(self._passes - passes, data.taken, data.is_over)
+
+    def _halt_at(self, ahead: Ahead) -> Halt:
+        """Makes the thread of a pass to come stop for a moment."""
+        self._halt = Halt(self._passes + ahead.passes, ahead)
+        return self._halt
 
     def _end_thread(self) -> None:
         data, self._data = self._data, None

@@ -72,6 +72,8 @@ class _StepData(_PrefetchData):
         item: Any = _END
         failure: BaseException | None = None
         if self.queue.reserve():  # else the loop was left, which the other ranks are to know
+            if self.halt is not None:
+                self.halt.stand(self.taken)
             try:
                 item = next(source, _END)
                 if item is _END and self.again:
@@ -81,7 +83,10 @@ class _StepData(_PrefetchData):
                     )
             except BaseException as error:
                 failure = error
+            self.taken, self.is_over = self.taken + 1, item is _END
         self.voted_on, self.failure = item, failure
+        if self.halt is not None:
+            self.halt.look(self.taken)
         if item is _END or not self.again:
             return False
         self.again -= 1
@@ -279,6 +284,7 @@ class FullSync(_PrefetchBase[T_co]):
         if group.world_size == 1 and not items:
             return source
         self._data = data = _StepData(source, again)
+        self._count_pass(data)
         self._hold = hold = _Hold(data)
         data.start(functools.partial(_fill_in_step, group=group))
         return _StepReader(data, hold)
