@@ -131,6 +131,11 @@ impl<T, E> PrefetchQueue<T, E> {
         std::mem::take(&mut self.lock().lacked)
     }
 
+    /// Whether the consumer waits for an item at this moment.
+    pub fn is_awaited(&self) -> bool {
+        self.lock().hungry
+    }
+
     /// Number of messages buffered now; an error or the end counts as one.
     pub fn len(&self) -> usize {
         self.lock().messages.len()

@@ -7,12 +7,17 @@ it had when the state was saved, and no item less or more, before the generators
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from torchdata._native import PrefetchQueue
+
 __all__ = ["Ahead", "Halt", "Halts"]
+
+
+#: Seconds after which a thread that stands looks whether it is waited for.
+_LOOK = 0.02
 
 
 class Ahead(NamedTuple):
@@ -39,16 +44,32 @@ class Halt:
 
     def __init__(self, number: int, ahead: Ahead) -> None:
         self.number = number
-        #: Whether that pass has begun.
-        self.has_begun = False
-        self._items = sys.maxsize if ahead.is_over else ahead.items
+        #: Where its source had ended it is to find that, too.
+        self._items = ahead.items + ahead.is_over
         self._reached, self._may_go_on = threading.Event(), threading.Event()
+        #: Once that pass has begun, its queue, and how many items that is to hold.
+        self._queue: PrefetchQueue | None = None
+        self._capacity = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread may go on."""
+        return self._may_go_on.is_set()
+
+    def begin(self, queue: PrefetchQueue) -> None:
+        """Notes that the pass begins. Until the thread may go on there is room for all: the queue was longer, maybe."""
+        self._queue, self._capacity = queue, queue.capacity
+        queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self, taken: int) -> None:
-        """Stops, in the thread, where so many items are enough."""
+        """Stops, in the thread, where so many items are enough.
+
+        Where the pipeline does not repeat itself more of them may be wanted: then the thread goes on at once.
+        """
         if taken >= self._items:
             self._reached.set()
-            self._may_go_on.wait()
+            while not self._may_go_on.wait(_LOOK) and self._queue is not None and not self._queue.is_awaited:
+                pass
 
     def look(self, taken: int) -> None:
         """Notes, in the thread, that so many items were taken and are in the queue."""
@@ -61,11 +82,13 @@ class Halt:
 
     def wait(self) -> None:
         """Waits until the thread has come so far, if it has begun."""
-        if self.has_begun:
+        if self._queue is not None:
             self._reached.wait()
 
     def release(self) -> None:
         """Lets the thread go on."""
+        if self._queue is not None:
+            self._queue.capacity = self._capacity
         self._may_go_on.set()
 
 

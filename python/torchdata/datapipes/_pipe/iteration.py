@@ -160,7 +160,6 @@ class Beginning:
             else:
                 self.parts.append((each, *entry_at_beginning(each)))
 
-
     def entries(self) -> list[tuple[Any, dict[str, Any]]]:
         """Each pipe with its entry."""
         return [(pipe, entry) for pipe, entry, _ in self.parts]

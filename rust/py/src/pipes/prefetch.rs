@@ -74,6 +74,12 @@ impl PyPrefetchQueue {
         Ok(self.get()?.has_lacked())
     }
 
+    /// Whether the consumer waits for an item.
+    #[getter]
+    fn is_awaited(&self) -> PyResult<bool> {
+        Ok(self.get()?.is_awaited())
+    }
+
     /// Most items that are buffered at a time.
     #[getter]
     fn get_capacity(&self) -> PyResult<usize> {

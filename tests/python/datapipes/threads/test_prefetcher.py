@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from random_graphs.check import start
-from random_graphs.users import Unstated, UnstatedTwice, drawn, kept
+from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept
 from torchdata._native import PrefetchQueue
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
@@ -408,3 +408,32 @@ def test_what_its_thread_has_drawn_ahead_of_a_state_is_drawn_again_by_a_replay(b
                 found = list(begun), list(pipe)
                 left(pipe)
                 assert found == (epochs[epoch][position:], epochs[epoch + 1]), (epoch, position)
+
+
+@pytest.mark.parametrize("size", [1, 50])
+def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_changed(size: int) -> None:
+    """The thread goes as far as it had gone, with less room; where more is wanted than it had read, it goes on."""
+
+    def build(count: int, size: int) -> Any:
+        return UnstatedTwice(IterableWrapper(range(count))).map(drawn).prefetch(size).filter(is_odd)
+
+    start(5)
+    whole = list(build(30, 8))
+    start(5)
+    pipe = build(30, 8)
+    iterator = iter(pipe)
+    first = list(islice(iterator, 6))
+    wait_for(lambda: len(pipe.datapipe._data.queue) == 8)
+    saved, generators = save_state(pipe), save_generators()
+    pipe.datapipe.shutdown()
+    start(99)
+    pipe = build(30, size)
+    load_state(pipe, saved)
+    load_generators(generators)
+    assert first + list(pipe) == whole
+    for count, drop in [(0, 6), (3, 6), (300, 100)]:  # other data: it ends early, or more than was read is dropped
+        other = copy.deepcopy(saved)
+        other["pipes"][-1]["drop"] = drop
+        pipe = build(count, size)
+        load_state(pipe, other, strict=False)
+        assert len(list(pipe)) < 2 * count + 1

@@ -118,6 +118,8 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
     while queue.reserve():
         if halt is not None:
             halt.stand(data.taken)
+            if halt.is_over:
+                halt = None
         try:
             item = next(source, _END)
             if item is _END:
@@ -132,7 +134,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
             # Without the frame of this function, which holds the queue that is to hold the error: a circle.
             queue.fail(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
             return
-        if data.depth is not None:
+        if data.depth is not None and halt is None:
             data.depth.look(queue, item)
         queue.put(item)
         del item  # or the thread would keep an item alive that the consumer is done with
@@ -190,7 +192,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def _count_pass(self, data: _PrefetchData) -> None:
         self._passes += 1
         if self._halt is not None and self._halt.number == self._passes:
-            self._halt.has_begun, data.halt = True, self._halt
+            self._halt.begin(data.queue)
+            data.halt = self._halt
 
     def _read_ahead(self, passes: int) -> Ahead | None:
         """How far the thread has read, counted from when so many passes were begun; None where there is none.
