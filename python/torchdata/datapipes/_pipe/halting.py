@@ -70,6 +70,7 @@ class Halt:
             self._reached.set()
             while not self._may_go_on.wait(_LOOK) and self._queue is not None and not self._queue.is_awaited:
                 pass
+            self._may_go_on.set()
 
     def look(self, taken: int) -> None:
         """Notes, in the thread, that so many items were taken and are in the queue."""
