@@ -45,7 +45,7 @@ class Halt:
     def __init__(self, number: int, ahead: Ahead) -> None:
         self.number = number
         #: Where its source had ended it is to find that, too.
-        self._items = ahead.items + ahead.is_over
+        self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = threading.Event(), threading.Event()
         #: Once that pass has begun, its queue, and how many items that is to hold.
         self._queue: PrefetchQueue | None = None
@@ -61,20 +61,21 @@ class Halt:
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
-    def stand(self, taken: int) -> None:
+    def stand(self) -> None:
         """Stops, in the thread, where so many items are enough.
 
         Where the pipeline does not repeat itself more of them may be wanted: then the thread goes on at once.
         """
-        if taken >= self._items:
+        if self._taken >= self._items:
             self._reached.set()
             while not self._may_go_on.wait(_LOOK) and self._queue is not None and not self._queue.is_awaited:
                 pass
             self._may_go_on.set()
 
-    def look(self, taken: int) -> None:
-        """Notes, in the thread, that so many items were taken and are in the queue."""
-        if taken >= self._items:
+    def count(self) -> None:
+        """Notes, in the thread, that an item was taken, and is in the queue."""
+        self._taken += 1
+        if self._taken >= self._items:
             self._reached.set()
 
     def end(self) -> None:

@@ -21,7 +21,7 @@ from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept
 from torchdata._native import PrefetchQueue
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
-from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state
+from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
 from waiting import check_in_forked_child, wait_for
 
 
@@ -364,6 +364,12 @@ def read_ahead(pipe: Any, size: int = 2) -> Any:
     return UnstatedTwice(pipe).map(drawn).prefetch(size)
 
 
+def stopped(pipe: Any) -> bytes:
+    """The state of a graph and the generators as they belong together."""
+    with standing_still(walk(pipe)):
+        return pickle.dumps((save_state(pipe), save_generators()))
+
+
 #: Random functions that draw in one thread, below them a pipe that is replayed.
 DRAWN_IN_THREAD: dict[str, Callable[[Any], Any]] = {
     "at the end": read_ahead,
@@ -395,7 +401,7 @@ def test_what_its_thread_has_drawn_ahead_of_a_state_is_drawn_again_by_a_replay(b
             assert [list(pipe) for _ in range(epoch)] == epochs[:epoch]
             reading = islice(pipe, position)
             list(reading)
-            saved = pickle.dumps((save_state(pipe), save_generators()))
+            saved = stopped(pipe)
             left(pipe)
             for _ in range(2):  # what was loaded and begun is saved again as it was
                 start(99)
@@ -404,7 +410,7 @@ def test_what_its_thread_has_drawn_ahead_of_a_state_is_drawn_again_by_a_replay(b
                 load_state(pipe, state)
                 load_generators(generators)
                 begun = iter(pipe)
-                saved = pickle.dumps((save_state(pipe), save_generators()))
+                saved = stopped(pipe)
                 found = list(begun), list(pipe)
                 left(pipe)
                 assert found == (epochs[epoch][position:], epochs[epoch + 1]), (epoch, position)
@@ -424,7 +430,7 @@ def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_cha
     iterator = iter(pipe)
     first = list(islice(iterator, 6))
     wait_for(lambda: len(pipe.datapipe._data.queue) == 8)
-    saved, generators = save_state(pipe), save_generators()
+    saved, generators = pickle.loads(stopped(pipe))
     pipe.datapipe.shutdown()
     start(99)
     pipe = build(30, size)

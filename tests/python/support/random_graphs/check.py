@@ -15,7 +15,14 @@ from pipes_table import seed
 from random_graphs.elsewhere import elsewhere
 from random_graphs.graphs import Graph
 from torchdata.datapipes._pipe.traversal import walk
-from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state
+from torchdata.datapipes.state import (
+    iterate,
+    load_generators,
+    load_state,
+    save_generators,
+    save_state,
+    standing_still,
+)
 
 
 class Different(AssertionError):
@@ -50,7 +57,8 @@ class Plain:
         # Pipes that are left close their files; what reads ahead within a cached section is cut off by that.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
-        return pickle.dumps((save_state(self.pipe), save_generators()))
+        with standing_still(walk(self.pipe)):  # threads draw random numbers, too
+            return pickle.dumps((save_state(self.pipe), save_generators()))
 
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)

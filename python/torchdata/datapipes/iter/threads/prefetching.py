@@ -21,6 +21,7 @@ from torchdata._threads import end_at_exit, start
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.halting import Ahead, Halt
+from torchdata.datapipes._pipe.iteration import token_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -44,8 +45,11 @@ class _PrefetchData:
         #: Whether the iteration was left because nobody will go on, rather than for the next one.
         self.abandoned = False
         self._left = False
-        #: How many items the thread has taken, and whether there are no more.
-        self.taken, self.is_over = 0, False
+        #: Whether there are no more items.
+        self.is_over = False
+        #: How many items the source counted as yielded when this began; None where the thread counts what it takes.
+        self.before: int | None = None
+        self.taken = 0
         #: Where the thread stops for a moment, if it does.
         self.halt: Halt | None = None
 
@@ -113,11 +117,11 @@ class _Reader(Iterator[Any]):
 
 def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
     """Moves items from the source into the queue until either is done. Runs in the prefetching thread."""
-    queue, source, data.source, halt = data.queue, data.source, None, data.halt
+    queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
     while queue.reserve():
         if halt is not None:
-            halt.stand(data.taken)
+            halt.stand()
             if halt.is_over:
                 halt = None
         try:
@@ -126,7 +130,8 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
                 data.is_over = True
                 queue.finish()
                 return
-            data.taken += 1
+            if counts:
+                data.taken += 1
             if prepare is not None:
                 item = prepare(item)
         except BaseException as error:
@@ -139,7 +144,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
         queue.put(item)
         del item  # or the thread would keep an item alive that the consumer is done with
         if halt is not None:
-            halt.look(data.taken)
+            halt.count()
 
 
 class _PrefetchBase(IterDataPipe[T_co]):
@@ -185,6 +190,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.queue.restore(self._prepare_restored(items), error)
         self._restored = ([], None)
         self._data = data
+        if isinstance(self.source_datapipe, IterDataPipe):
+            data.before = token_of(self.source_datapipe).yielded
         self._count_pass(data)
         data.start(self._worker())
         return _Reader(data)
@@ -203,7 +210,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data = self._data
         if data is None or data.is_inherited() or self._passes == passes:
             return None
-        return Ahead(self._passes - passes, data.taken, data.is_over)
+        taken = data.taken if data.before is None else token_of(self.source_datapipe).yielded - data.before
+        return Ahead(self._passes - passes, taken, data.is_over)
 
     def _halt_at(self, ahead: Ahead) -> Halt:
         """Makes the thread of a pass to come stop for a moment."""

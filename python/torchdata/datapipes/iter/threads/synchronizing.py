@@ -73,7 +73,7 @@ class _StepData(_PrefetchData):
         failure: BaseException | None = None
         if self.queue.reserve():  # else the loop was left, which the other ranks are to know
             if self.halt is not None:
-                self.halt.stand(self.taken)
+                self.halt.stand()
             try:
                 item = next(source, _END)
                 if item is _END and self.again:
@@ -86,7 +86,7 @@ class _StepData(_PrefetchData):
             self.taken, self.is_over = self.taken + 1, item is _END
         self.voted_on, self.failure = item, failure
         if self.halt is not None:
-            self.halt.look(self.taken)
+            self.halt.count()
         if item is _END or not self.again:
             return False
         self.again -= 1
