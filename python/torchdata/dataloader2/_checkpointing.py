@@ -38,6 +38,7 @@ from torchdata.dataloader2.services.interface import (
     CheckpointableReadingServiceInterface,
 )
 from torchdata.datapipes._pipe.traversal import is_pipe, walk
+from torchdata.datapipes.iter.threads.prefetching import end_threads
 
 __all__ = ["Checkpointing", "number_of_items", "unpacked_pipe"]
 
@@ -163,6 +164,7 @@ class Checkpointing:
 
         Raises:
             RuntimeError: an item of the loader was asked for before, or it was shut down.
+            TimeoutError: a thread that read ahead for the iterator before does not end.
             TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
                 of another pipeline, or it needs modules that are not here. The loader is as it was then.
         """
@@ -183,6 +185,7 @@ class Checkpointing:
                 self.reading_service.finalize()
                 self.reading_service = self._adapt_service(self._service.copy())
                 self._adapted = False
+            end_threads(self.datapipe)  # which would draw random numbers for nobody
             self._position = Position(self)
         if snapshot is None:
             self.datapipe = self._snapshot.copy()

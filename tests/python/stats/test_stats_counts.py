@@ -16,6 +16,8 @@ import torchdata
 from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
 from ranks import gloo_job
 from torchdata._engine import snapshots
+from torchdata._native import StatsBoard
+from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata.dataloader2 import (
     DataLoader2,
     InProcessReadingService,
@@ -23,6 +25,7 @@ from torchdata.dataloader2 import (
     SequentialReadingService,
 )
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.state import load_state, save_state
 
 pytestmark = pytest.mark.alone
 
@@ -468,3 +471,19 @@ def test_each_snapshot_that_a_child_sends_is_counted(method, dispatched, tmp_pat
     assert taken == len(log.read_text()) >= 60
     assert by_process["main"] == 0
     assert stats.snapshots == sum(by_process.values())
+
+
+def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states() -> None:
+    """As those of a loader that was loaded are, and of its graph before: a thread may still read that."""
+    counting = Counting(StatsBoard(1, 1, PIPES, False), MAIN_PAGE)
+    before, now = (IterableWrapper(range(9)).enumerate() for _ in range(2))
+    counting.bind(before)
+    former = iter(before)
+    next(former)
+    counting.bind(now)
+    iterator = iter(now)
+    assert next(iterator) == (0, 0)
+    assert [next(former) for _ in range(3)] == [(1, 1), (2, 2), (3, 3)]
+    load_state(fresh := IterableWrapper(range(9)).enumerate(), save_state(now))
+    assert list(fresh) == [(i, i) for i in range(1, 9)]
+    assert list(former) == [(i, i) for i in range(4, 9)]

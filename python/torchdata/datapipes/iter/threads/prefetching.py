@@ -27,7 +27,7 @@ from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.threads.depth import LEAST_DEPTH, Depth
 
-__all__ = ["Prefetcher"]
+__all__ = ["Prefetcher", "end_threads"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -301,6 +301,17 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     def __len__(self) -> int:
         return length_of(self, self.source_datapipe)
+
+
+def end_threads(datapipe: Any) -> None:
+    """Ends the threads in which pipes of a graph read ahead, but for `fullsync`, each after the item that it is at.
+
+    Raises:
+        TimeoutError: one took longer than its pipe's `patience`.
+    """
+    for pipe in reversed(walk(datapipe)):  # readers before their sources
+        if isinstance(pipe, _PrefetchBase) and not hasattr(pipe, "set_process_group"):
+            pipe.shutdown()
 
 
 @functional_datapipe("prefetch")
