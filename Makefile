@@ -128,7 +128,7 @@ WORKERS  = $(filter-out $(WATCHING),$(wildcard tests/python/engine/test_multipro
 test-python: setup ## The facade: pytest
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -n 2 -m 'not alone'
-	$(BIN)/python -m pytest -n 4 --dist loadfile -m alone $(addprefix --ignore=,$(WORKERS) $(WATCHING))
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m alone $(addprefix --ignore=,$(WORKERS) $(WATCHING))
 	$(BIN)/python -m pytest -n 4 --dist loadfile $(WORKERS)
 	$(BIN)/python -m pytest $(WATCHING)
 else
