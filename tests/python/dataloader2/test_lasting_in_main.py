@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,6 +136,10 @@ def test_a_loader_whose_items_were_all_read_ahead_ends_and_goes_on_to_the_next_e
             assert [list(loader), list(loader)] == whole[epoch + 1 : epoch + 3], (epoch, at)
 
 
+def plus_one(item: int) -> int:
+    return item + 1
+
+
 def is_small(item: int) -> bool:
     return item < 6
 
@@ -160,6 +165,29 @@ def test_a_state_at_the_end_behind_items_that_main_drops_is_that_of_the_end(one_
         with loader_of(build(), state=again) as loader:
             assert [list(loader), list(loader)] == expected
             state = again
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_pipe_in_main_that_reads_the_workers_items_several_times_goes_on_between_two_passes(dispatched: bool) -> None:
+    def build() -> Pipe:
+        pipe = IterableWrapper(range(6))
+        pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
+        return pipe.map(plus_one).pin_memory(pin_memory_fn=unpinned).prefetch(3).cycle(3)
+
+    expected = 3 * list(range(1, 7))
+    with loader_of(build()) as loader:
+        iterator, states = iter(loader), []
+        for item in expected:
+            assert next(iterator) == item
+            time.sleep(0.02)  # in which what reads ahead comes to the end of a pass
+            states.append(loader.state_dict())
+    for at, state in enumerate(states, 1):
+        with loader_of(build(), state=state) as loader:
+            again = loader.state_dict() if at % 2 else None
+            assert [list(loader), list(loader)] == [expected[at:], expected], at
+        if again is not None:
+            with loader_of(build(), state=again) as loader:
+                assert list(loader) == expected[at:], at
 
 
 @each_pipe

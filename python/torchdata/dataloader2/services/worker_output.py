@@ -185,6 +185,7 @@ class WorkerOutput(IterDataPipe[Any]):
                 "this pipeline does not repeat itself, so it cannot go on from the state: the workers yield more items "
                 "than those that were given before the state was saved"
             )
+        self._fresh = False  # who reads this once more in the epoch begins another pass
 
     @property
     def is_unread(self) -> bool:
