@@ -168,20 +168,22 @@ class Position:
         try:
             with standing_still(walk(loader.datapipe)):  # threads draw random numbers, too
                 graph, generators = save_state(loader.datapipe, described=False), save_generators()
-                yielded = None if output is None else token_of(output).yielded
         except Exception as error:  # what cannot be saved is made again
             self.unsaved = str(error)
             return None
-        if output is None or yielded is None:
+        if output is None:
             return _Mark(given, seal(graph), seal(generators))
         entries, own = graph["pipes"], walk(loader.datapipe).index(output)
         if output.is_unread and not token_of(output).armed:  # what it yielded was of the epoch before
             entries[own] = {"type": entries[own]["type"], "how": "begin"}
-        if entries[own]["how"] != "restore":
-            if output.delivered:
-                return None  # a pipe above it is replayed, and reads all of the epoch again
+        if entries[own]["how"] == "restore":
+            # What the pipes above had read where they go on: where they are replayed that is where this run began.
+            yielded = entries[own]["yielded"]
+        elif output.delivered:
+            return None  # a pipe above it is replayed, and reads all of the epoch again
+        else:
             yielded = self._yielded_before  # nobody has read them: they stand where this run found them
-        # What the pipes above have read of the workers' items; threads may have taken more since.
+        # Threads may have taken more since.
         place = output.place(output.delivered - (yielded - self._yielded_before))
         return None if place is None else _Mark(given, seal(graph), workers=place, in_main=False)
 

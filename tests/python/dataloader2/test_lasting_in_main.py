@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipes_table import ROWS
-from random_graphs.users import ByHand, NoState, unpinned
+from random_graphs.users import ByHand, NoState, Unstated, unpinned
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 
@@ -165,6 +165,28 @@ def test_a_state_at_the_end_behind_items_that_main_drops_is_that_of_the_end(one_
         with loader_of(build(), state=again) as loader:
             assert [list(loader), list(loader)] == expected
             state = again
+
+
+def test_a_replay_in_main_of_what_was_loaded_begins_with_the_workers_where_that_run_began() -> None:
+    def build() -> Pipe:
+        pipe = IterableWrapper(range(6)).sharding_filter().pin_memory(pin_memory_fn=unpinned)
+        first, second = pipe.shuffle(buffer_size=3).fork(2)
+        return first.map(plus_one).concat(Unstated(second)).map(plus_one)
+
+    with loader_of(build()) as loader:
+        expected = list(loader)
+    for at in range(len(expected)):
+        with loader_of(build()) as loader:
+            iterator = iter(loader)
+            time.sleep(0.02)  # in which a thread reads the first item: where the epoch begins is a mark of its own then
+            loader.state_dict()
+            assert [next(iterator) for _ in range(at)] == expected[:at]
+            state = loader.state_dict()
+        for _ in range(3):
+            with loader_of(build(), state=state) as loader:
+                iter(loader)
+                state = loader.state_dict()
+                assert list(loader) == expected[at:], at
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
