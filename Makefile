@@ -119,7 +119,7 @@ test-loom: ## The engine's lock-free parts under every interleaving: loom
 	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee target/test-loom.log
 	@$(call some_ran,target/test-loom.log)
 
-# Tests of processes mostly wait, so four files of them run side by side; those of worker processes beside each other only.
+# Tests of processes mostly wait, so three files of them run side by side, two of those of worker processes, and these beside each other only.
 # But these, which watch the clock as well, run one by one.
 WATCHING = $(addprefix tests/python/engine/,test_multiprocessing_interrupts.py test_multiprocessing_sigchld.py test_chaos.py)
 WORKERS  = $(filter-out $(WATCHING),$(wildcard tests/python/engine/test_multiprocessing*.py))
@@ -128,8 +128,8 @@ WORKERS  = $(filter-out $(WATCHING),$(wildcard tests/python/engine/test_multipro
 test-python: setup ## The facade: pytest
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -n 2 -m 'not alone'
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m alone $(addprefix --ignore=,$(WORKERS) $(WATCHING))
-	$(BIN)/python -m pytest -n 4 --dist loadfile $(WORKERS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m alone $(addprefix --ignore=,$(WORKERS) $(WATCHING))
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(WORKERS)
 	$(BIN)/python -m pytest $(WATCHING)
 else
 	$(BIN)/python -m pytest $(ARGS)
@@ -138,7 +138,7 @@ endif
 # Signals are handled in Python, alike on both backings: their tests, which take long, run once.
 .PHONY: test-portable
 test-portable: setup ## The worker tests once more, on the engine's portable fallback
-	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest -n 4 --dist loadfile $(WORKERS) $(ARGS)
+	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(WORKERS) $(ARGS)
 
 # Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.12 3.14" …
 PYTHONS ?= 3.12 3.13
