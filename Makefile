@@ -119,8 +119,8 @@ test-loom: ## The engine's lock-free parts under every interleaving: loom
 	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee target/test-loom.log
 	@$(call some_ran,target/test-loom.log)
 
-# Tests of processes mostly wait, so three files of them run side by side, two of those of worker processes, and these beside each other only.
-# But these, which watch the clock as well, run one by one.
+# Tests of processes mostly wait, so three files of them run side by side; two of those of worker processes, beside each
+# other only. But these, which watch the clock as well, run one by one.
 WATCHING = $(addprefix tests/python/engine/,test_multiprocessing_interrupts.py test_multiprocessing_sigchld.py test_chaos.py)
 WORKERS  = $(filter-out $(WATCHING),$(wildcard tests/python/engine/test_multiprocessing*.py))
 
