@@ -24,7 +24,7 @@ from torchdata._engine.entering import enter_child
 from torchdata._engine.failures import describe, reraise
 from torchdata._engine.garbage import settle
 from torchdata._engine.program import ChildInfo, Program
-from torchdata._engine.snapshots import BETWEEN, PATIENCE, Announced, Call, Resumption, place_of
+from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
 from torchdata._importing import call_when_imported
 from torchdata._native import BellBoard, Collector, Link, Sender, StatsBoard
 from torchdata._stats.counting import Counting
@@ -268,7 +268,7 @@ class _Child:
         if self.dispatched is not None:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:
-                self.dispatched.await_relayed(epoch, PATIENCE)
+                self.dispatched.await_relayed(epoch)
         self.runs = True
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, start))

@@ -281,7 +281,7 @@ class Children(OwnsChildren):
             )
             self._send(index, "epoch", *command, order=self._epoch, to=processes[index])
         while announced:
-            collector.await_snapshots(snapshots.PATIENCE, self.dispatches)
+            collector.await_snapshots(self.dispatches)
             if restarts is None or not self._check_alive():
                 break
 

@@ -21,7 +21,6 @@ from typing import Any, Never
 __all__ = [
     "BETWEEN",
     "FACTOR",
-    "PATIENCE",
     "SECONDS",
     "UNTOLD",
     "Account",
@@ -42,8 +41,6 @@ __all__ = [
 
 #: A snapshot that took c seconds to make is followed by the next one after max(SECONDS, FACTOR * c).
 SECONDS, FACTOR = 0.02, 100.0
-#: For how many seconds those are waited for with which others begin an epoch.
-PATIENCE = 5.0
 
 #: Items, and their rolling checksum.
 Account = tuple[int, int]

@@ -83,6 +83,8 @@ class Position:
         self.output: WorkerOutput | None = None
         #: Whether what stands in main hands items on one by one, so that counting tells its state.
         self._only_counts = False
+        #: Whether the epoch was gone on with at a place that an earlier run had reached.
+        self._is_resumed = False
         #: Items that earlier runs of the epoch gave.
         self._before = 0
         #: Items of the workers that main's pipes had read in them.
@@ -93,6 +95,8 @@ class Position:
         self._is_behind_loaded = False
         #: Where the last epoch ended, as far as it matters to the next one.
         self._end: dict[str, Any] | None = None
+        #: Why nobody knows where it ended, if that is so.
+        self._unknown_end: Exception | None = None
         #: When this run of the epoch began, and the seconds that earlier ones had taken.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: Why main's part of the graph could not be saved, if it could not.
@@ -109,7 +113,7 @@ class Position:
 
         Raises:
             ValueError: so many items were not given since the epoch, or this run of it, began.
-            RuntimeError: nobody knows what the dispatching process remembers of earlier epochs.
+            RuntimeError: nobody knows what the processes remember of earlier epochs.
         """
         loader = self._loader
         if not loader._iterating:
@@ -118,7 +122,7 @@ class Position:
             return self._between()
         place, output = self._taken(items_ago), self.output
         if output is not None:
-            output.require_dealt(place["workers"])
+            place = self._told(place, output)
             self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
         place["seconds"] = self._seconds_before + time.monotonic() - self._since
         if output is not None:
@@ -128,6 +132,16 @@ class Position:
             return place
         place["own_seeds"] = self.own_seeds
         return place if self._base is None else {**place, "base": self._base}
+
+    def _told(self, place: dict[str, Any], output: WorkerOutput) -> dict[str, Any]:
+        """The place, or that at which this run began where the former does not tell what lasts beyond passes."""
+        if output.untold(place["workers"]) is None:
+            return place
+        beginning = self._marks[0]
+        why = None if self._is_resumed else output.untold(beginning.workers)
+        if why is not None:
+            raise RuntimeError(why)
+        return beginning.at(place["given"], False)
 
     def _taken(self, items_ago: int) -> dict[str, Any]:
         loader = self._loader
@@ -163,7 +177,13 @@ class Position:
         if mark is not None:
             self._marks[1:] = [*self._marks[1:][-1:], mark]
 
-    def _look(self, given: int) -> _Mark | None:
+    def _look(self, given: int, beginning: dict[str, Any] | None = None) -> _Mark | None:
+        """Looks at main's part of the graph.
+
+        Args:
+            given: items that the user has by now.
+            beginning: where the workers were when the epoch began, if it has only just begun.
+        """
         loader, output = self._loader, self.output
         try:
             with standing_still(walk(loader.datapipe)):  # threads draw random numbers, too
@@ -179,8 +199,10 @@ class Position:
         if entries[own]["how"] == "restore":
             # What the pipes above had read where they go on: where they are replayed that is where this run began.
             yielded = entries[own]["yielded"]
-        elif output.delivered:
-            return None  # a pipe above it is replayed, and reads all of the epoch again
+        elif beginning is not None:  # a pipe may have read some of it while it began
+            return _Mark(given, seal(graph), workers=beginning, in_main=False)
+        elif output.delivered or (token_of(output).finished and not output.is_unread):
+            return None  # a pipe above it is replayed, and reads all of the epoch again; or has come to its end
         else:
             yielded = self._yielded_before  # nobody has read them: they stand where this run found them
         # Threads may have taken more since.
@@ -191,6 +213,8 @@ class Position:
         """The place between two epochs."""
         loader = self._loader
         if loader._adapted and self.output is not None:
+            if self._unknown_end is not None:
+                raise self._unknown_end
             return self._end or self._end_in_main()
         if loader.datapipe is None or (loader.reading_service is not None and not loader._runs_in_main()):
             return None
@@ -227,10 +251,11 @@ class Position:
     def begin(self, resumed: dict[str, Any] | None, strict: bool) -> None:
         """Begins an epoch, before the service is told; `resumed` is the place at which it goes on, if any."""
         self._loader._delivery.given = 0
+        self._is_resumed = resumed is not None
         self._before = 0
         self._since = time.monotonic()
         self._seconds_before = 0.0 if resumed is None else resumed.get("seconds", 0.0)
-        self._end = None
+        self._end = self._unknown_end = None
         self._base = None if resumed is None else resumed.get("base")
         loader = self._loader
         unseeded = loader.reading_service is None and loader._seed is None
@@ -282,21 +307,26 @@ class Position:
             load_generators(unseal(resumed["generators"], "the generators of this loader state"))
         if resumed is not None:
             _spare_ranks(loader.datapipe, resumed["drop"])
+        output, is_later = self.output, loader._epochs > 1 or self._is_behind_loaded
+        beginning = output.place(output.delivered) if resumed is None and is_later and output is not None else None
         iterator: Iterator[Any] = iterate(loader.datapipe)
-        if resumed is None and (loader._epochs > 1 or self._is_behind_loaded):
-            self._note_beginning()
+        if resumed is None and is_later:
+            self._note_beginning(beginning)
         self._is_behind_loaded = False
         return iterator
 
-    def _note_beginning(self) -> None:
-        """Makes a mark of the epoch's beginning where what lasted beyond the last one matters to it."""
+    def _note_beginning(self, workers: dict[str, Any] | None) -> None:
+        """Makes a mark of the epoch's beginning where what lasted beyond the last one matters to it.
+
+        Args:
+            workers: where the workers began.
+        """
         output, (beginning, *_) = self.output, self._marks
-        if lasts(self._loader.datapipe):
-            looked = self._look(0)
-            if looked is not None:
-                self._marks = [replace(looked, beginning=beginning.beginning)]
+        looked = self._look(0, workers) if lasts(self._loader.datapipe) else None
+        if looked is not None:
+            self._marks = [replace(looked, beginning=beginning.beginning)]
         elif output is not None and output.lasts:
-            self._marks = [replace(beginning, workers=output.place(output.delivered))]
+            self._marks = [replace(beginning, workers=workers)]
 
     def drop(self, resumed: dict[str, Any] | None) -> None:
         """Drops what was given behind the mark."""
@@ -338,10 +368,11 @@ class Position:
         before = self._marks[-1] if self._marks else None
         try:
             place = self.take(0)
-        except Exception:
+        except Exception as error:
+            self._unknown_end = error
             return
         # Where main's part cannot be looked at now, it goes on from an earlier mark, and reads to the end once more.
-        is_at_end = bool(self._marks) and self._marks[-1] is not before
+        is_at_end = place is not None and self._marks[-1] is not before and place["graph"] is self._marks[-1].graph
         if place is not None and is_at_end and place["graph"] is not None and place["workers"] is not None:
             place["graph"] = self._with_output_read_out(place["graph"], output)
         self._end = None if place is None else {**place, "ended": True}
@@ -349,7 +380,7 @@ class Position:
     def _with_output_read_out(self, graph: bytes, output: WorkerOutput) -> bytes:
         """The state of main's part, which has ended, and in it whether the workers' items had all been read."""
         token = token_of(output)
-        if not token.finished:
+        if not token.finished or output.is_unread:  # a cache may have spared main the workers' items of this epoch
             return graph
         saved = unseal(graph, "the graph of this loader")
         entry = saved["pipes"][walk(self._loader.datapipe).index(output)]

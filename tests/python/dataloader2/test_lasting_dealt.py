@@ -1,16 +1,20 @@
-"""What lasts beyond an epoch in the dispatching process is in the states of later epochs, from their first moment."""
+"""What lasts beyond an epoch in workers and the dispatching process is in later epochs' states, from their beginning."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from torchdata._stats.stalls import StallWarning
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 
 State = dict[str, Any]
 
@@ -154,3 +158,71 @@ def test_an_empty_epoch_ends_while_its_snapshot_is_awaited() -> None:
     pipe = Once(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch()
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as whole:
         assert [list(whole) for _ in range(3)] == [[100 + i for i in range(6)], [], [300 + i for i in range(6)]]
+
+
+class SlowToBegin(IterDataPipe[int]):
+    """A pipe of a user that works before it returns an iterator: in later epochs for so many seconds."""
+
+    def __init__(self, source: Any, seconds: float) -> None:
+        self.source, self.seconds, self.epochs = source, seconds, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epochs += 1
+        time.sleep(self.seconds if self.epochs > 1 else 0)
+        return iter(self.source)
+
+
+def slow_loader(seconds: float, dispatched: bool, **options: Any) -> DataLoader2[Any]:
+    """Items that a pipe draws by a seed of its own, other ones in each epoch."""
+    drawn: Any = SampleMultiplexer({IterableWrapper(range(8)): 1, IterableWrapper(range(8, 16)): 1}, seed=3)
+    if dispatched:
+        pipe = SlowToBegin(drawn, seconds).sharding_round_robin_dispatch()
+    else:
+        pipe = SlowToBegin(drawn.sharding_filter(), seconds)
+    stall = options.pop("stall_warning", None)
+    service = MultiProcessingReadingService(2, "fork", **options)
+    return DataLoader2(pipe, reading_service=service, stall_warning=stall)
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_state_is_exact_however_long_an_epoch_takes_to_begin(dispatched: bool) -> None:
+    with slow_loader(5.5, dispatched) as loader:
+        list(loader)
+        iterator = iter(loader)
+        state = loader.state_dict()
+        expected = [list(iterator)]
+    with slow_loader(5.5, dispatched) as loader:
+        loader.load_state_dict(state)  # the first epoch of its workers, which begins at once
+        assert [list(loader)] == expected
+
+
+@pytest.mark.parametrize(
+    ("dispatched", "waits"), [(False, ", which is running"), (True, ", which waits for the dispatching process")]
+)
+def test_an_epoch_that_does_not_begin_is_told_like_an_item_that_does_not_come(dispatched: bool, waits: str) -> None:
+    with slow_loader(60.0, dispatched, timeout=1.0, stall_warning=0.3) as loader:
+        list(loader)
+        with pytest.warns(StallWarning, match="main waits for worker process 0" + waits):
+            iterator = iter(loader)
+        with pytest.raises(
+            RuntimeError, match="SampleMultiplexer keeps a state from epoch to epoch, and no snapshot of"
+        ):
+            loader.state_dict()
+        with (
+            warnings.catch_warnings(),
+            pytest.raises(TimeoutError, match="no item came from worker process 0 within 1 s"),
+        ):
+            warnings.simplefilter("ignore", StallWarning)
+            next(iterator)
+
+
+def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_thread() -> None:
+    loader = slow_loader(60.0, False)
+    list(loader)
+    ended = threading.Timer(0.3, loader.shutdown)
+    ended.start()
+    began = time.monotonic()
+    with contextlib.suppress(RuntimeError):
+        list(loader)
+    ended.join()
+    assert time.monotonic() - began < 20

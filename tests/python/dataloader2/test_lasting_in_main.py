@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -269,3 +270,103 @@ def test_it_is_refused_where_main_runs_the_whole_pipeline() -> None:
         loader.load_state_dict(state)
         with pytest.raises(ValueError, match="worker processes"):
             list(loader)
+
+
+# -- and in the workers ------------------------------------------------------------------------------------------------
+
+
+def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
+    """Items in another order in each epoch and each pass, by what a pipe remembers; in main from `pin_memory` on."""
+    pipe: Pipe = SampleMultiplexer({IterableWrapper(range(6)): 1, IterableWrapper(range(6, 12)): 1}, seed=3)
+    pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
+    return pipe.pin_memory(pin_memory_fn=unpinned)
+
+
+def whole_tails(build: Callable[[], Pipe], state: dict[str, Any], epochs: int = 2) -> list[list[Any]]:
+    with loader_of(build(), state=state) as loader:
+        return [list(loader) for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_passes_of_a_first_epoch_are_no_later_epochs(dispatched: bool) -> None:
+    """No state was taken inside the epoch, which main reads three times: it is run again, from its beginning."""
+
+    def build() -> Pipe:
+        parts = drawn_by_its_own_seed(dispatched).random_split({"a": 1, "b": 1, "c": 1}, total_length=12, seed=1)
+        return parts[0].concat(*parts[1:]).map(plus_one)
+
+    with loader_of(build()) as loader:
+        expected = [list(loader) for _ in range(3)]
+    assert len(set(map(tuple, expected))) == 3
+    with loader_of(build()) as loader:
+        iterator = iter(loader)
+        begun = loader.state_dict()
+        assert list(iterator) == expected[0]
+        ended = loader.state_dict()
+    assert whole_tails(build, ended) == expected[1:]
+    with loader_of(build(), state=begun) as loader:
+        assert list(loader) == expected[0]
+        ended = loader.state_dict()
+    assert whole_tails(build, ended) == expected[1:]
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_an_epoch_that_a_full_cache_spares_the_workers_ends_unread(dispatched: bool) -> None:
+    def build() -> Pipe:
+        return drawn_by_its_own_seed(dispatched).in_memory_cache().map(plus_one)
+
+    with loader_of(build()) as loader:
+        first = list(loader)
+        for _ in range(3):
+            assert list(loader) == first
+            state = loader.state_dict()
+            assert whole_tails(build, state) == [first, first]
+
+
+class ReadsAtOnce(IterDataPipe[int]):
+    """A user's pipe that has read its first item before it is asked for one."""
+
+    def __init__(self, source_datapipe: Pipe) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[int]:
+        source = iter(self.source_datapipe)
+        first = [next(source)]
+        return itertools.chain(first, source)
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_the_first_moment_of_a_later_epoch_whose_first_item_main_has_read_already(dispatched: bool) -> None:
+    def build() -> Pipe:
+        return ReadsAtOnce(ByHand(drawn_by_its_own_seed(dispatched)))
+
+    with loader_of(build()) as loader:
+        states = []
+        for _ in range(3):
+            iterator = iter(loader)
+            states.append(loader.state_dict())
+            list(iterator)
+    with loader_of(build()) as loader:
+        expected = [list(loader) for _ in range(4)]
+    for epoch, state in enumerate(states):
+        assert whole_tails(build, state) == expected[epoch : epoch + 2]
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_an_end_that_main_has_met_before_the_user_is_the_workers_end_too(dispatched: bool) -> None:
+    """What goes on reads nothing of the workers' epoch any more, which is to be run all the same."""
+
+    def build() -> Pipe:
+        return drawn_by_its_own_seed(dispatched).map(plus_one).map_batches(list, batch_size=11)
+
+    with loader_of(build()) as loader:
+        expected = [list(loader) for _ in range(2)]
+    with loader_of(build()) as loader:
+        iterator = iter(loader)
+        assert [next(iterator) for _ in range(11)] == expected[0][:11]
+        time.sleep(0.1)  # in which a thread takes the last item, and has no room for the end
+        state = loader.state_dict()
+    with loader_of(build(), state=state) as loader:
+        assert next(iter(loader)) == expected[0][11]  # in a batch that the end has cut short
+        state = loader.state_dict()
+    assert whole_tails(build, state) == [[], expected[1]]

@@ -173,7 +173,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         steering = self._steer(datapipe, branch, dispatching)
         self._shifts = self._start(branch, dispatching)
         output = self._worker_output = WorkerOutput(
-            self._shifts.children, lasts(branch, dispatching), self.in_order, steering, names_of_lasting(dispatching)
+            self._shifts.children,
+            lasts(branch, dispatching),
+            self.in_order,
+            steering,
+            names_of_lasting(branch),
+            names_of_lasting(dispatching),
         )
         if not stays_in_main:
             self._end_datapipe = output

@@ -73,7 +73,8 @@ class WorkerOutput(IterDataPipe[Any]):
         lasts: whether something in their graphs outlives an epoch. Then each later epoch begins with snapshots.
         in_order: whether main takes items in strict turn.
         steering: what looks between two items and may replace the processes, if something is to be chosen.
-        lasts_dealt: the names of the pipes in the dispatching process of which something outlives an epoch.
+        lasts_in_workers: the names of the pipes in the workers of which something outlives an epoch.
+        lasts_dealt: those in the dispatching process.
     """
 
     #: Where the workers are is not its own state.
@@ -85,18 +86,20 @@ class WorkerOutput(IterDataPipe[Any]):
         lasts: bool = False,
         in_order: bool = True,
         steering: Steering | None = None,
+        lasts_in_workers: Sequence[str] = (),
         lasts_dealt: Sequence[str] = (),
     ) -> None:
         self.run = Run(children, iter(()))
         self.lasts = lasts
         self.in_order = in_order
         self._steering = steering
-        self._lasts_dealt = lasts_dealt
+        self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
         #: Whether what reads it begins a pass only for having begun it, and no epoch.
         self.is_between_epochs = False
         self._fresh = False
-        self._epochs = 0
+        #: Epochs that were begun in the processes; and passes, where a pipe in main reads an epoch more than once.
+        self._epochs = self._passes = 0
         #: Why a process could make no snapshot, where that shows in the place that was taken last.
         self.unsaved: str | None = None
         self._place: tuple[dict[str, Any], bool] | None = None
@@ -131,16 +134,17 @@ class WorkerOutput(IterDataPipe[Any]):
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
         """Starts an epoch in the workers, which begin to run ahead; the next iteration reads it."""
         self._commands = commands
+        self._epochs += 1
         self._start(commands)
         self._fresh = True
 
     def _start(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
         children, (place, strict) = self._children, self._place or (None, True)
         self._place = None
-        self._epochs += 1
+        self._passes += 1
         if place is None:
             resume = _resume_of(children, self.in_order, None, strict)
-            children.start_epoch(commands, resume, announced=self.lasts and self._epochs > 1)
+            children.start_epoch(commands, resume, announced=self.lasts and self._passes > 1)
         else:
             _go_on(children, commands, place, self.in_order, strict)
         self.run = Run(children, iter(children.collector), base=None if place is None else place.get("base"))
@@ -165,14 +169,29 @@ class WorkerOutput(IterDataPipe[Any]):
             self.unsaved = why_unsaved(found)
         return run.place(back, self.in_order)
 
-    def require_dealt(self, place: dict[str, Any] | None) -> None:
-        """Raises RuntimeError where a place does not tell what the dispatching process remembers of earlier epochs."""
-        if self._lasts_dealt and self._epochs > 1 and (place is None or place["dispatching"] is None):
-            raise RuntimeError(
-                f"{self._lasts_dealt[0]} keeps a state from epoch to epoch in the dispatching process, and no snapshot "
-                "of that process has come in this epoch before the place to be saved: save the state between two epochs"
-                " or some items later, or put the pipe behind sharding_round_robin_dispatch"
-            )
+    def untold(self, place: dict[str, Any] | None) -> str | None:
+        """Why a place does not tell what the processes remember of what they have run, in words; None where it does.
+
+        Args:
+            place: the place; None for the beginning of the epoch.
+        """
+        lasting = self._lasts_dealt or self._lasts_in_workers
+        if not lasting or (self._epochs if place is None else self._passes) <= 1:
+            return None
+        workers = [] if place is None else place["workers"]
+        missing = next((number for number, worker in enumerate(workers) if worker["snapshot"] is None), None)
+        if place is None:
+            name, whose = lasting[0], "the processes"
+        elif self._lasts_dealt and place["dispatching"] is None:
+            name, whose = lasting[0], "the dispatching process"
+        elif self._lasts_in_workers and missing is not None and self.unsaved is None:
+            name, whose = self._lasts_in_workers[0], f"worker {missing}"
+        else:
+            return None
+        return (
+            f"{name} keeps a state from epoch to epoch, and no snapshot of {whose} has come in this epoch before the "
+            "place to be saved: save the state between two epochs, or some items later"
+        )
 
     def read_out(self) -> None:
         """Waits until the workers end their epoch, which goes on behind the last item: nobody else asks them.

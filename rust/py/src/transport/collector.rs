@@ -345,18 +345,18 @@ impl Collector {
         })
     }
 
-    /// Waits until each peer has sent a snapshot as the first unit of the epoch, or something else, but not longer than so many
-    /// seconds.
-    fn await_snapshots(&self, py: Python<'_>, seconds: f64, dealt: bool) -> PyResult<()> {
+    /// Waits until each peer has sent a snapshot as the first unit of the epoch, or something else: no longer than one would wait
+    /// for an item.
+    fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         let mut held = self.reader()?;
-        held.await_snapshots(py, duration(seconds), dealt)
+        held.await_snapshots(py, &self.signs, dealt)
     }
 
-    /// In a worker: waits, but not longer than so many seconds or than until a command comes, for the snapshot with which the
-    /// dispatching process begins the epoch, to be passed on.
-    fn await_relayed(&self, py: Python<'_>, epoch: u32, seconds: f64) -> PyResult<()> {
+    /// In a worker: waits, but not longer than until a command comes, for the snapshot with which the dispatching process begins
+    /// the epoch, to be passed on.
+    fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         let mut held = self.reader()?;
-        held.await_relayed(py, Stream::first(epoch), duration(seconds))
+        held.await_relayed(py, Stream::first(epoch))
     }
 
     /// Items delivered since the epoch began here.

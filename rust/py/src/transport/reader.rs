@@ -193,8 +193,7 @@ impl Reader {
 
     /// In a worker: waits until the snapshot with which the dispatching process begins a stream has come, to be passed on. The
     /// stream itself is not asked for yet. Another unit that comes first stays to be read.
-    pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream, limit: Duration) -> PyResult<()> {
-        let began = Instant::now();
+    pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers[0].consumer.begin(stream, 0);
         while self.peers[0].taken_in.is_empty() && !self.relay.waits() {
@@ -206,14 +205,13 @@ impl Reader {
                 }
                 continue;
             }
-            let Self { peers, own, interrupt, .. } = self;
+            let Self { peers, own, interrupt, meters, .. } = self;
             let ordered = || interrupt.as_ref().is_some_and(|(probe, ..)| probe.pending());
-            let is_over = || began.elapsed() >= limit || ordered();
-            if is_over() {
+            if ordered() {
                 break;
             }
             let dispatching = &mut peers[0];
-            wait_among(py, own, None, None, || dispatching.has_arrived() || is_over(), || (), |_| Ok(()))?;
+            wait_among(py, own, meters.first(), None, || dispatching.has_arrived() || ordered(), || (), |_| Ok(()))?;
         }
         Ok(())
     }
@@ -310,9 +308,14 @@ impl Reader {
     }
 
     /// Waits until each peer's first unit of the epoch has come, and keeps those that are snapshots; `dealt`: also for that of the
-    /// dispatching process, which the first peer passes on.
-    pub fn await_snapshots(&mut self, py: Python<'_>, limit: Duration, dealt: bool) -> PyResult<()> {
-        let began = Instant::now();
+    /// dispatching process, which the first peer passes on. A peer sends it where it would begin with its first item, so who reads
+    /// waits no longer than for that; what ends the wait for an item ends this one, and the next read says what it was.
+    pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
+        let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
+        let timeout = self.timeout;
+        if let Some(stall) = &mut self.stall {
+            stall.next = stall.patience;
+        }
         for peer in 0..self.peers.len() {
             // One that has taken another's place may be the only one that is waited for.
             let is_there = |reader: &Self| {
@@ -327,10 +330,11 @@ impl Reader {
                     }
                     continue;
                 }
-                let Self { peers, own, watches, .. } = self;
-                let is_over = || began.elapsed() >= limit || Mortal::any_died(watches);
+                let Self { peers, own, watches, stall, .. } = self;
+                let is_left = || signs.is_over(epoch) || timeout.is_some_and(|limit| began.elapsed() >= limit);
+                let is_over = || is_left() || Mortal::any_died(watches);
                 if is_over() {
-                    return Ok(()); // who reads will find out why
+                    return Ok(());
                 }
                 let arrived = &mut peers[peer];
                 wait_among(
@@ -338,14 +342,21 @@ impl Reader {
                     own,
                     None,
                     Some(&|| Mortal::any_died(watches)),
-                    || arrived.has_arrived() || began.elapsed() >= limit,
+                    || arrived.has_arrived() || is_left(),
                     || (),
-                    |_| match is_over() {
-                        true => Err(PyRuntimeError::new_err("a process has died")),
-                        false => Ok(()),
+                    |py| {
+                        let waited = began.elapsed();
+                        if let Some(stall) = stall.as_mut().filter(|stall| waited >= stall.next) {
+                            stall.next = stall.next.saturating_mul(2);
+                            stall.on_stall.call1(py, (peer, waited.as_secs_f64()))?;
+                        }
+                        match Mortal::any_died(watches) {
+                            true => Err(PyRuntimeError::new_err("a process has died")),
+                            false => Ok(()),
+                        }
                     },
                 )
-                .or_else(|error| if is_over() { Ok(()) } else { Err(error) })?;
+                .or_else(|error| if Mortal::any_died(watches) { Ok(()) } else { Err(error) })?;
             }
         }
         Ok(())
