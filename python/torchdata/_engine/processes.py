@@ -288,7 +288,7 @@ class Children(OwnsChildren):
     def _end_of_run(self) -> tuple[Run, list[snapshots.Resumption | None]] | None:
         """The epoch that is over, and where each child would go on in it."""
         run = None if self._restarts is None else self._restarts.run
-        found = self.collector.places(0)
+        found = self.collector.places()
         if run is None or found is None:
             return None
         places, _, dealt = found

@@ -152,7 +152,7 @@ class Position:
                 "since the epoch began or the loader was loaded"
             )
         if self._only_counts and self.output is not None:
-            workers = self.output.place(self.output.delivered - given)
+            workers = self.output.place(given)
             if workers is not None:
                 mark = _Mark(self._before + given, workers=workers, in_main=False)
                 return mark.at(mark.given, False)
@@ -185,6 +185,7 @@ class Position:
             beginning: where the workers were when the epoch began, if it has only just begun.
         """
         loader, output = self._loader, self.output
+        run = None if output is None else output.run
         try:
             with standing_still(walk(loader.datapipe)):  # threads draw random numbers, too
                 graph, generators = save_state(loader.datapipe, described=False), save_generators()
@@ -196,18 +197,30 @@ class Position:
         entries, own = graph["pipes"], walk(loader.datapipe).index(output)
         if output.is_unread and not token_of(output).armed:  # what it yielded was of the epoch before
             entries[own] = {"type": entries[own]["type"], "how": "begin"}
-        if entries[own]["how"] == "restore":
-            # What the pipes above had read where they go on: where they are replayed that is where this run began.
-            yielded = entries[own]["yielded"]
-        elif beginning is not None:  # a pipe may have read some of it while it began
-            return _Mark(given, seal(graph), workers=beginning, in_main=False)
-        elif output.delivered or (token_of(output).finished and not output.is_unread):
-            return None  # a pipe above it is replayed, and reads all of the epoch again; or has come to its end
+        read = self._read_by_main(entries[own], output)
+        if read is not None:
+            place = output.place(read)  # threads may have taken more since
+        elif beginning is not None:
+            place = beginning  # a pipe may have read some of it while it began
         else:
-            yielded = self._yielded_before  # nobody has read them: they stand where this run found them
-        # Threads may have taken more since.
-        place = output.place(output.delivered - (yielded - self._yielded_before))
-        return None if place is None else _Mark(given, seal(graph), workers=place, in_main=False)
+            return None
+        if place is None or output.run is not run:  # a thread reads another pass by now
+            return None
+        return _Mark(given, seal(graph), workers=place, in_main=False)
+
+    def _read_by_main(self, entry: dict[str, Any], output: WorkerOutput) -> int | None:
+        """Items of the workers' pass, since it began here, that main's part of the graph had read where it goes on.
+
+        Returns:
+            None where a pipe above is replayed, and reads all of the epoch again, or has come to the workers' end.
+        """
+        if entry["how"] == "restore":
+            # Where the pipes above are replayed that is where this run began.
+            read: int = entry["yielded"]
+            return read - self._yielded_before if output.is_in_first_pass else read
+        if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
+            return None
+        return 0  # nobody has read them: they stand where this run found them
 
     def _between(self) -> dict[str, Any] | None:
         """The place between two epochs."""
@@ -308,7 +321,7 @@ class Position:
         if resumed is not None:
             _spare_ranks(loader.datapipe, resumed["drop"])
         output, is_later = self.output, loader._epochs > 1 or self._is_behind_loaded
-        beginning = output.place(output.delivered) if resumed is None and is_later and output is not None else None
+        beginning = output.place(0) if resumed is None and is_later and output is not None else None
         iterator: Iterator[Any] = iterate(loader.datapipe)
         if resumed is None and is_later:
             self._note_beginning(beginning)

@@ -1,4 +1,4 @@
-"""What lasts beyond an epoch in workers and the dispatching process is in later epochs' states, from their beginning."""
+"""What lasts beyond an epoch in child processes is in the states of later epochs, from their first moment."""
 
 from __future__ import annotations
 

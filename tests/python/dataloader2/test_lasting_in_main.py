@@ -13,6 +13,7 @@ import pytest
 from pipes_table import ROWS
 from random_graphs.users import ByHand, NoState, Unstated, unpinned
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 
 Pipe = Any
@@ -370,3 +371,94 @@ def test_an_end_that_main_has_met_before_the_user_is_the_workers_end_too(dispatc
         assert next(iter(loader)) == expected[0][11]  # in a batch that the end has cut short
         state = loader.state_dict()
     assert whole_tails(build, state) == [[], expected[1]]
+
+
+# -- while a thread in main takes items --------------------------------------------------------------------------------
+
+
+def slowly(item: int) -> int:
+    time.sleep(0.005)
+    return item
+
+
+class BeginsSlowly(IterDataPipe[int]):
+    """A user's pipe that works before its first item."""
+
+    one_to_one = True
+
+    def __init__(self, source_datapipe: Pipe) -> None:
+        self.source_datapipe = source_datapipe
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(0.1)
+        yield from self.source_datapipe
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_items_that_a_thread_takes_while_a_state_is_put_together_are_in_the_rest(
+    dispatched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build() -> Pipe:
+        pipe = IterableWrapper(range(40))
+        pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
+        return pipe.map(slowly).pin_memory(pin_memory_fn=unpinned).shuffle(buffer_size=3)
+
+    with loader_of(build()) as loader:
+        expected = list(loader)
+    place = WorkerOutput.place
+
+    def place_late(*arguments: Any) -> Any:
+        time.sleep(0.02)
+        return place(*arguments)
+
+    monkeypatch.setattr(WorkerOutput, "place", place_late)
+    with loader_of(build()) as loader:
+        iterator = iter(loader)
+        states = [(at, next(iterator), loader.state_dict())[::2] for at in range(1, 12)]
+    for at, state in states[::2]:
+        assert whole_tails(build, state, 1) == [expected[at:]], at
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_second_pass_counts_from_its_own_beginning_in_a_loader_that_went_on_in_the_first(dispatched: bool) -> None:
+    def build() -> Pipe:
+        pipe = drawn_by_its_own_seed(dispatched)
+        return pipe.concat(pipe).shuffle(buffer_size=2)
+
+    with loader_of(build()) as loader:
+        expected = list(loader)
+    with loader_of(build()) as loader:
+        iterator = iter(loader)
+        assert [next(iterator) for _ in range(6)] == expected[:6]
+        first = loader.state_dict()
+    with loader_of(build(), state=first) as loader:
+        iterator = iter(loader)
+        states = []
+        for at in range(6, len(expected)):
+            assert next(iterator) == expected[at]
+            states.append((at + 1, loader.state_dict()))
+    for at, state in states[::3]:
+        assert whole_tails(build, state, 1) == [expected[at:]], at
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_pass_that_a_thread_has_begun_is_not_the_epoch_s_beginning(dispatched: bool) -> None:
+    def build() -> Pipe:
+        pipe: Pipe = SampleMultiplexer({IterableWrapper(range(3)): 1, IterableWrapper(range(3, 6)): 1}, seed=3)
+        if dispatched:
+            pipe = BeginsSlowly(pipe).sharding_round_robin_dispatch()
+        else:
+            pipe = BeginsSlowly(pipe.sharding_filter())
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned)
+        return Unstated(pipe.concat(pipe, pipe)).prefetch(2)
+
+    with loader_of(build()) as loader:
+        expected = list(loader)
+    with loader_of(build()) as loader:
+        iterator, states = iter(loader), []
+        for at, item in enumerate(expected, 1):
+            assert next(iterator) == item
+            time.sleep(0.03)  # in which the thread comes to the next pass, which takes 0.1 s to begin
+            states.append((at, loader.state_dict()))
+    for at, state in states:
+        assert whole_tails(build, state, 1) == [expected[at:]], at

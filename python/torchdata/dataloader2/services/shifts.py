@@ -112,7 +112,7 @@ class Shifts:
         """
         from torchdata.dataloader2.services.elastic import shared_anew
 
-        place = output.place(0)
+        place = output.place(output.delivered)
         if place is None or self._graphs is None:
             return False
         anew = shared_anew(place, children.num_workers, *self._graphs)

@@ -49,20 +49,11 @@ class Run:
         """Items that came since the epoch began here, from all runs."""
         return self.before + self.children.collector.delivered()
 
-    def found(self, back: int) -> Any:
-        """What the books say of so many items ago; None where that is too long ago."""
-        own = self.children.collector.delivered()
-        if back > own and self.earlier is not None:
-            return self.earlier.found(back - own)
-        return self.children.collector.places(back)
-
-    def place(self, back: int, in_order: bool) -> dict[str, Any] | None:
-        """See `WorkerOutput.place`."""
-        own = self.children.collector.delivered()
-        if back > own and self.earlier is not None:
-            return self.earlier.place(back - own, in_order)
-        found = self.children.collector.places(back)
-        return None if found is None else plain(found, self.children.dispatches, in_order, self.base)
+    def at(self, delivered: int) -> Run | None:
+        """The run in which so many items had come; None where that is too long ago."""
+        if delivered >= self.before:
+            return self
+        return None if self.earlier is None else self.earlier.at(delivered)
 
 
 class WorkerOutput(IterDataPipe[Any]):
@@ -99,7 +90,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self.is_between_epochs = False
         self._fresh = False
         #: Epochs that were begun in the processes; and passes, where a pipe in main reads an epoch more than once.
-        self._epochs = self._passes = 0
+        self._epochs = self._passes = self._passes_before = 0
         #: Why a process could make no snapshot, where that shows in the place that was taken last.
         self.unsaved: str | None = None
         self._place: tuple[dict[str, Any], bool] | None = None
@@ -135,6 +126,7 @@ class WorkerOutput(IterDataPipe[Any]):
         """Starts an epoch in the workers, which begin to run ahead; the next iteration reads it."""
         self._commands = commands
         self._epochs += 1
+        self._passes_before = self._passes
         self._start(commands)
         self._fresh = True
 
@@ -158,16 +150,22 @@ class WorkerOutput(IterDataPipe[Any]):
         """Items that came since the epoch began here."""
         return self.run.delivered
 
-    def place(self, back: int) -> dict[str, Any] | None:
-        """Where all processes were so many items ago; None where that is too long ago.
+    def place(self, delivered: int) -> dict[str, Any] | None:
+        """Where all processes were when so many items of the epoch had come here; None where that is too long ago.
 
-        May be called at any time: while another thread waits for an item, or from a signal handler.
+        May be called at any time: while another thread takes items, or from a signal handler.
         """
-        run = self.run
-        found = run.found(back)
-        if found is not None:
-            self.unsaved = why_unsaved(found)
-        return run.place(back, self.in_order)
+        run = self.run.at(delivered)
+        found = None if run is None else run.children.collector.places(delivered - run.before)
+        if run is None or found is None:
+            return None
+        self.unsaved = why_unsaved(found)
+        return plain(found, run.children.dispatches, self.in_order, run.base)
+
+    @property
+    def is_in_first_pass(self) -> bool:
+        """Whether nothing reads the epoch once more."""
+        return self._passes == self._passes_before + 1
 
     def untold(self, place: dict[str, Any] | None) -> str | None:
         """Why a place does not tell what the processes remember of what they have run, in words; None where it does.

@@ -331,11 +331,18 @@ impl Collector {
         Ok(())
     }
 
-    /// Where the peers were `back` deliveries ago: (by peer: what was given, the newest snapshot before that; whose turn it
-    /// was; the dispatching process's snapshot that fits). None where that is too long ago. At any time, while somebody waits, too.
+    /// Where the peers were when so many items of the epoch had been delivered here, or are now: (by peer: what was given, the newest
+    /// snapshot before that; whose turn it was; the dispatching process's snapshot that fits). None where that is too long ago. At any
+    /// time, while somebody waits, too; whoever counts in Python what was delivered, to ask for so many ago, counts too late.
+    #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
-    fn places(&self, py: Python<'_>, back: u64) -> Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDealt>)> {
+    fn places(
+        &self,
+        py: Python<'_>,
+        delivered: Option<u64>,
+    ) -> Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDealt>)> {
         self.books.with(py, |books| {
+            let back = delivered.map_or(Some(0), |delivered| books.total().checked_sub(delivered))?;
             let (places, turn) = books.places(back)?;
             let shares: Vec<_> =
                 places.iter().map(|place| place.snapshot.map(|one| one.share).unwrap_or_default()).collect();
