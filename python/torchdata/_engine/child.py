@@ -269,6 +269,7 @@ class _Child:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:
                 self.dispatched.await_relayed(epoch)
+                self.sender.send_relayed()  # before the graph, which may read on at once, meets later ones
         self.runs = True
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, start))
@@ -291,7 +292,7 @@ class _Child:
         iterator = self.program.go_on_from(start.content)
         if self.due:
             iterator = self._with_calls(iterator, start.made)
-        if announced:  # that of the dispatching process goes through the first worker
+        if announced:
             self.sender.send_snapshot()  # a command that waits is obeyed by the pump, which sends the rest after it
         return iterator
 

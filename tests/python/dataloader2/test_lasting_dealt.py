@@ -226,3 +226,32 @@ def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_threa
         list(loader)
     ended.join()
     assert time.monotonic() - began < 20
+
+
+class ReadsTwiceAtOnce(IterDataPipe[int]):
+    """Has read its share of what is dealt in two passes before it yields an item: no snapshot is taken of that."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([*self.source, *self.source])
+
+
+def test_what_the_dispatching_process_remembers_is_known_though_no_worker_makes_a_snapshot() -> None:
+    def made() -> DataLoader2[Any]:
+        pipe = ReadsTwiceAtOnce(Counting(IterableWrapper(range(6)), 0.0).sharding_round_robin_dispatch())
+        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
+
+    with made() as whole:
+        expected = [list(whole) for _ in range(5)]
+    with made() as whole:
+        for epoch in range(3):
+            iterator = iter(whole)
+            states = [whole.state_dict()]
+            for _ in iterator:
+                states.append(whole.state_dict())
+            for at, state in list(enumerate(states))[::3]:
+                with made() as again:
+                    again.load_state_dict(state)
+                    assert [list(again), list(again)] == [expected[epoch][at:], expected[epoch + 1]], (epoch, at)

@@ -395,13 +395,15 @@ class BeginsSlowly(IterDataPipe[int]):
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("holds_more", [False, True])
 def test_items_that_a_thread_takes_while_a_state_is_put_together_are_in_the_rest(
-    dispatched: bool, monkeypatch: pytest.MonkeyPatch
+    holds_more: bool, dispatched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build() -> Pipe:
         pipe = IterableWrapper(range(40))
         pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
-        return pipe.map(slowly).pin_memory(pin_memory_fn=unpinned).shuffle(buffer_size=3)
+        pipe = pipe.map(slowly).pin_memory(pin_memory_fn=unpinned)
+        return pipe.shuffle(buffer_size=3) if holds_more else pipe
 
     with loader_of(build()) as loader:
         expected = list(loader)

@@ -8,13 +8,20 @@ use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// How far a worker had read of its share of the dispatched items.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+/// How far a worker had read of its share of the dispatched items. The default is the beginning of an epoch, from which one goes
+/// on of whom there is no snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// In which pass.
+    /// In which pass, from 1.
     pub pass: u32,
     /// How much of that pass.
     pub account: Account,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self { pass: 1, account: Account::default() }
+    }
 }
 
 /// A snapshot of a writer's graph.

@@ -138,11 +138,15 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes a snapshot at once, and waits until it is out, and one that is to be passed on. False when a command waits: the pump
-    /// sends the rest.
+    /// Makes a snapshot at once, and waits until it is out. False when a command waits: the pump sends the rest.
     fn send_snapshot(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
-        Ok(outlet.send_snapshot(py)? && outlet.send_relayed(py)?)
+        Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py)?)
+    }
+
+    /// The same with a snapshot that is to be passed on, if one has come.
+    fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
+        self.outlet()?.send_relayed(py)
     }
 
     /// By reader: (items, checksum) of what went out in this stream, by earlier runs of it, too.
