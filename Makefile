@@ -151,6 +151,7 @@ some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ra
 
 # A failure prints the seed, the graph and the way through it; `make fuzz ARGS="--kind graphs --seed N --graphs 1"` does it
 # again, or `--kind loaders`, which has the graphs in loaders with workers. Without `--kind` each gets half of the time.
+# `--switch 1e-6` lets threads in main get ahead of each other anywhere.
 MINUTES ?= 10
 .PHONY: fuzz
 fuzz: setup ## Random graphs, alone and in loaders, saved and resumed at every position: make fuzz MINUTES=30

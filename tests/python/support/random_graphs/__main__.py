@@ -70,7 +70,12 @@ def main() -> int:
     parser.add_argument("--away", type=float, default=0.05, help="share of the ways on which fresh interpreters go on")
     parser.add_argument("--no-torch", action="store_true", help="without torch's pipes and generator")
     parser.add_argument("--stop", type=int, default=20, help="after how many that went wrong")
+    parser.add_argument(
+        "--switch", type=float, help="seconds between two threads of a process, where not Python's 0.005"
+    )
     options = parser.parse_args()
+    if options.switch is not None:
+        sys.setswitchinterval(options.switch)
     if not options.no_torch:
         with suppress(ImportError):
             import torch.utils.data  # noqa: F401
