@@ -11,6 +11,7 @@ for some items ago, gets the newest mark before that, and how many items to drop
 
 from __future__ import annotations
 
+import copy
 import time
 import weakref
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchdata._engine.snapshots import is_sealed, seal, unseal
+from torchdata.dataloader2.graph import set_graph_random_seed
+from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.advancing import advance
 from torchdata.dataloader2.services.places import check_base, check_place, check_processes, lasts
 from torchdata.dataloader2.services.worker_output import WorkerOutput
@@ -93,6 +96,8 @@ class Position:
         self._marks: list[_Mark] = []
         #: Whether the epoch that begins follows one that another loader has run.
         self._is_behind_loaded = False
+        #: The seeds with which that one began.
+        self._ended_seeds: SeedGenerator | None = None
         #: Where the last epoch ended, as far as it matters to the next one.
         self._end: dict[str, Any] | None = None
         #: Why nobody knows where it ended, if that is so.
@@ -239,7 +244,8 @@ class Position:
             )
         except Exception:
             graph = None
-        return _Mark(0, graph, seal(save_generators())).at(0, True)
+        beginning = self._marks[0].beginning if self._marks and graph is not None else None
+        return _Mark(0, graph, seal(save_generators()), beginning=beginning).at(0, True)
 
     def _end_in_main(self) -> dict[str, Any] | None:
         """The end of an epoch of which nothing but main's part of the graph remembers anything."""
@@ -402,6 +408,7 @@ class Position:
 
     def go_on_between(self, place: dict[str, Any]) -> None:
         """Goes on between two epochs that ran in main, before the seeds of the next one are drawn."""
+        self._ended_seeds = copy.copy(self._loader._initial_seed_generator)
         if place["generators"] is not None:
             load_generators(unseal(place["generators"], "the generators of this loader state"))
 
@@ -411,7 +418,13 @@ class Position:
             return
         self._require_same_place(place, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()
+        if place["beginning"] is not None:  # what is replayed draws what it drew
+            load_generators(unseal(place["beginning"], "the generators of this loader state"))
         self._is_behind_loaded = True
+        if self._ended_seeds is not None and (
+            self._loader.reading_service is not None or self._loader._seed is not None
+        ):
+            set_graph_random_seed(self._loader.datapipe, self._ended_seeds)  # as that epoch began
         load_state(self._loader.datapipe, unseal(place["graph"], "the graph of this loader state"))
         if self.output is not None:
             self.output.is_between_epochs = True

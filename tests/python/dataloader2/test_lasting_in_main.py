@@ -464,3 +464,33 @@ def test_a_pass_that_a_thread_has_begun_is_not_the_epoch_s_beginning(dispatched:
             states.append((at, loader.state_dict()))
     for at, state in states:
         assert whole_tails(build, state, 1) == [expected[at:]], at
+
+
+# -- where no worker runs anything -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("service", [None, InProcessReadingService], ids=["no service", "in process"])
+def test_a_cache_of_what_was_drawn_is_filled_alike_by_a_replay_at_the_end(service: Any) -> None:
+    torch_data = pytest.importorskip("torch.utils.data", reason="its pipes are replayed at the end")
+
+    def made(state: dict[str, Any] | None = None) -> DataLoader2[Any]:
+        pipe: Pipe = IterableWrapper(range(12)).shuffle(buffer_size=3).cycle(2).filter(drawn).in_memory_cache()
+        pipe = torch_data.datapipes.iter.Mapper(pipe, plus_one)
+        loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=None if service is None else service())
+        loader.seed(3)
+        random.seed(5)
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    with made() as loader:
+        first, states = list(loader), [loader.state_dict()]
+        assert list(loader) == first
+        states.append(loader.state_dict())
+    for state in states:
+        with made(state) as loader:
+            random.seed(7)
+            assert list(loader) == first
+            again = loader.state_dict()
+        with made(again) as loader:
+            assert [list(loader), list(loader)] == [first, first]
