@@ -101,7 +101,7 @@ class Position:
         #: Where the last epoch ended, as far as it matters to the next one.
         self._end: dict[str, Any] | None = None
         #: Why nobody knows where it ended, if that is so.
-        self._unknown_end: Exception | None = None
+        self._unknown_end: str | None = None
         #: When this run of the epoch began, and the seconds that earlier ones had taken.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: Why main's part of the graph could not be saved, if it could not.
@@ -232,7 +232,7 @@ class Position:
         loader = self._loader
         if loader._adapted and self.output is not None:
             if self._unknown_end is not None:
-                raise self._unknown_end
+                raise RuntimeError(self._unknown_end)
             return self._end or self._end_in_main()
         if loader.datapipe is None or (loader.reading_service is not None and not loader._runs_in_main()):
             return None
@@ -388,7 +388,7 @@ class Position:
         try:
             place = self.take(0)
         except Exception as error:
-            self._unknown_end = error
+            self._unknown_end = str(error)  # the error itself would keep the processes
             return
         # Where main's part cannot be looked at now, it goes on from an earlier mark, and reads to the end once more.
         is_at_end = place is not None and self._marks[-1] is not before and place["graph"] is self._marks[-1].graph
