@@ -160,7 +160,7 @@ fn a_state_of_what_main_has_taken_loses_what_the_user_was_not_given() {
 #[test]
 fn the_newest_snapshot_of_the_dispatching_process_may_be_ahead_of_a_worker() {
     let setting = saving(1, true, &[1, 1]);
-    found(setting, |rules| rules.joining = false, "a worker that begins");
+    found(setting, |rules| rules.joining = false, "a worker's reading is before");
 }
 
 #[test]
