@@ -48,8 +48,9 @@ def descendants(pid):
     return found
 
 
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))
+def descriptors(pid="self"):
+    """How many file descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def shared_mappings(pid="self"):
