@@ -7,11 +7,12 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from torchdata._engine import snapshots
 from torchdata._stats.stalls import StallWarning
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
@@ -255,3 +256,86 @@ def test_what_the_dispatching_process_remembers_is_known_though_no_worker_makes_
                 with made() as again:
                     again.load_state_dict(state)
                     assert [list(again), list(again)] == [expected[epoch][at:], expected[epoch + 1]], (epoch, at)
+
+
+class CountingItsEnds(IterDataPipe[int]):
+    """A pipe of a user that counts how often it has come to its end, and takes long to say so: it is seldom asked."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.ends = source, 0
+
+    def reset(self) -> None:
+        """Keeps the number: that there is a `reset` says that the state is no place in a pass alone."""
+
+    def __iter__(self) -> Iterator[int]:
+        for item in self.source:
+            time.sleep(0.004)
+            yield 100 * self.ends + item
+        self.ends += 1
+
+    def state_dict(self) -> int:
+        time.sleep(0.05)
+        return self.ends
+
+    def load_state_dict(self, ends: int) -> None:
+        self.ends = ends
+
+
+class HeldBack(IterDataPipe[int]):
+    """A pipe without a state of its own, which hands on what it has read to its end."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self.source))
+
+
+def late(item: int) -> int:
+    time.sleep(0.02)
+    return item
+
+
+BEHIND_THE_END: dict[str, Callable[[Any], Any]] = {
+    "its reader goes on": lambda dealt: dealt.shuffle(buffer_size=100),
+    "its reader has ended": lambda dealt: dealt.header(40).prefetch(9).map(late),
+    "its reader begins anew": lambda dealt: HeldBack(dealt),
+    "it is read twice": lambda dealt: dealt.shuffle(buffer_size=100).cycle(2),
+    "beside a pipe that begins anew": lambda dealt: HeldBack(IterableWrapper(range(9))).zip(dealt.shuffle()),
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND_THE_END)
+def test_what_the_dispatching_process_does_at_its_end_is_done_where_workers_go_on_behind_it(
+    behind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 20.0)
+
+    def made(state: State | None = None) -> DataLoader2[Any]:
+        dealt = CountingItsEnds(IterableWrapper(range(13))).sharding_round_robin_dispatch()
+        service = MultiProcessingReadingService(2, "fork", worker_prefetch_cnt=2)
+        found: DataLoader2[Any] = DataLoader2(BEHIND_THE_END[behind](dealt), reading_service=service)
+        if state is None:
+            found.seed(1)
+        else:
+            found.load_state_dict(state)
+        return found
+
+    with made() as whole:
+        expected = [list(whole) for _ in range(5)]
+    states: dict[tuple[int, int], State] = {}
+    with made() as whole:
+        for epoch in range(2):
+            for at, _ in enumerate(whole, 1):
+                time.sleep(0.005)  # so that the workers are asked now and then
+                states[epoch, at] = whole.state_dict()
+    length = len(expected[0])
+    for epoch, at in [(0, length // 2), (0, length - 1), (0, length), (1, length - 2), (1, length)]:
+        state = states[epoch, at]
+        with made(state) as again:
+            assert list(again) == expected[epoch][at:], (epoch, at)
+            between = again.state_dict()
+            assert list(again) == expected[epoch + 1], (epoch, at)
+        with made(between) as again:
+            assert [list(again), list(again)] == expected[epoch + 1 : epoch + 3], (epoch, at, "saved again")

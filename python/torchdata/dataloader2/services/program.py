@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import parent_process
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from torchdata._engine.program import ChildInfo
 from torchdata._engine.snapshots import reason, seal, unseal
@@ -33,6 +33,7 @@ from torchdata.dataloader2.services.torch_seeding import seed_torch
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.late_seeding import seed_when_imported
 from torchdata.datapipes._pipe.traversal import is_pipe, walk
+from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
 
 if TYPE_CHECKING:
@@ -155,6 +156,20 @@ def replaced_functions() -> dict[str, Callable[..., Any]]:
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
 
 
+class _Share(NamedTuple):
+    """From where on dispatched items are to come.
+
+    Args:
+        number: of the pass, from 1; 0 where nothing is dispatched.
+        read: what was read of it: items and checksum.
+        is_read_out: whether that is all of it, and its end was met.
+    """
+
+    number: int
+    read: tuple[int, int] = (0, 0)
+    is_read_out: bool = False
+
+
 class GraphProgram:
     """A pipe graph as the program of workers, or of the dispatching process.
 
@@ -183,6 +198,8 @@ class GraphProgram:
         self._unsaved: Exception | None = None
         #: Whether there is one in this epoch.
         self._saved = False
+        #: Whether the graph went on behind the end of its share.
+        self._is_behind_share = False
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
@@ -208,7 +225,7 @@ class GraphProgram:
 
     def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[DataPipe], DataPipe] | None) -> None:
         """Seeds the graph, and lets the reset functions change it."""
-        self._passes, self._unsaved, self._saved = 0, None, False
+        self._passes, self._unsaved, self._saved, self._is_behind_share = 0, None, False, False
         if self._successor is not None:
             self.datapipe, self._successor = self._successor, None
         self.datapipe = self._in_use("process_reset_fn")(
@@ -234,8 +251,12 @@ class GraphProgram:
             with standing_still(walk(self.datapipe)):  # threads draw random numbers, too
                 graph, generators = save_state(self.datapipe, described=False), save_generators()
             share = self._share_in(graph)
-            skip = {} if self._skip is None else {"skip": self._skip}
-            sealed = None if share is None else (*share, seal({"graph": graph, "generators": generators, **skip}))
+            content = {"graph": graph, "generators": generators}
+            if self._skip is not None:
+                content["skip"] = self._skip
+            if share is not None and share.is_read_out:
+                content["read_out"] = True
+            sealed = None if share is None else (share.number, share.read, seal(content))
             self._saved = self._saved or sealed is not None
             return sealed
         except Exception as error:
@@ -243,26 +264,29 @@ class GraphProgram:
             # In the place of the first snapshot; an earlier one is worth more.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
-    def _share_in(self, graph: dict[str, Any]) -> tuple[int, tuple[int, int]] | None:
-        """From where on dispatched items are to come with a state of the graph: the pass; items and checksum."""
+    def _share_in(self, graph: dict[str, Any]) -> _Share | None:
+        """From where on dispatched items are to come with a state of the graph."""
         if self._child.share is None:
-            return 0, (0, 0)
+            return _Share(0)
         reached, read = self._child.share()
         if reached > 1:
             return None
         pipes = walk(self.datapipe)
-        places = [place for place, pipe in enumerate(pipes) if isinstance(pipe, DispatchedSource)]
-        if not places or reached == 0:
-            return 1, read  # what comes first may have been held by a pipe: the share is opened later
-        entry = graph["pipes"][places[0]]
+        found = next(((place, pipe) for place, pipe in enumerate(pipes) if isinstance(pipe, DispatchedSource)), None)
+        if found is None or reached == 0:
+            return _Share(1, read)  # what comes first may have been held by a pipe: the share is opened later
+        place, source = found
+        entry = graph["pipes"][place]
         goes_on = entry["how"] == "restore"
         if goes_on and not entry.get("finished"):
             items, checksum = entry["state"]["share"]
-            return 1, (items, checksum)
-        replays = any("drop" in each for each in graph["pipes"])
-        if replays:
-            return None if goes_on else (1, (0, 0))
-        return 2, (0, 0)  # all of this pass was read: the next one would be the second
+            return _Share(1, (items, checksum))
+        replayed = (pipe for pipe, each in zip(pipes, graph["pipes"], strict=True) if "drop" in each)
+        if any(source is below for pipe in replayed for below in walk(pipe)):
+            return None if goes_on else _Share(1)
+        if self._is_behind_share or token_of(source).finished:
+            return _Share(1, read, is_read_out=True)
+        return _Share(2)  # it was left in the middle: the next pass would be the second
 
     def go_on_from(self, snapshot: bytes | None) -> Iterator[Any]:
         """An iterator over the graph behind a snapshot; None begins with the first item."""
@@ -290,8 +314,25 @@ class GraphProgram:
         if "skip" in saved:
             return self._skipping({name: saved[name] for name in ("graph", "generators")}, saved["skip"])
         load_state(self.datapipe, saved["graph"])
+        if saved.get("read_out"):
+            self._read_share_out()
         load_generators(saved["generators"])  # first: threads begin with the iterator
         return iterate(self.datapipe)
+
+    def _read_share_out(self) -> None:
+        """Waits until the dispatching process has come to its end: nobody else asks it, and some of it may outlive that.
+
+        Raises:
+            RuntimeError: there was another item.
+        """
+        source = next(pipe for pipe in walk(self.datapipe) if isinstance(pipe, DispatchedSource))
+        assert source.open_stream is not None
+        for _ in source.open_stream():
+            raise RuntimeError(
+                "this pipeline does not repeat itself, so it cannot go on from the state: the dispatching process deals "
+                "out more items than those that were read before the state was saved"
+            )
+        self._is_behind_share = True
 
     def _skipping(self, under: dict[str, Any] | None, skip: dict[str, Any]) -> Iterator[Any]:
         """An iterator over what is left of what is dealt anew."""
