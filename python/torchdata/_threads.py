@@ -12,9 +12,10 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["OUT_OF_TASKS", "end_at_exit", "start"]
+__all__ = ["OUT_OF_TASKS", "Work", "end_all", "end_at_exit", "start"]
 
 #: Why the system gives no process or thread, and what to do.
 OUT_OF_TASKS = (
@@ -47,7 +48,7 @@ class Work(Protocol):
         """Lets the threads end after the item that they are at, without waiting. May be called twice."""
 
     def join(self, seconds: float) -> Any:
-        """Waits until the threads have ended, so many seconds at most."""
+        """Waits until the threads have ended, so many seconds at most; for none that calls this itself."""
 
 
 _running: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -63,14 +64,18 @@ def _forget_inherited() -> None:
     _running = weakref.WeakSet()
 
 
-def _end_all() -> None:
-    running: list[Work] = list(_running)
-    for work in running:
+def end_all(works: Sequence[Work], seconds: float) -> None:
+    """Lets all threads end after the items that they are at, and waits for them together, so many seconds at most."""
+    for work in works:
         work.close()
-    until = time.monotonic() + PATIENCE
-    for work in running:
+    until = time.monotonic() + seconds
+    for work in works:
         work.join(max(0.0, until - time.monotonic()))
 
 
+def _end_running() -> None:
+    end_all(list(_running), PATIENCE)
+
+
 os.register_at_fork(after_in_child=_forget_inherited)
-atexit.register(_end_all)
+atexit.register(_end_running)

@@ -20,12 +20,13 @@ from torchdata._engine.interrupts import InterruptsDeferred
 from torchdata._native import Delivery, Finalized
 from torchdata._reporting import fold
 from torchdata._stats.recorder import Recorder, StatsLevel
+from torchdata._threads import end_all
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_service
 from torchdata.dataloader2._checkpointing import Checkpointing, unpacked_pipe
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._epochs import Epochs
 from torchdata.dataloader2._identity import Identity
-from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
+from torchdata.dataloader2._iterator import SHUT_DOWN, DataLoader2Iterator, FinishedIterator
 from torchdata.dataloader2._length import length_of_epoch, skeleton
 from torchdata.dataloader2._loader_state import unpack_randomness
 from torchdata.dataloader2._pausing import Pausing
@@ -46,7 +47,7 @@ from torchdata.dataloader2.reading_service import (
 from torchdata.dataloader2.services.interface import (
     ReadingServiceInterface,
 )
-from torchdata.datapipes._pipe.traversal import is_pipe
+from torchdata.datapipes._pipe.traversal import is_pipe, walk
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = ["DataLoader2", "DataLoader2Iterator"]
@@ -168,6 +169,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
         self._state_dict: dict[str, Any] | None = None
 
         self._owner_pid = os.getpid()
+        self._patience = 5.0  # seconds that `shutdown` waits for threads
         self._terminated = self._ended = False
         _open_loaders[id(self)] = weakref.ref(self)
 
@@ -385,13 +387,16 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
     def shutdown(self) -> None:
         """Ends the epoch and the reading service; the loader cannot be iterated afterwards.
 
+        Threads in which pipes read ahead here end after the item that they are at. That is waited for, up to 5 s, so
+        that they draw no random numbers from then on, which may be those of another loader.
+
         May be called any number of times; where Ctrl-C cut it off, the next call goes on. In a forked child, which
         only inherited the loader, the processes of the service are left alone.
         """
         if self._ended:
             return
         self._terminated = True
-        over = FinishedIterator(None, "Cannot read from the DataLoader as it has already been shut down")
+        over = FinishedIterator(None, SHUT_DOWN)
         if os.getpid() != self._owner_pid:
             self._datapipe_iter = over
             self._set_ended()
@@ -404,10 +409,16 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
                 self._datapipe_iter = over
                 if self.reading_service is not None:
                     self.reading_service.finalize()
+            self._end_threads()  # which may wait for the processes of the service before
         except Exception:
             self._set_ended()
             raise
         self._set_ended()  # and not where Ctrl-C cut it off: the next call goes on
+
+    def _end_threads(self) -> None:
+        pipes = walk(self.datapipe) if is_pipe(self.datapipe) else []
+        works = [pipe._threads_at_work() for pipe in pipes if hasattr(type(pipe), "_threads_at_work")]
+        end_all([work for work in works if work is not None], self._patience)
 
     def _set_ended(self) -> None:
         self._ended = True
@@ -470,6 +481,7 @@ def _shut_down_open_loaders() -> None:
     for reference in list(_open_loaders.values()):
         try:
             if (loader := reference()) is not None:
+                loader._patience = 0.0  # all threads are waited for together, later
                 loader.shutdown()
         except Exception:
             traceback.print_exc()

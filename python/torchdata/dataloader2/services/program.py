@@ -251,7 +251,7 @@ class GraphProgram:
             with standing_still(walk(self.datapipe)):  # threads draw random numbers, too
                 graph, generators = save_state(self.datapipe, described=False), save_generators()
             share = self._share_in(graph)
-            content = {"graph": graph, "generators": generators}
+            content: dict[str, Any] = {"graph": graph, "generators": generators}
             if self._skip is not None:
                 content["skip"] = self._skip
             if share is not None and share.is_read_out:
@@ -320,7 +320,7 @@ class GraphProgram:
         return iterate(self.datapipe)
 
     def _read_share_out(self) -> None:
-        """Waits until the dispatching process has come to its end: nobody else asks it, and some of it may outlive that.
+        """Waits until the dispatching process has come to its end: nobody else asks, and some of it may outlive that.
 
         Raises:
             RuntimeError: there was another item.
@@ -329,8 +329,8 @@ class GraphProgram:
         assert source.open_stream is not None
         for _ in source.open_stream():
             raise RuntimeError(
-                "this pipeline does not repeat itself, so it cannot go on from the state: the dispatching process deals "
-                "out more items than those that were read before the state was saved"
+                "this pipeline does not repeat itself, so it cannot go on from the state: the dispatching process "
+                "deals out more items than those that were read before the state was saved"
             )
         self._is_behind_share = True
 

@@ -85,9 +85,13 @@ def recorded(plan: Loader) -> tuple[list[list[Any]], States]:
         *_, last = str(error).strip().splitlines() or [repr(error)]
         raise NotComparable(last) from error
     if runs[0] != runs[1]:
-        raise NotComparable("two runs differ")
+        raise NotComparable("runs differ")
     states: States = {}
-    _same(_run(plan, states), runs[0], "a run whose states are taken")
+    looked_at = _run(plan, states)
+    # Threads that draw from one generator beside each other do so in the same order more often than not.
+    if looked_at != runs[0] and any(_run(plan, None) != runs[0] for _ in range(8)):
+        raise NotComparable("runs differ")
+    _same(looked_at, runs[0], "a run whose states are taken")
     return runs[0], states
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, Literal
 
-from torchdata._threads import end_at_exit, start
+from torchdata._threads import Work, end_at_exit, start
 from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 
 __all__ = ["Pool", "Task"]
@@ -135,7 +135,8 @@ class _Work:
         """Waits for the threads' end, for `seconds` at most."""
         until = time.monotonic() + seconds
         for thread in self.threads:
-            thread.join(max(0.0, until - time.monotonic()))
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
 
     def claim(self, task: Task) -> bool:
         """Whether a thread may call the function for the task, which is running from then on."""
@@ -172,6 +173,11 @@ class Pool:
     def paused(self) -> bool:
         """Whether no further task is begun before `resume`."""
         return self._work.paused
+
+    @property
+    def work(self) -> Work:
+        """What its threads work on."""
+        return self._work
 
     def is_inherited(self) -> bool:
         """Whether this is a forked child's copy, whose threads run in the parent."""

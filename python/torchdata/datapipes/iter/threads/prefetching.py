@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
 from torchdata._native import PrefetchQueue
-from torchdata._threads import end_at_exit, start
+from torchdata._threads import Work, end_at_exit, start
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.halting import Ahead, Halt
@@ -64,8 +64,10 @@ class _PrefetchData:
 
     def join(self, seconds: float) -> None:
         """Waits for the thread's end, for `seconds` at most."""
-        if self.thread is not None and self.thread.ident is not None:  # it could be started
-            self.thread.join(seconds)
+        thread = self.thread
+        # It could be started.
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+            thread.join(seconds)
 
     def leave(self, for_good: bool) -> None:
         """Lets the thread end after the item that it is at; only the first call tells why.
@@ -217,6 +219,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
         """Makes the thread of a pass to come stop for a moment."""
         self._halt = Halt(self._passes + ahead.passes, ahead)
         return self._halt
+
+    def _threads_at_work(self) -> Work | None:
+        """What a thread of this process works on, if one does."""
+        return None if self._data is None or self._data.is_inherited() else self._data
 
     def _end_thread(self) -> None:
         data, self._data = self._data, None

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar, overload
 
+from torchdata._threads import Work
 from torchdata.datapipes._pipe.checks import (
     check_callable,
     check_int,
@@ -217,6 +218,10 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         """Ends the threads of the last iteration, after the calls that they are in."""
         self._close_pool()
         super().reset()
+
+    def _threads_at_work(self) -> Work | None:
+        """What threads of this process work on, if some do."""
+        return None if self._pool is None or self._pool.is_inherited() else self._pool.work
 
     def _close_pool(self) -> None:
         pool, self._pool = self._pool, None

@@ -1,0 +1,99 @@
+"""Threads of main's pipes: none calls functions once its loader has ended, and none is waited for for ever."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+
+class InMain(IterDataPipe):
+    """A pipe that stays in the main process."""
+
+    def __init__(self, source):
+        self.source = source
+
+    def __iter__(self):
+        yield from self.source
+
+    def is_replicable(self):
+        return False
+
+
+THREADS = {
+    "prefetch": lambda pipe, function: pipe.map(function).prefetch(3),
+    "two of them": lambda pipe, function: pipe.prefetch(2).map(function).prefetch(2),
+    "a pool": lambda pipe, function: pipe.threadpool_map(function, max_workers=2),
+}
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ends", ["shutdown", "collector"])
+def test_no_function_is_called_in_a_thread_of_main_once_a_loader_has_ended(threads, workers, ends):
+    called = []
+
+    def function(item):
+        called.append(item)
+        time.sleep(0.03)
+        random.random()  # which would be one of those that another loader goes on with
+        return item
+
+    pipe = THREADS[threads](InMain(IterableWrapper(range(200)).sharding_filter()), function)
+    service = MultiProcessingReadingService(workers, "fork") if workers else None
+    loader = DataLoader2(pipe, reading_service=service)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    if ends == "shutdown":
+        loader.shutdown()
+    del loader, iterator, pipe, service
+    gc.collect()
+    generator, count = random.getstate(), len(called)
+    time.sleep(0.1)
+    assert (random.getstate(), len(called)) == (generator, count)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+def test_a_thread_that_does_not_come_to_the_end_of_its_item_is_not_waited_for_for_ever(threads):
+    is_stuck, goes_on = threading.Event(), threading.Event()
+
+    def function(item):
+        if item > 1:
+            is_stuck.set()
+            goes_on.wait(60)
+        return item
+
+    loader = DataLoader2(THREADS[threads](IterableWrapper(range(9)), function))
+    loader._patience = 0.2  # usually 5 s
+    iterator = iter(loader)
+    next(iterator)
+    assert is_stuck.wait(30)
+    began = time.monotonic()
+    try:
+        loader.shutdown()
+        assert 0.2 <= time.monotonic() - began < 4
+    finally:
+        goes_on.set()
+
+
+def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
+    made = []
+
+    def function(item):
+        if item == 2:
+            made[0].shutdown()
+        return item
+
+    with DataLoader2(IterableWrapper(range(5)).map(function).prefetch(1)) as loader:
+        made.append(loader)
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match="shut down"):
+            list(loader)
+        assert time.monotonic() - began < 4
