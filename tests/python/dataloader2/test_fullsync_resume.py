@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rank_threads import ThreadGroup, in_ranks
 from ranks import gloo_job
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 pytest.importorskip("torch", reason="gloo is its")
 if not sys.platform.startswith("linux"):
@@ -115,3 +120,59 @@ def test_a_rank_that_cannot_make_its_items_again_says_so_and_the_other_hears_of_
     own, others = in_ranks(2, body)
     assert own.startswith("this pipeline does not repeat itself, so it cannot go on from the state: it ended 2 items")
     assert others.startswith("rank 0 raised an exception while it read its items")
+
+
+class Agreeing:
+    """Stands for another rank that has an item whenever this one does."""
+
+    rank, world_size = 0, 2
+
+    def all_reduce_min(self, value: int) -> int:
+        return value
+
+
+class Generated(IterDataPipe[Any]):
+    """Says nothing of a state, so it is replayed."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.source
+
+
+def drawn(item: int) -> tuple[int, float]:
+    return item, random.random()
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("prefetched", [False, True])
+def test_random_functions_that_the_thread_calls_ahead_go_on_exactly(replayed: bool, prefetched: bool) -> None:
+    def made(seed: int, state: bytes | None = None) -> DataLoader2[Any]:
+        random.seed(seed)
+        pipe: Any = IterableWrapper(range(14)).shuffle()
+        pipe = (Generated(pipe) if replayed else pipe).map(drawn)
+        pipe = pipe.prefetch(3) if prefetched else pipe
+        loader: DataLoader2[Any] = DataLoader2(pipe.fullsync(20, process_group=Agreeing()))
+        if state is None:
+            loader.seed(3)
+        else:
+            loader.load_state_dict(pickle.loads(state))
+        return loader
+
+    with made(5) as whole:
+        expected = [list(whole) for _ in range(3)]
+    for epoch in (0, 1):
+        for at in range(15):
+            with made(5) as loader:
+                for _ in range(epoch):
+                    list(loader)
+                reading = iter(loader)
+                given = [next(reading) for _ in range(at)]
+                state = pickle.dumps(loader.state_dict())
+            with made(77, state) as loader:
+                reading = iter(loader)
+                given += islice(reading, min(2, 14 - at))
+                state = pickle.dumps(loader.state_dict())
+            with made(99, state) as loader:
+                assert [given + list(loader), list(loader)] == expected[epoch : epoch + 2], (epoch, at)
