@@ -291,14 +291,9 @@ class HeldBack(IterDataPipe[int]):
         return iter(list(self.source))
 
 
-def late(item: int) -> int:
-    time.sleep(0.02)
-    return item
-
-
 BEHIND_THE_END: dict[str, Callable[[Any], Any]] = {
     "its reader goes on": lambda dealt: dealt.shuffle(buffer_size=100),
-    "its reader has ended": lambda dealt: dealt.header(40).prefetch(9).map(late),
+    "its reader has ended": lambda dealt: dealt.header(40).shuffle(buffer_size=100),
     "its reader begins anew": lambda dealt: HeldBack(dealt),
     "it is read twice": lambda dealt: dealt.shuffle(buffer_size=100).cycle(2),
     "beside a pipe that begins anew": lambda dealt: HeldBack(IterableWrapper(range(9))).zip(dealt.shuffle()),
