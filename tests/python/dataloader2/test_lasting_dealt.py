@@ -13,9 +13,14 @@ from typing import Any
 import pytest
 
 from torchdata._engine import snapshots
+from torchdata._engine.program import ChildInfo
 from torchdata._stats.stalls import StallWarning
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.graph.cutting import DispatchedSource
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.dataloader2.services.program import GraphProgram
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
+from waiting import check_in_forked_child
 
 State = dict[str, Any]
 
@@ -334,3 +339,55 @@ def test_what_the_dispatching_process_does_at_its_end_is_done_where_workers_go_o
             assert list(again) == expected[epoch + 1], (epoch, at)
         with made(between) as again:
             assert [list(again), list(again)] == expected[epoch + 1 : epoch + 3], (epoch, at, "saved again")
+
+
+def test_an_epoch_that_interrupts_the_wait_for_that_end_begins_anew() -> None:
+    def check() -> None:
+        read = 0
+
+        class Interrupted(BaseException):
+            pass
+
+        def share() -> tuple[int, tuple[int, int]]:
+            return min(read, 1), (read, 0)
+
+        def dealt() -> Iterator[int]:
+            nonlocal read
+            read = 0
+            while read < 7:
+                read += 1
+                yield read
+
+        def interrupted() -> Iterator[int]:
+            raise Interrupted
+
+        def program(opens: Callable[[], Iterator[int]]) -> GraphProgram:
+            made = GraphProgram(DispatchedSource().shuffle(buffer_size=100), None, None)
+            made.prepare(ChildInfo(0, 1, False, opens, share))
+            made.begin_epoch(seeds, None)
+            return made
+
+        seeds = SeedGenerator(3).exported()
+        whole = program(dealt)
+        items = list(whole.go_on_from(None))
+        assert sorted(items) == list(range(1, 8))
+        begun = program(dealt)
+        assert next(begun.go_on_from(None)) == items[0]
+        snapshot = begun.snapshot()
+        assert snapshot is not None
+        assert snapshot[:2] == (1, (7, 0)), "all of its share was read"
+
+        again = program(interrupted)
+        with pytest.raises(Interrupted):
+            again.go_on_from(snapshot[2])
+        again.datapipe.datapipe.open_stream = dealt
+        again.begin_epoch(seeds, None)
+        assert list(again.go_on_from(None)) == items
+
+        again = program(lambda: iter(()))
+        assert list(again.go_on_from(snapshot[2])) == items[1:]
+        again = program(dealt)
+        with pytest.raises(RuntimeError, match="the dispatching process deals out more items"):
+            again.go_on_from(snapshot[2])
+
+    check_in_forked_child(check)

@@ -313,9 +313,9 @@ class GraphProgram:
             return self._skipping(under, {"first": saved["first"], "given": saved["given"]})
         if "skip" in saved:
             return self._skipping({name: saved[name] for name in ("graph", "generators")}, saved["skip"])
-        load_state(self.datapipe, saved["graph"])
         if saved.get("read_out"):
-            self._read_share_out()
+            self._read_share_out()  # first: where another epoch interrupts this, that is not to go on from the state
+        load_state(self.datapipe, saved["graph"])
         load_generators(saved["generators"])  # first: threads begin with the iterator
         return iterate(self.datapipe)
 
