@@ -16,12 +16,9 @@ from torchdata._native import Delivery, DeliveryIterator
 from torchdata._reporting import fold
 from torchdata.dataloader2.error import PauseIteration
 
-__all__ = ["SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
+__all__ = ["DataLoader2Iterator", "FinishedIterator"]
 
 T_co = TypeVar("T_co", covariant=True)
-
-#: What who reads on is told.
-SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 
 
 class Loader(Protocol):
@@ -34,7 +31,6 @@ class Loader(Protocol):
     _datapipe_iter: Iterator[Any] | None
     _delivery: Delivery
     _held: Any
-    _terminated: bool
 
     def _close_iteration(self, because: BaseException | None = None) -> None: ...
 
@@ -122,8 +118,6 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         """Ends the epoch, unless the pipeline was only paused."""
         if not isinstance(end, PauseIteration):
             self.dataloader._close_iteration()
-            if self.dataloader._terminated:  # by another thread, before the last item
-                raise RuntimeError(SHUT_DOWN)
 
     def _on_error(self, error: Exception) -> None:
         """Ends the epoch of which an item failed; what goes wrong thereby becomes a note of the error."""

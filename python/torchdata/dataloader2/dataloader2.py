@@ -26,7 +26,7 @@ from torchdata.dataloader2._checkpointing import Checkpointing, unpacked_pipe
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._epochs import Epochs
 from torchdata.dataloader2._identity import Identity
-from torchdata.dataloader2._iterator import SHUT_DOWN, DataLoader2Iterator, FinishedIterator
+from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
 from torchdata.dataloader2._length import length_of_epoch, skeleton
 from torchdata.dataloader2._loader_state import unpack_randomness
 from torchdata.dataloader2._pausing import Pausing
@@ -169,7 +169,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
         self._state_dict: dict[str, Any] | None = None
 
         self._owner_pid = os.getpid()
-        self._patience = 5.0  # seconds that `shutdown` waits for threads
+        self._patience = 2.0  # seconds that `shutdown` waits for threads
         self._terminated = self._ended = False
         _open_loaders[id(self)] = weakref.ref(self)
 
@@ -387,7 +387,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
     def shutdown(self) -> None:
         """Ends the epoch and the reading service; the loader cannot be iterated afterwards.
 
-        Threads in which pipes read ahead here end after the item that they are at. That is waited for, up to 5 s, so
+        Threads in which pipes read ahead here end after the item that they are at. That is waited for, up to 2 s, so
         that they draw no random numbers from then on, which may be those of another loader.
 
         May be called any number of times; where Ctrl-C cut it off, the next call goes on. In a forked child, which
@@ -396,7 +396,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
         if self._ended:
             return
         self._terminated = True
-        over = FinishedIterator(None, SHUT_DOWN)
+        over = FinishedIterator(None, "Cannot read from the DataLoader as it has already been shut down")
         if os.getpid() != self._owner_pid:
             self._datapipe_iter = over
             self._set_ended()

@@ -163,7 +163,7 @@ def test_random_functions_that_the_thread_calls_ahead_go_on_exactly(replayed: bo
     with made(5) as whole:
         expected = [list(whole) for _ in range(3)]
     for epoch in (0, 1):
-        for at in range(15):
+        for at in (0, 1, 6, 13, 14):
             with made(5) as loader:
                 for _ in range(epoch):
                     list(loader)
