@@ -15,6 +15,7 @@ import contextlib
 import errno
 import io
 import os
+import select
 import signal
 import time
 from multiprocessing import connection, context, forkserver, popen_forkserver, reduction, spawn, util
@@ -39,7 +40,7 @@ class _Server(forkserver.ForkServer):
     def __init__(self) -> None:
         super().__init__()
         self._owner = os.getpid()
-        self._has_served = False
+        self.has_served = False
         #: Those who wait for a child, in any thread.
         self._waiting: set[object] = set()
 
@@ -63,13 +64,13 @@ class _Server(forkserver.ForkServer):
         until = time.monotonic() + self.patience
         try:
             while not connection.wait([status], LOOK):
-                is_let = self._has_served or time.monotonic() < until
+                is_let = self.has_served or time.monotonic() < until
                 if interrupt_waits() and not is_let and self._waiting == {me}:
                     _Server.patience *= 2
                     self._kill()
                     raise StartGivenUp
             number: int = forkserver.read_signed(status)
-            self._has_served = True
+            self.has_served = True
             _Server.patience = LOOK
             return number
         except EOFError as error:
@@ -127,23 +128,47 @@ class _Popen(popen_forkserver.Popen):
             reduction.dump(process_obj, orders)  # descriptors in it go into `_fds`
         finally:
             set_spawning_popen(None)
-        server = _running()
+        try:
+            self._ask(_running(), orders.getbuffer())
+        except _Unheard:
+            self._ask(_running(), orders.getbuffer())
+
+    def _ask(self, server: _Server, orders: memoryview) -> None:
+        """Has one server fork the child, and gives the child its orders.
+
+        Raises:
+            _Unheard: the server was ending, and nobody has the orders: another one may be asked.
+        """
         try:
             status, orders_to = server.connection(self._fds)  # type: ignore[attr-defined]
-        except ConnectionError:
-            server = _running()
-            status, orders_to = server.connection(self._fds)  # type: ignore[attr-defined]
+        except ConnectionError as error:
+            raise _Unheard(*error.args) from error
         self.sentinel = status
         # The child takes main for alive as long as somebody could write to it.
         alive = os.dup(orders_to)
         self.finalizer = util.Finalize(self, util.close_fds, (alive, status))  # type: ignore[attr-defined]
         try:
-            with open(orders_to, "wb") as file:
-                file.write(orders.getbuffer())
+            # Where nobody reads on, the server has ended or the child has: `status` says which.
+            with contextlib.suppress(BrokenPipeError), open(orders_to, "wb") as file:
+                file.write(orders)
             self.pid = server.child(status)
-        except BaseException:
+        except BaseException as error:
+            is_unheard = isinstance(error, ConnectionResetError) and server.has_served and not _is_read(alive)
             self.finalizer()
+            if is_unheard:
+                raise _Unheard(*error.args) from error
             raise
+
+
+class _Unheard(ConnectionResetError):
+    """A fork server that others had been served by has ended, and no process has what was asked of it."""
+
+
+def _is_read(descriptor: int) -> bool:
+    """Whether anybody holds the other end of a pipe that is written to."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return not poll.poll(0)  # an error, which alone is asked for, says that nobody does
 
 
 class ForkServerProcess(context.ForkServerProcess):

@@ -456,7 +456,47 @@ def test_a_fork_server_that_has_just_died_is_replaced():
     for _ in range(5):
         os.kill(fork_server._running()._forkserver_pid, signal.SIGKILL)
         with loader(datapipe, multiprocessing_context="forkserver") as dl:
-            # The first start may still have reached the dying server.
-            with contextlib.suppress(ConnectionResetError):
-                list(dl)
             assert sorted(dl) == list(range(9))
+
+
+def test_a_fork_server_that_dies_before_it_has_read_what_was_asked_of_it_is_replaced():
+    datapipe = IterableWrapper(range(9)).sharding_filter()
+    with loader(datapipe, multiprocessing_context="forkserver") as dl:
+        assert sorted(dl) == list(range(9))
+    server, got = fork_server._running(), []
+    stopped = server._forkserver_pid
+    os.kill(stopped, signal.SIGSTOP)
+    with loader(datapipe, multiprocessing_context="forkserver") as dl:
+        reader = threading.Thread(target=lambda: got.extend(dl))
+        reader.start()
+        wait_for(lambda: server._waiting)
+        os.kill(stopped, signal.SIGKILL)
+        reader.join()
+        assert sorted(got) == list(range(9))
+
+
+def test_a_fork_server_that_dies_whenever_it_is_asked_is_an_error(monkeypatch):
+    datapipe = IterableWrapper(range(9)).sharding_filter()
+    with loader(datapipe, multiprocessing_context="forkserver") as dl:
+        assert sorted(dl) == list(range(9))
+    asked = []
+
+    def connection(server, descriptors):
+        server.ensure_running()
+        os.kill(server._forkserver_pid, signal.SIGSTOP)  # or it may answer before it dies
+        answer = real_connection(server, descriptors)
+        asked.append(server._forkserver_pid)
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        return answer
+
+    real_connection = fork_server._Server.connection
+    with (
+        monkeypatch.context() as patch,
+        loader(datapipe, multiprocessing_context="forkserver") as dl,
+        pytest.raises(ConnectionResetError, match="worker process 0 could not be started: the fork server has ended"),
+    ):
+        patch.setattr(fork_server._Server, "connection", connection)
+        list(dl)
+    assert len(asked) == len(set(asked)) == 2
+    with loader(datapipe, multiprocessing_context="forkserver") as dl:
+        assert sorted(dl) == list(range(9))
