@@ -416,7 +416,7 @@ def test_the_live_view_keeps_to_a_narrow_terminal(program, top):
 
 def test_the_live_view_shows_two_loaders_and_ends_with_the_last(program, top):
     first, second = program("on"), program("on")
-    screen = top()
+    screen = top(rows=400)  # other programs' loaders may be shown, too
     screen.wait(f"pid {first.pid}", f"pid {second.pid}")
     single = top(first.pid)
     single.wait(f"pid {first.pid}")
