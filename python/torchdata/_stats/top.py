@@ -74,7 +74,7 @@ def live(pid: int | None, interval: float, stacks: bool) -> None:
             running = [view for view in views.values() if view.attached.is_running()]
             if not running:
                 break
-            screen.update(_screen(running, stacks, console.width), refresh=True)
+            screen.update(_screen(running, stacks, console), refresh=True)
             last = [as_table(view.attached.stats()) for view in running]
             key = pressed(interval)
             if key in ("q", "\x03", "\x04"):
@@ -117,15 +117,21 @@ def _keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-def _screen(views: list[_View], stacks: bool, width: int) -> Any:
+def _screen(views: list[_View], stacks: bool, console: Any) -> Any:
+    """All loaders, as far as there is room, and below them the keys and what was left out."""
     from rich.console import Group
+    from rich.segment import SegmentLines
     from rich.text import Text
 
     parts: list[Any] = []
     for view in views:
-        parts += _loader(view, stacks, width)
-    parts.append(Text("q quit   s stacks", style="dim"))
-    return Group(*parts)
+        parts += _loader(view, stacks, console.width)
+    lines, room = console.render_lines(Group(*parts), pad=False), console.height - 1
+    below = "q quit   s stacks"
+    if (more := len(lines) - room) > 0:
+        below += f"   {more} lines more than there is room for"
+        below += "; `top PID` shows those of one process" if len(views) > 1 else ""
+    return Group(SegmentLines(lines[:room], new_lines=True), Text(below, style="dim", no_wrap=True))
 
 
 def _loader(view: _View, stacks: bool, width: int) -> list[Any]:

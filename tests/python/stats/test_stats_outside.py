@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -88,7 +89,8 @@ def program(tmp_path):
 
     yield start
     for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # a test may have ended it
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
         process.stderr.close()
@@ -424,5 +426,24 @@ def test_the_live_view_shows_two_loaders_and_ends_with_the_last(program, top):
     first.wait()
     assert single.end() == 0
     screen.wait(f"pid {second.pid}")
+    screen.press("q")
+    assert screen.end() == 0
+
+
+def test_the_live_view_says_how_much_there_is_no_room_for(program, top):
+    process = program("on")
+    low, high = top(process.pid, rows=7), top(process.pid, rows=40)
+    low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")
+    high.wait("q quit   s stacks\n", "Mapper(step)")
+    # The line of the keys has its place on both.
+    wait_for(lambda: f" {len(high.read().rstrip().splitlines()) - 7} lines more" in low.read())
+    low.press("q")
+    assert low.end() == 0
+
+
+def test_the_live_view_says_how_much_there_is_no_room_for_beside_other_loaders(program, top):
+    program("on"), program("on")
+    screen = top(rows=12)
+    screen.wait("lines more than there is room for; `top PID` shows those of one process")
     screen.press("q")
     assert screen.end() == 0
