@@ -36,19 +36,37 @@ def place_of(function):
     return f"{HERE}:{function.__code__.co_firstlineno}"
 
 
-def measured(pipe, workers=2, step=0.0, level="full", took=None, **options):
+def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **options):
     """Loads an epoch, with a training step of so many seconds, and gives the verdict.
 
-    `took` is given what each item and each step took in truth.
+    `took` is given what each item and each step took in truth, `waits` how long each item was waited for.
     """
     service = MultiProcessingReadingService(workers, multiprocessing_context="fork", **options) if workers else None
     with DataLoader2(pipe, reading_service=service, stats=level) as dl:
+        wanted = time.perf_counter()
         for item in dl:
             begun = time.perf_counter()
             time.sleep(step)
+            if waits is not None:
+                waits.append(begun - wanted)
+            wanted = time.perf_counter()
             if took is not None:
-                took.append((item, time.perf_counter() - begun))
+                took.append((item, wanted - begun))
         return dl.diagnose()
+
+
+def measured_while_it_keeps_up(make, **options):
+    """Measures loaders until one is not held up: on a busy machine any process may stand still for a while.
+
+    What is waited for behind the first item must be less than a tenth, as seen from outside the loader.
+    """
+    for _ in range(50):
+        took, waits = [], []
+        verdict = measured(make(), took=took, waits=waits, **options)
+        steps = [step for _, step in took]
+        if sum(waits[1:]) < 0.09 * (sum(waits[1:]) + sum(steps)):
+            return verdict, fmean(steps)
+    raise AssertionError("this machine stands still all the time")
 
 
 def seconds(words):
@@ -113,17 +131,22 @@ def test_without_times_of_pipes_it_says_how_to_get_them():
 
 
 def test_training_limits():
-    took = []
     few = {"worker_prefetch_cnt": 2, "main_prefetch_cnt": 2}  # so that they wait for room
-    verdict = measured(IterableWrapper(range(25)).sharding_filter().map(abs), step=0.04, took=took, **few)
+    verdict, step = measured_while_it_keeps_up(
+        lambda: IterableWrapper(range(25)).sharding_filter().map(abs), step=0.04, **few
+    )
     assert verdict.kind == "training", verdict
     found = re.match(
         rf"Training limits you: loading takes \d % of the time, the step between two items {TIME}", str(verdict)
     )
     assert found, verdict
-    assert seconds(found[1]) == pytest.approx(fmean(step for _, step in took), rel=0.25)
+    assert seconds(found[1]) == pytest.approx(step, rel=0.25)
     assert "fewer would do" in str(verdict)
-    assert measured(IterableWrapper(range(60)).map(abs), workers=0, step=0.01).kind == "training"
+
+
+def test_training_limits_without_workers():
+    verdict, _ = measured_while_it_keeps_up(lambda: IterableWrapper(range(60)).map(abs), workers=0, step=0.01)
+    assert verdict.kind == "training", verdict
 
 
 def odd_is_slow(x):
