@@ -143,15 +143,20 @@ def slowly(x):
     return x
 
 
-def test_main_that_waits_for_workers_says_for_whom_and_workers_that_wait_say_so():
-    with loader(IterableWrapper(range(60)).sharding_filter().map(slowly), 2) as dl:
-        for _ in dl:
-            pass
-        slow = dl.stats()
-        assert slow.waiting > 0.7
-        assert slow.loading >= slow.waiting
-        assert slow.waiting_seconds == pytest.approx(sum(slow.waited_for.values()), rel=0.01)
-        assert all(worker.busy > 0.6 for worker in slow.workers)
+def test_main_that_waits_for_workers_says_for_whom():
+    for _ in range(20):
+        with loader(IterableWrapper(range(60)).sharding_filter().map(slowly), 2) as dl:
+            came = [time.perf_counter() for _ in dl]
+            slow = dl.stats()
+        if max(np.diff(came)) < 0.04:  # else a process stood still, and the others waited for it
+            break
+    assert slow.waiting > 0.7
+    assert slow.loading >= slow.waiting
+    assert slow.waiting_seconds == pytest.approx(sum(slow.waited_for.values()), rel=0.01)
+    assert all(worker.busy > 0.6 for worker in slow.workers)
+
+
+def test_workers_that_wait_for_room_say_so():
     steps = []
     with loader(IterableWrapper(range(20)).sharding_filter(), 2, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
         for _ in dl:

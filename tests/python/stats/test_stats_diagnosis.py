@@ -58,13 +58,14 @@ def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **o
 def measured_while_it_keeps_up(make, **options):
     """Measures loaders until one is not held up: on a busy machine any process may stand still for a while.
 
-    What is waited for behind the first item must be less than a tenth, as seen from outside the loader.
+    As seen from outside the loader, no item but the first must be waited for longer than for a tenth of a step; not
+    only all of them together, as a wait may stand for others.
     """
     for _ in range(50):
         took, waits = [], []
         verdict = measured(make(), took=took, waits=waits, **options)
         steps = [step for _, step in took]
-        if sum(waits[1:]) < 0.09 * (sum(waits[1:]) + sum(steps)):
+        if max(waits[1:]) < 0.09 * min(steps):
             return verdict, fmean(steps)
     raise AssertionError("this machine stands still all the time")
 
@@ -125,7 +126,7 @@ def test_loading_limits_without_workers():
 
 
 def test_without_times_of_pipes_it_says_how_to_get_them():
-    verdict = measured(IterableWrapper(range(30)).sharding_filter().map(decode), level="counts")
+    verdict = measured(IterableWrapper(range(90)).sharding_filter().map(decode), level="counts")
     assert (verdict.kind, verdict.pipe) == ("loading", None)
     assert "TORCHDATA_STATS=full" in str(verdict)
 
@@ -142,6 +143,16 @@ def test_training_limits():
     assert found, verdict
     assert seconds(found[1]) == pytest.approx(step, rel=0.25)
     assert "fewer would do" in str(verdict)
+
+
+@pytest.mark.parametrize("level", ["counts", "full"])
+def test_of_short_epochs_it_is_known_as_well_how_long_they_take(level):
+    for _ in range(100):  # which calls are timed is a matter of chance
+        with DataLoader2(IterableWrapper(range(10)).map(abs), stats=level) as dl:
+            list(dl)
+            stats = dl.stats()
+        assert 0 < stats.loading <= 1
+        assert stats.step_seconds is not None
 
 
 def test_training_limits_without_workers():

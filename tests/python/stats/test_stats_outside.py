@@ -25,7 +25,7 @@ from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._stats.attaching import NoLoaderError, attach, find
 from torchdata._stats.stacks import kernel_state
 from torchdata._stats.stalls import StallWarning
-from torchdata.dataloader2 import DataLoader2
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [
@@ -208,7 +208,7 @@ def test_a_hung_worker_shows_where_it_stands_and_goes_on(program, how):
     # Being asked ends nobody, and interrupts no sleep.
     attached.stacks()
     assert process.poll() is None
-    assert kernel_state(attached.stats().workers[1].pid).startswith("asleep")
+    wait_for(lambda: kernel_state(attached.stats().workers[1].pid).startswith("asleep"))
 
 
 def test_a_hung_thread_of_a_worker_shows_where_it_stands(program):
@@ -249,32 +249,40 @@ def test_a_warning_says_who_waits_for_whom_and_where(program):
 
 
 def nap(x):
-    time.sleep(0.8 if x == 3 else 0)
+    time.sleep(1.5 if x == 3 else 0)
     return x
+
+
+@contextlib.contextmanager
+def warning_once_it_is_up(pipe, seconds, **options):
+    """A loader with two workers that have run an epoch; from then on warnings are errors."""
+    service = MultiProcessingReadingService(2, multiprocessing_context="fork", **options)
+    with warnings.catch_warnings(), DataLoader2(pipe, reading_service=service, stall_warning=seconds) as dl:
+        warnings.simplefilter("ignore")
+        list(dl)
+        warnings.simplefilter("error")
+        yield dl
 
 
 def test_the_process_at_fault_may_be_the_dispatching_one():
     pipe = IterableWrapper(range(8)).map(nap).sharding_round_robin_dispatch().map(abs)
-    with loader(pipe, 2) as dl:
-        dl._recorder.stall_warning = 0.3
-        with pytest.warns(StallWarning, match="which waits for the dispatching process, which is running"):
-            assert sorted(dl) == list(range(8))
+    with (
+        warning_once_it_is_up(pipe, 0.5) as dl,
+        pytest.warns(StallWarning, match="which waits for the dispatching process, which is running"),
+    ):
+        assert sorted(dl) == list(range(8))
 
 
 def test_who_waits_while_the_loader_is_paused_is_not_warned():
     pipe = IterableWrapper(range(200)).sharding_filter().map(abs).prefetch(2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with loader(single(pipe), 2, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
-            assert len(list(dl)) == 200  # the workers are up
-            dl._recorder.stall_warning = 0.4
-            iterator = iter(dl)
-            iterator.limit(5)
-            assert list(iterator) == [0, 1, 2, 3, 4]
-            time.sleep(1.0)
-            iterator.resume()
-            iterator.limit(None)
-            assert len(list(iterator)) == 195
+    with warning_once_it_is_up(single(pipe), 0.4, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
+        iterator = iter(dl)
+        iterator.limit(5)
+        assert list(iterator) == [0, 1, 2, 3, 4]
+        time.sleep(1.0)
+        iterator.resume()
+        iterator.limit(None)
+        assert len(list(iterator)) == 195
 
 
 def single(pipe):
@@ -284,12 +292,9 @@ def single(pipe):
 
 
 def test_a_loader_that_comes_along_is_silent():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with loader(IterableWrapper(range(50)).sharding_filter()) as dl:
-            dl._recorder.stall_warning = 60.0
-            for _ in dl:
-                time.sleep(0.001)
+    with warning_once_it_is_up(IterableWrapper(range(100)).sharding_filter(), 0.5) as dl:
+        for _ in dl:
+            time.sleep(0.01)
 
 
 ASKED_LATE = """

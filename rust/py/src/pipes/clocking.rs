@@ -34,6 +34,8 @@ struct Clocking {
     /// Root calls until the next that is timed.
     countdown: Cell<u64>,
     gap: Cell<u64>,
+    /// What the next gap may be on average: see [`next_gap`].
+    most: Cell<u64>,
     /// When the last timed root call ended.
     last: Cell<u64>,
     /// What root calls take, on the average of the last.
@@ -49,6 +51,7 @@ thread_local! {
         calls: Cell::new(0),
         countdown: Cell::new(1),
         gap: Cell::new(1),
+        most: Cell::new(1),
         last: Cell::new(0),
         usual: Cell::new(0),
         random: Cell::new(0x9E37_79B9_7F4A_7C15),
@@ -70,6 +73,14 @@ pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
+/// How many calls lie between one that was timed and the next, of the given mean; but after the first ones less, twice as many
+/// from time to time, so that something is known of a hundred items as well.
+pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
+    let least = mean.min(most.get());
+    most.set((2 * most.get()).min(LONGEST_METERED));
+    around(random, least)
+}
+
 /// Begins anew: with the first call, which stands for itself. Of calls that this thread is in nothing is known any more: it may be
 /// the only one of a child that was forked in their midst, and others before were of another pipeline.
 pub fn begin() {
@@ -78,6 +89,7 @@ pub fn begin() {
         thread.weight.set(0);
         thread.countdown.set(1);
         thread.gap.set(1);
+        thread.most.set(1);
         thread.last.set(0);
         thread.usual.set(0);
     });
@@ -150,7 +162,7 @@ fn measured<T>(thread: &Clocking, root: bool, weight: u64, call: impl FnOnce() -
         let usual = thread.usual.get();
         let usual = if usual == 0 { took } else { (7 * usual + took) / 8 };
         thread.usual.set(usual);
-        let gap = around(&thread.random, interval(usual, thread.calls.get(), PRICE, LONGEST));
+        let gap = next_gap(&thread.random, &thread.most, interval(usual, thread.calls.get(), PRICE, LONGEST));
         thread.gap.set(gap);
         thread.countdown.set(gap);
         whole = Some((took, stands_for(took, weight)));

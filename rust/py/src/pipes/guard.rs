@@ -53,10 +53,12 @@ struct Guard {
     token_object: *mut ffi::PyObject,
     /// The slot of the iterator's type that gives the next item.
     inner: ffi::iternextfunc,
-    /// Calls until the next that `next_metered` measures, how many that one stands for, and the state of the chance.
+    /// Calls until the next that `next_metered` measures, how many that one stands for, the state of the chance, and what
+    /// the next gap may be on average.
     countdown: u32,
     gap: u32,
     random: Cell<u64>,
+    most: Cell<u64>,
     /// When the last one ended; 0 before the first.
     measured: u64,
     /// Whether a StopIteration that is raised, other than by just ending, is the fault of a user's function: the
@@ -180,6 +182,7 @@ pub fn guard_iterator<'py>(
         (&raw mut (*guard).countdown).write(1);
         (&raw mut (*guard).gap).write(1);
         (&raw mut (*guard).random).write(Cell::new(nanoseconds() | 1));
+        (&raw mut (*guard).most).write(Cell::new(1));
         (&raw mut (*guard).id).write(iterator_id);
         (&raw mut (*guard).sealed).write(sealed);
         (&raw mut (*guard).token_object).write(token.into_ptr());
@@ -238,8 +241,9 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
         let (took, passed) = (now - began, now - (*guard).measured);
         let weight = u64::from((*guard).gap);
         (*guard).measured = now;
-        let gap = clocking::around(
+        let gap = clocking::next_gap(
             &(*guard).random,
+            &(*guard).most,
             clocking::interval(took, 1, clocking::PRICE_METERED, clocking::LONGEST_METERED),
         );
         (*guard).gap = u32::try_from(gap).unwrap_or(u32::MAX);
