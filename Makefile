@@ -29,6 +29,8 @@ PIP          := $(BIN)/python -m pip --disable-pip-version-check
 
 # One interpreter for every cargo call, so that PyO3 is configured, and compiled, once.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
+# Children of tests import the package a thousand times: bytecode is kept, whatever else the environment is for.
+unexport PYTHONDONTWRITEBYTECODE
 
 ##@ Start here
 
