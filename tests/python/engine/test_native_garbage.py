@@ -27,15 +27,6 @@ from torchdata._native import (
 from torchdata.datapipes.iter import IterableWrapper
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _small_heap():
-    """These tests collect again and again: what other modules have imported is kept out of that."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class Holder:
     """Something that a cycle leads through, and that a weak reference can tell of."""
 

@@ -6,7 +6,6 @@ import gc
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -29,17 +28,6 @@ def _is_open_file(descriptor: str) -> bool:
         return False
 
 
-@contextmanager
-def _quick_collections() -> Iterator[None]:
-    """Spares `open_files` the objects of what was imported before: with torch and pandas a collection takes long."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def read(item: Any) -> Any:
     """An item with its stream read, so that items can be compared."""
     if isinstance(item, tuple) and len(item) == 2 and hasattr(item[1], "read"):
@@ -48,7 +36,6 @@ def read(item: Any) -> Any:
     return item
 
 
-@_quick_collections()
 def check_restore(
     build: Callable[[], Any],
     *,
@@ -91,7 +78,6 @@ def check_restore(
     return whole
 
 
-@_quick_collections()
 def check_abandoned(build: Callable[[], Any], *, sockets: bool = True) -> None:
     """Iterators dropped at any position leave no open file, though the pipe lives on."""
     before = open_files(sockets=sockets)
