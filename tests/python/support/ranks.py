@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from leftovers import SHARED_MEMORY, held_files
+from rank_forkserver import ForkedProgram
 
 HEADER = """
 import os, pickle, signal, sys, time, warnings
@@ -75,7 +76,7 @@ class Job:
         processes: one for each rank, or one that starts all.
     """
 
-    def __init__(self, folder: Path, processes: list[subprocess.Popen[str]], ranks: int) -> None:
+    def __init__(self, folder: Path, processes: list[subprocess.Popen[str] | ForkedProgram], ranks: int) -> None:
         self.folder, self.processes, self.ranks = folder, processes, ranks
 
     def kill(self, rank: int, number: int) -> None:
@@ -125,7 +126,7 @@ def gloo_job(
         timeout=timedelta(seconds=30),
     )
     script = _write(tmp_path, body, "gloo")
-    processes = []
+    processes: list[subprocess.Popen[str] | ForkedProgram] = []
     try:
         for rank in range(ranks):
             environment = _environment(tmp_path) | {
@@ -134,8 +135,10 @@ def gloo_job(
                 "STORE_HOST": host,
                 "STORE_PORT": str(store.port),
             }
-            prefix = (prefixes or {}).get(rank, [])
-            processes.append(_start([*prefix, sys.executable, str(script)], environment))
+            if prefix := (prefixes or {}).get(rank):
+                processes.append(_start([*prefix, sys.executable, str(script)], environment))
+            else:
+                processes.append(ForkedProgram([str(script)], environment))
         yield Job(tmp_path, processes, ranks)
     finally:
         _end(processes)
@@ -147,7 +150,7 @@ def mpi_job(tmp_path: Path, body: str, ranks: int = 2) -> Iterator[Job]:
     script = _write(tmp_path, body, "mpi")
     command = [mpirun(), "-n", str(ranks), sys.executable, str(script)]
     before = set(SHARED_MEMORY.glob("mpich_*"))
-    processes = [_start(command, _environment(tmp_path))]
+    processes: list[subprocess.Popen[str] | ForkedProgram] = [_start(command, _environment(tmp_path))]
     try:
         yield Job(tmp_path, processes, ranks)
         if all((tmp_path / str(rank)).exists() for rank in range(ranks)):
@@ -202,8 +205,11 @@ def _start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[
     )
 
 
-def _end(processes: list[subprocess.Popen[str]]) -> None:
+def _end(processes: list[subprocess.Popen[str] | ForkedProgram]) -> None:
     for process in processes:
+        if isinstance(process, ForkedProgram):
+            process.end()
+            continue
         with suppress(ProcessLookupError):
             os.killpg(process.pid, 9)
         process.communicate()
