@@ -89,6 +89,7 @@ class Delivery:
     begun: bool
     slow: bool
     given: int
+    cut: bool
     @property
     def busy(self) -> bool: ...
     def step(self) -> Any: ...

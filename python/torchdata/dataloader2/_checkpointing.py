@@ -120,7 +120,7 @@ class Checkpointing:
         service, identity = self.reading_service, self._identity
         if not self._adapted:
             identity.note(self.datapipe)
-        place = self._position.take(number_of_items(items_ago))
+        place = self._position.take(number_of_items("items_ago", items_ago))
         unsaved, self._position.unsaved = self._position.unsaved, None
         if unsaved is not None and not self._warned:
             self._warned = True
@@ -260,9 +260,10 @@ def unpacked_pipe(state: Mapping[str, Any]) -> DataPipe:
     return datapipe
 
 
-def number_of_items(count: Any) -> int:
+def number_of_items(name: str, count: Any) -> int:
+    """The argument of that name, if it is a number of items."""
     if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"items_ago is a number of items, but got {count!r}")
+        raise TypeError(f"{name} is a number of items, but got {count!r}")
     if count < 0:
-        raise ValueError(f"items_ago is a number of items and cannot be negative, but got {count}")
+        raise ValueError(f"{name} is a number of items and cannot be negative, but got {count}")
     return count

@@ -30,6 +30,7 @@ class Loader(Protocol):
     _reset_iter: bool
     _datapipe_iter: Iterator[Any] | None
     _delivery: Delivery
+    _position: Any
     _held: Any
 
     def _close_iteration(self, because: BaseException | None = None) -> None: ...
@@ -106,6 +107,10 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         if self.limit_threshold is not None:
             self._after_limit()
         return item
+
+    def _go_on_cut(self) -> None:
+        """Notes that the loader goes on though its last item was cut off."""
+        self.dataloader._position.go_on_cut()
 
     def _refuse(self) -> None:
         """Raises the error of an iterator that is not valid any more."""

@@ -57,9 +57,15 @@ class Skipping:
 
         Returns:
             How many there were: fewer where the epoch has ended.
+
+        Raises:
+            TypeError: `count` is no integer.
+            ValueError: `count` is negative.
         """
-        count = number_of_items(count)
+        count = number_of_items("count", count)
         loader: Any = self
+        if self._delivery.cut:
+            self._position.go_on_cut()
         begins = self._reset_iter and not self._iterating
         iterator = iter(loader) if begins else DataLoader2Iterator(loader, self._valid())
         skipped = self._seek_over(count) if count and self._iterating else 0

@@ -5,8 +5,9 @@ given is counted by the `Delivery` of the loader; where workers are is in the en
 does not hold. So a place joins references and waits for nobody.
 
 Where pipes run in main, they can be looked at between two items only. So there are *marks*: states of main's part of
-the graph that were taken between two items, the epoch's beginning for one. Who asks while an item is being made, or
-for some items ago, gets the newest mark before that, and how many items to drop behind it.
+the graph that were taken between two items, the epoch's beginning for one. Who asks while an item is being made, after
+one was cut off (by Ctrl-C), or for some items ago, gets the newest mark before that, and how many items to drop behind
+it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ from torchdata.datapipes.state import (
 )
 
 __all__ = ["Position", "check_iteration"]
+
+#: Pipes that hold items of their source, which they hand on in order.
+_HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,9 @@ class Position:
         self._only_counts = False
         #: Whether the epoch was gone on with at a place that an earlier run had reached.
         self._is_resumed = False
+        #: Behind how many items of this run the last one was cut off with which the loader has gone on, and how many
+        #: items of the workers are lost in main by that.
+        self._cut_at = self._lost = 0
         #: Items that earlier runs of the epoch gave.
         self._before = 0
         #: Items of the workers that main's pipes had read in them.
@@ -156,16 +163,26 @@ class Position:
                 f"the state of {items_ago} items ago was asked for, but {loader._delivery.given} items were given "
                 "since the epoch began or the loader was loaded"
             )
+        if given < self._cut_at:
+            raise ValueError(
+                f"the state of {items_ago} items ago was asked for, but an item behind that was cut off, by Ctrl-C for "
+                "one, and the loader has gone on without it"
+            )
         if self._only_counts and self.output is not None:
-            workers = self.output.place(given)
+            workers = self.output.place(given + self._lost)
             if workers is not None:
                 mark = _Mark(self._before + given, workers=workers, in_main=False)
                 return mark.at(mark.given, False)
         elif items_ago == 0:
             self._mark()
         given += self._before
-        mark = next(mark for mark in reversed(self._marks) if mark.given <= given)
-        return mark.at(given, False)
+        newest = next((mark for mark in reversed(self._marks) if mark.given <= given), None)
+        if newest is None:
+            raise RuntimeError(
+                "an item was cut off, by Ctrl-C for one, the loader has gone on without it, and its pipes cannot be "
+                f"saved, so that nothing tells where it is: {self.unsaved}"
+            )
+        return newest.at(given, False)
 
     def _mark(self) -> None:
         """Looks at main's part of the graph, if no item is being made."""
@@ -174,13 +191,42 @@ class Position:
         with loader._held:
             slow, delivery.slow = delivery.slow, True
             try:
-                if delivery.busy:
+                if delivery.busy or delivery.cut:
                     return
                 mark = self._look(self._before + delivery.given)
             finally:
                 delivery.slow = slow
         if mark is not None:
             self._marks[1:] = [*self._marks[1:][-1:], mark]
+
+    def go_on_cut(self) -> None:
+        """Notes that the loader goes on though its last item was cut off, which may be lost to its pipes.
+
+        Nothing before that is gone on from any more: an item that is made again would not be cut off.
+
+        Raises:
+            TimeoutError: a thread that reads ahead in main does not come to the end of its item.
+        """
+        delivery = self._loader._delivery
+        with self._loader._held:
+            if self._only_counts and self.output is not None:
+                self._lost = self._lost_in_main(self.output)
+            else:
+                mark, beginning = self._look(self._before + delivery.given), self._marks[:1]
+                self._marks = [] if mark is None else [replace(mark, beginning=one.beginning) for one in beginning]
+                self._is_resumed = True
+            self._cut_at = int(delivery.given)
+        delivery.cut = False
+
+    def _lost_in_main(self, output: WorkerOutput) -> int:
+        """Items that pipes in main, which hand on one by one, have read and neither hold nor handed on."""
+        pipes = walk(self._loader.datapipe)
+        holding = [pipe for pipe in pipes if isinstance(pipe, _HOLDING)]
+        if len(holding) + 1 == len(pipes):
+            return 0  # what the threads read is out of the reach of what cuts main off
+        with standing_still(pipes):
+            held = sum(len(pipe.state_dict()["items"]) for pipe in holding)
+            return token_of(output).yielded - self._yielded_before - held - int(self._loader._delivery.given)
 
     def _look(self, given: int, beginning: dict[str, Any] | None = None) -> _Mark | None:
         """Looks at main's part of the graph.
@@ -270,8 +316,9 @@ class Position:
     def begin(self, resumed: dict[str, Any] | None, strict: bool) -> None:
         """Begins an epoch, before the service is told; `resumed` is the place at which it goes on, if any."""
         self._loader._delivery.given = 0
+        self._loader._delivery.cut = False
         self._is_resumed = resumed is not None
-        self._before = 0
+        self._before = self._cut_at = self._lost = 0
         self._since = time.monotonic()
         self._seconds_before = 0.0 if resumed is None else resumed.get("seconds", 0.0)
         self._end = self._unknown_end = None
@@ -448,7 +495,7 @@ def _below_counting(end: Any, kind: type) -> Any:
     """The uppermost pipe of a class, if those behind it hand items on one by one, and hold nothing else; else None."""
     pipe = end
     while not isinstance(pipe, kind):
-        known = type(pipe) in (Prefetcher, PinMemory, FullSync) or getattr(type(pipe), "one_to_one", False)
+        known = type(pipe) in _HOLDING or getattr(type(pipe), "one_to_one", False)
         sources = sources_of(pipe)
         if not known or len(sources) != 1:
             return None

@@ -29,6 +29,8 @@ const FORGOTTEN: Duration = Duration::from_millis(50);
 pub const HELD: u8 = 1;
 /// A sign of a pulse: there was a fork, and nobody watches any more.
 pub const UNWATCHED: u8 = 2;
+/// A sign of a pulse: what cut the last call off is no error of what it called.
+pub const CUT: u8 = 4;
 
 /// How a caller is doing. Callers exclude each other; who watches may read what is late.
 #[derive(Default)]

@@ -13,7 +13,7 @@ use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
-use torchdata_core::process::watching::{HELD, Pulse, UNWATCHED};
+use torchdata_core::process::watching::{CUT, HELD, Pulse, UNWATCHED};
 
 use crate::transport::snapshots::Attached;
 use crate::transport::waiting::duration;
@@ -38,7 +38,7 @@ pub struct Delivery {
     /// Items of the epoch that the user was given in this run.
     given: Arc<AtomicU64>,
     /// Calls into the source, and whether the next one is to look twice: because each step goes through Python, as the loader
-    /// is paused or limited, or because nobody watches any more.
+    /// is paused or limited, because nobody watches any more, or because the last one was cut off.
     pulse: Arc<Pulse>,
     /// How it is watched: the number that it is known by, and for how long an item may take.
     watched: Attached<Option<(u64, Duration)>>,
@@ -80,7 +80,16 @@ impl Delivery {
         if item.is_some() {
             return Ok(item);
         }
-        PyErr::take(py).map_or(Ok(None), Err)
+        PyErr::take(py).map_or(Ok(None), |error| Err(self.note(py, error)))
+    }
+
+    /// Notes an error that cuts the making of an item off wherever that was, such as Ctrl-C.
+    #[cold]
+    fn note(&self, py: Python<'_>, error: PyErr) -> PyErr {
+        if !error.is_instance_of::<PyException>(py) {
+            self.pulse.set_sign(CUT, true);
+        }
+        error
     }
 }
 
@@ -173,6 +182,17 @@ impl Delivery {
         self.pulse.is_inside()
     }
 
+    /// Whether the item that was asked for last was cut off, by Ctrl-C for one: what pipes hold now may be without it.
+    #[getter]
+    fn cut(&self) -> bool {
+        self.pulse.signs() & CUT != 0
+    }
+
+    #[setter]
+    fn set_cut(&self, cut: bool) {
+        self.pulse.set_sign(CUT, cut);
+    }
+
     /// Has `watch_with`'s function called when an item takes longer than so many seconds, and each time that it takes twice as
     /// long; it is told the number `key`.
     fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
@@ -236,15 +256,21 @@ impl DeliveryIterator {
             if signs & UNWATCHED != 0 {
                 delivery.go_on_watching(py);
             }
+            if signs & CUT != 0 {
+                slf.call_method0("_go_on_cut")?;
+            }
             if signs & HELD != 0 {
                 // Busy until the item leaves: until then nobody has it.
                 delivery.pulse.enter();
                 let item = slf.call_method0("_next_slowly");
                 delivery.pulse.leave();
-                if item.is_ok() {
-                    delivery.count();
-                }
-                return item.map(Some);
+                return match item {
+                    Ok(item) => {
+                        delivery.count();
+                        Ok(Some(item))
+                    }
+                    Err(error) => Err(delivery.note(py, error)), // it may have been made already
+                };
             }
         }
         let error = match delivery.step(py) {

@@ -1,0 +1,253 @@
+"""States that are saved after Ctrl-C has cut an item off, and after the loader has gone on all the same."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+pytestmark = pytest.mark.alone
+
+
+class Cut:
+    """What raises where it comes to an item; once."""
+
+    at: Any = None
+    kind: type[BaseException] = KeyboardInterrupt
+
+    def __new__(cls, item: Any) -> Any:
+        if cls.at == item and cls.at is not None:
+            cls.at = None
+            if cls.kind is KeyboardInterrupt:
+                signal.raise_signal(signal.SIGINT)
+            raise cls.kind
+        return item
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_cut() -> Iterator[None]:
+    Cut.at, Cut.kind = None, KeyboardInterrupt
+    yield
+    Cut.at = None
+
+
+class Generated(IterDataPipe):
+    """A user's pipe without a state."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        for item in self.source:
+            yield Cut(item)
+
+
+def is_any(item: Any) -> bool:
+    return bool(Cut(item) >= 0)
+
+
+def twice(item: Any) -> list[Any]:
+    return [Cut(item), item]
+
+
+def drawing(item: Any) -> Any:
+    return Cut(item) * 100 + random.randrange(100)
+
+
+def unpinned(item: Any, device: Any) -> Any:
+    return item
+
+
+#: What is cut off in the midst of it, over a shuffled source.
+PIPES: dict[str, Any] = {
+    "map": lambda pipe: pipe.map(Cut),
+    "random numbers": lambda pipe: pipe.map(drawing),
+    "batch": lambda pipe: pipe.map(Cut).batch(3),
+    "shuffle": lambda pipe: pipe.map(Cut).shuffle(buffer_size=4),
+    "filter": lambda pipe: pipe.filter(is_any),
+    "flatmap": lambda pipe: pipe.flatmap(twice),
+    "a generator": lambda pipe: Generated(pipe),
+    "behind a thread": lambda pipe: pipe.prefetch(2).map(Cut),
+}
+SERVICES: dict[str, Any] = {
+    "no service": lambda: None,
+    "in process": InProcessReadingService,
+    "over workers": lambda: MultiProcessingReadingService(2),
+}
+
+
+def loader(kind: str, service: str, state: Any = None) -> DataLoader2[Any]:
+    pipe: Any = IterableWrapper(range(40)).shuffle().sharding_filter()
+    if service == "over workers":
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned)  # what stands behind it runs in main
+    random.seed(3)
+    made = DataLoader2(PIPES[kind](pipe), reading_service=SERVICES[service]())
+    if state is None:
+        made.seed(5)
+    else:
+        made.load_state_dict(pickle.loads(pickle.dumps(state)))
+    return made
+
+
+def read_until_cut(iterator: Iterator[Any], at: int, kind: type[BaseException] = KeyboardInterrupt) -> list[Any]:
+    """What comes before the source's item is cut off."""
+    got: list[Any] = []
+    Cut.at, Cut.kind = at, kind
+    with pytest.raises(kind):
+        for item in iterator:
+            got.append(item)
+    return got
+
+
+@pytest.mark.parametrize(
+    ("kind", "service"),
+    # With workers main's generators are the program's own.
+    [
+        (kind, service)
+        for kind in PIPES
+        for service in SERVICES
+        if (kind, service) != ("random numbers", "over workers")
+    ],
+)
+def test_who_saves_after_ctrl_c_goes_on_with_the_item_that_was_cut_off(kind: str, service: str) -> None:
+    with loader(kind, service) as made:
+        epochs = [list(made), list(made)]
+    for at, limited in (0, False), (17, False), (17, True):
+        with loader(kind, service) as made:
+            reading = iter(made)
+            if limited:
+                reading.limit(1000)
+            got = read_until_cut(reading, at)
+            state = made.state_dict()
+        with loader(kind, service, state) as made:
+            assert got + list(made) == epochs[0]
+            assert list(made) == epochs[1]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, GeneratorExit])
+def test_so_goes_who_saves_after_another_end_that_is_no_error(kind: type[BaseException]) -> None:
+    with loader("batch", "in process") as made:
+        whole = list(made)
+    with loader("batch", "in process") as made:
+        got = read_until_cut(iter(made), 17, kind)
+        state = made.state_dict()
+    with loader("batch", "in process", state) as made:
+        assert got + list(made) == whole
+
+
+def test_a_state_of_before_the_cut_spares_what_was_made_before_it() -> None:
+    made_items: list[int] = []
+
+    def noting(item: int) -> int:
+        made_items.append(item)
+        return Cut(item)
+
+    def build(state: Any = None) -> DataLoader2[Any]:
+        loader = DataLoader2(IterableWrapper(range(40)).map(noting))
+        if state is not None:
+            loader.load_state_dict(state, strict=False)
+        return loader
+
+    with build() as loader:
+        reading = iter(loader)
+        for _ in range(20):
+            next(reading)
+        loader.state_dict()  # a checkpoint
+        assert read_until_cut(reading, 23) == [20, 21, 22]
+        state = loader.state_dict()
+    del made_items[:]
+    with build(state) as loader:
+        assert list(loader) == list(range(23, 40))
+    assert made_items == list(range(20, 40))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("kind", ["map", "filter", "behind a thread"])  # Python's generators end with what they raise
+def test_who_reads_on_after_ctrl_c_has_states_of_the_run_that_went_on(kind: str, service: str) -> None:
+    with loader(kind, service) as made:
+        reading = iter(made)
+        got = read_until_cut(reading, 17)
+        cut, states = len(got), {}
+        for item in reading:
+            got.append(item)
+            if len(got) in (cut + 1, cut + 4):
+                states[len(got)] = made.state_dict()
+                states[len(got) - 1] = made.state_dict(items_ago=1)
+            if len(got) == cut + 4 and cut > 0:
+                with pytest.raises(ValueError, match="cut off"):
+                    made.state_dict(items_ago=5)
+        following = list(made)
+    assert len(states) == 4
+    for place, state in states.items():
+        with loader(kind, service, state) as made:
+            assert list(made) == got[place:]
+            assert list(made) == following
+
+
+class Unsaved(IterDataPipe):
+    """A user's pipe whose state cannot be saved."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        return map(Cut, self.source)
+
+    def state_dict(self) -> Any:
+        raise ValueError("it has no words for that")
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError("there is none")
+
+
+@pytest.mark.filterwarnings("ignore:states of this pipeline go on from the beginning")
+def test_where_nothing_tells_what_was_lost_a_state_is_refused() -> None:
+    with DataLoader2(Unsaved(IterableWrapper(range(40)))) as made:
+        reading = iter(made)
+        got = read_until_cut(reading, 17)
+        state = made.state_dict()
+        next(reading)
+        with pytest.raises(RuntimeError, match="cut off.*gone on without it.*no words"):
+            made.state_dict()
+        assert next(iter(made)) == 0
+        assert made.state_dict()["iteration_state"]["given"] == 1  # of another epoch
+    with DataLoader2(Unsaved(IterableWrapper(range(40)))) as made:
+        made.load_state_dict(state)
+        assert got + list(made) == list(range(40))
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_skipping_after_ctrl_c_is_skipping_in_the_run_that_goes_on(service: str) -> None:
+    with loader("map", service) as made:
+        reading = iter(made)
+        got = read_until_cut(reading, 17)
+        rest = list(reading)
+    with loader("map", service) as made:
+        reading = iter(made)
+        assert read_until_cut(reading, 17) == got
+        assert made.skip(3) == 3
+        state = made.state_dict()
+        assert list(reading) == rest[3:]
+    with loader("map", service, state) as made:
+        assert list(made) == rest[3:]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_epoch_after_one_that_ctrl_c_has_ended_is_as_ever(service: str) -> None:
+    with loader("batch", service) as made:
+        epochs = [list(made), list(made)]
+    with loader("batch", service) as made:
+        read_until_cut(iter(made), 17)
+        reading = iter(made)
+        got = [next(reading), next(reading)]
+        state = made.state_dict()
+        assert got + list(reading) == epochs[1]
+    with loader("batch", service, state) as made:
+        assert list(made) == epochs[1][2:]
