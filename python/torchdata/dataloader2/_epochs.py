@@ -108,7 +108,9 @@ class Epochs:
                     begin_with_workers_of(place, service)
                 self._hand_over(service)
             position.find_output()
-        if place is not None:
+        if place is None:
+            self._saved_places = None  # what was loaded was of an epoch before
+        else:
             place = self._fitted(place, strict)
         if between is not None:
             position.load_between(between)

@@ -392,12 +392,14 @@ def entry_anew(datapipe: Any) -> dict[str, Any]:
 
 
 def entry_at(datapipe: Any, state: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An entry with which a pipe that was not read yet goes on with what its sources yield.
+    """An entry with which a pipe that holds nothing goes on with what its sources yield.
 
     Args:
         datapipe: the pipe.
-        state: its state; None for the one that it has.
+        state: its state. None for that after a reset: it may have been read before, and still hold what it read.
     """
+    if state is None and can_reset(type(datapipe)):
+        datapipe.reset()
     plain = to_plain(datapipe.state_dict() if state is None else state, name_of(datapipe))
     return {"type": name_of(datapipe), "how": "restore", "yielded": 0, "finished": False, "state": plain}
 

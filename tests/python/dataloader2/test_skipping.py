@@ -77,6 +77,16 @@ PIPES: dict[str, tuple[Any, bool, bool]] = {
         True,
         True,  # though nobody knows how many there are
     ),
+    "a share that is read ahead": (
+        lambda count: IterableWrapper(range(200)).map(count).shuffle().sharding_filter().prefetch(3),
+        False,  # whose buffers are full before
+        False,
+    ),
+    "a share that threads map": (
+        lambda count: IterableWrapper(range(200)).sharding_filter().threadpool_map(count, max_workers=2),
+        False,
+        False,
+    ),
     "dispatched": (lambda count: IterableWrapper(range(200)).sharding_round_robin_dispatch().map(count), True, True),
     "a filter at the end": (
         lambda count: IterableWrapper(range(200)).sharding_filter().map(count).filter(bool),
@@ -152,6 +162,36 @@ def test_there_may_be_fewer(kind: str, workers: int | None, tmp_path: Path) -> N
             assert made.skip(1000) == len(whole) - 4
             assert list(reading) == []
             assert list(made) == following
+
+
+@pytest.mark.parametrize("workers", [None, 0, 2])
+@pytest.mark.parametrize("moment", ["before", "between", "behind the end"])
+def test_epochs_after_a_loaded_one_are_skipped_in_as_well(workers: int | None, moment: str) -> None:
+    pipe = IterableWrapper(range(40)).shuffle().sharding_filter().map(str)
+    with loader(pipe, workers) as made:
+        epochs = [list(made) for _ in range(3)]
+    with loader(pipe, workers) as made:
+        reading = iter(made) if moment != "before" else None
+        if reading is not None:
+            assert [next(reading) for _ in epochs[0]] == epochs.pop(0)
+        if moment == "between":
+            assert list(reading) == []
+        state = pickle.loads(pickle.dumps(made.state_dict()))
+    with loader(pipe, workers, state) as made:
+        if moment == "behind the end":
+            assert list(made) == []
+        for epoch in epochs:
+            reading = iter(made)
+            assert made.skip(3) == 3
+            assert next(reading) == epoch[3]
+            assert made.skip(10) == 10
+            assert list(reading) == epoch[14:]
+
+
+@pytest.mark.parametrize(("count", "words"), [(-1, "count is a number .* negative"), (1.5, "count is a number")])
+def test_what_is_no_number_of_items_is_refused(count: Any, words: str) -> None:
+    with DataLoader2(IterableWrapper(range(3))) as made, pytest.raises((TypeError, ValueError), match=words):
+        made.skip(count)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

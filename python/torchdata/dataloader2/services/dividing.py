@@ -209,7 +209,7 @@ def items_before(divider: Any, entries: list[dict[str, Any]]) -> int | None:
 
 
 def begin_behind(end: Any, base: dict[str, Any]) -> None:
-    """Puts a graph that was not read yet where its units are shared anew.
+    """Puts a graph where its units are shared anew, whatever was read of it before.
 
     Args:
         end: the end of the graph.

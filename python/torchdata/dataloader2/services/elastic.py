@@ -148,7 +148,8 @@ def passed_over(
         ValueError: something in the pipeline forbids it.
     """
     shape = shape_of(place, None if ranks is None else ranks[:2])
-    changing = _Changing({shape.rank: place}, shape, shape, _parts_of(graph, bool(shape.workers)), passing=count)
+    parts = _parts_of(graph, bool(shape.workers))
+    changing = _Changing({shape.rank: place}, shape, shape, parts, passing=count, lives=True)
     changing.end_with_a_round()
     later = changing.place()
     return {**later, "given": later["given"] + changing.passing}
@@ -194,12 +195,20 @@ class _Changing:
 
     Args:
         passing: how many units more count as given, of each rank.
+        lives: whether the processes live on, so that what lasts beyond an epoch is in them as of now.
     """
 
     def __init__(
-        self, places: Mapping[int, dict[str, Any]], old: Shape, new: Shape, parts: _Parts, *, passing: int = 0
+        self,
+        places: Mapping[int, dict[str, Any]],
+        old: Shape,
+        new: Shape,
+        parts: _Parts,
+        *,
+        passing: int = 0,
+        lives: bool = False,
     ) -> None:
-        self.places, self.old, self.new, self.passing = places, old, new, passing
+        self.places, self.old, self.new, self.passing, self.lives = places, old, new, passing, lives
         self.own = places[new.rank] if new.rank in places else next(iter(places.values()))
         self.main, self.branch, self.dispatching = parts.main, parts.branch, parts.dispatching
         #: The graph that is divided among the ranks.
@@ -356,7 +365,7 @@ class _Changing:
                     refused = True
                 elif entries is None or before > taken:
                     taken, entries, generators = before, found, drawn
-        if entries is None and refused:
+        if entries is None and (refused or self.lives):
             self._require_beginning(division.pipe)
         content = {"base": "filter", "entries": entries, "taken": taken, **_plain(given)}
         if self.dispatching is not None:  # of which the later passes of a shuffle take their seeds, alike on all ranks
@@ -402,7 +411,7 @@ class _Changing:
                 return self._skipping(content["under"], given)
             if _passed_on(content) <= given.first:
                 return self._skipping(sealed, given)
-        if content is not None:
+        if content is not None or self.lives:
             self._require_beginning(self.dispatching)
         return self._skipping(None, given)
 
