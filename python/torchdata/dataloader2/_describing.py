@@ -16,6 +16,8 @@ from torchdata.dataloader2._loader_state import (
     check_state,
     unpack_randomness,
 )
+from torchdata.dataloader2.services.places import base_of
+from torchdata.datapipes._pipe.division import given_from
 from torchdata.datapipes._pipe.fingerprint import short_name
 
 __all__ = ["describe"]
@@ -58,20 +60,33 @@ def _lines(state: Mapping[str, Any]) -> Iterator[str]:
         names = map(short_name, json.loads(outline["fingerprint"]))
         yield f"pipeline ({_size(outline['length'])} as bytes): {', '.join(names)}"
     if place is not None:
+        base = base_of(place)
+        for level, what in (("filter", "the sharding"), ("end", "the dispatch")):
+            gone = _number_given(base.get(level))
+            if gone:
+                yield f"shared out anew behind {gone} items (or blocks) of what {what} divides"
         yield from _graph("in the main process", place["graph"])
-        yield from _workers(place["workers"])
+        yield from _workers(place["workers"], " since then" if base else "")
 
 
-def _workers(workers: Any) -> Iterator[str]:
+def _number_given(given: dict[str, Any] | None) -> int:
+    """Of how many units a place says that they were given before the others were shared anew."""
+    if given is None:
+        return 0
+    found = given_from(given["first"], given["given"])
+    return found.first + len(found.beyond)
+
+
+def _workers(workers: Any, since: str) -> Iterator[str]:
     if workers is None:
         return
     for number, worker in enumerate(workers["workers"]):
         (given, _), snapshot = worker["given"], worker["snapshot"]
         if snapshot is None:
-            yield f"worker {number}: {_items(given)} given, all to be made again"
+            yield f"worker {number}: {_items(given)} given{since}, all to be made again"
             continue
         again = given - snapshot[0][0]
-        yield f"worker {number}: {_items(given)} given, the last {again} to be made again"
+        yield f"worker {number}: {_items(given)} given{since}, the last {again} to be made again"
         yield from _graph(f"worker {number}", snapshot[3])
     if workers["dispatching"] is not None:
         yield from _graph("the dispatching process", workers["dispatching"][2])
@@ -81,10 +96,19 @@ def _graph(where: str, sealed: Any) -> Iterator[str]:
     """The pipes of a graph, each with the size of its state."""
     if sealed is None:
         return
-    saved = unseal(sealed, "a snapshot")
     yield f"{where}: {_size(len(sealed))}"
-    for entry in saved.get("graph", saved)["pipes"]:
+    for entry in _pipes_in(unseal(sealed, "a snapshot")):
         yield f"  {entry['type']}: {entry.get('yielded', 0)} yielded, {_size(_weight(entry))}"
+
+
+def _pipes_in(saved: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entries of the pipes, where the items are shared anew of those before; none where these begin anew."""
+    if saved.get("base") == "filter":
+        return saved["entries"] or []
+    if saved.get("base") == "end":
+        return [] if saved["under"] is None else _pipes_in(unseal(saved["under"], "a snapshot"))
+    entries: list[dict[str, Any]] = saved.get("graph", saved)["pipes"]
+    return entries
 
 
 def _weight(value: Any) -> int:

@@ -483,6 +483,29 @@ def test_a_state_is_described_in_words_and_items_are_skipped():
     assert (next(iterator), loader.skip(2), next(iterator)) == (0, 2, 3)
 
 
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_states_whose_items_were_shared_anew_are_described_too(dispatched, monkeypatch):
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+    pipe = IterableWrapper(range(50)).shuffle()
+    pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
+    state, divides = None, "dispatch" if dispatched else "sharding"
+    for place, number in enumerate([2, 3, 2] if dispatched else [2, 3, 0, 2]):
+        service = MultiProcessingReadingService(number) if number else InProcessReadingService()
+        with DataLoader2(pipe, reading_service=service) as loader:
+            loader.seed(7) if state is None else loader.load_state_dict(state)
+            iterator = iter(loader)
+            for _ in range(6):
+                next(iterator)
+            state = loader.state_dict()
+        text = describe(state)
+        assert text.startswith(f"inside an epoch, after {6 * place + 6} items\n")
+        anew = f"shared out anew behind {6 * place} items (or blocks) of what the {divides} divides"
+        assert (anew in text) == (place > 0)
+        assert ("worker 1: " in text) == (number > 0)
+        assert ("in the main process: " in text) == (number == 0)
+
+
 def test_a_changed_data_set_and_another_function_are_refused_by_name():
     with DataLoader2(IterableWrapper(list(range(50))).map(drawing)) as loader:
         next(iter(loader))
