@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-__all__ = ["BaseNode", "NotReset", "T", "advance_of", "check_node", "is_repeatable"]
+__all__ = ["Again", "BaseNode", "NotReset", "T", "advance_of", "check_node", "is_repeatable"]
 
 T = TypeVar("T", covariant=True)
 
@@ -167,6 +167,27 @@ class BaseNode(Iterator[T]):
         if "_BaseNode__initialized" in kept:
             kept["_BaseNode__initialized"] = False
         return kept
+
+
+class Again:
+    """Stands for what reads the source of a node whose last item was cut off (by Ctrl-C): gives that once more.
+
+    Args:
+        node: the node.
+        item: what its source gave.
+    """
+
+    def __init__(self, node: BaseNode[Any], item: Any) -> None:
+        self._node: BaseNode[Any] | None = node
+        self._advance = node._advance
+        self.item = item
+
+    def __call__(self) -> Any:
+        node, self._node = self._node, None
+        if node is None:  # who holds on to this in a loop
+            return self._advance()
+        node._advance = self._advance
+        return self.item
 
 
 def advance_of(source: BaseNode[T]) -> Callable[[], T]:

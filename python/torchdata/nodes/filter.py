@@ -7,13 +7,15 @@ from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_callable
 from torchdata.nodes._functions import not_the_end
-from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+from torchdata.nodes.base_node import Again, BaseNode, T, advance_of, check_node
 
 __all__ = ["Filter"]
 
 
 class Filter(BaseNode[T]):
     """Yields the items for which a function returns something true.
+
+    An item with which the function is cut off (by Ctrl-C) stays for the next call.
 
     Args:
         source: the node to read.
@@ -31,6 +33,7 @@ class Filter(BaseNode[T]):
     SOURCE_KEY = "source"
     NUM_FILTERED_KEY = "_num_filtered"
     NUM_YIELDED_KEY = "_num_yielded"
+    CUT_OFF_KEY = "cut_off"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_filtered", "_num_yielded"})
 
@@ -47,6 +50,8 @@ class Filter(BaseNode[T]):
         self._num_yielded = state.get(self.NUM_YIELDED_KEY, 0)
         self.source.reset(state.get(self.SOURCE_KEY))
         self._advance = advance_of(self.source)
+        if self.CUT_OFF_KEY in state:
+            self._advance = Again(self, state[self.CUT_OFF_KEY])
         super().reset(initial_state)
 
     def next(self) -> T:
@@ -58,6 +63,11 @@ class Filter(BaseNode[T]):
                 wanted = wants(item)
             except StopIteration as error:
                 raise not_the_end("filter_fn of Filter") from error
+            except Exception:
+                raise
+            except BaseException:
+                self._advance = Again(self, item)
+                raise
             if wanted:
                 self._num_yielded += 1
                 return item
@@ -65,8 +75,9 @@ class Filter(BaseNode[T]):
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`. Tells how many items were dropped and yielded, too."""
-        return {
+        state = {
             self.SOURCE_KEY: self.source.state_dict(),
             self.NUM_FILTERED_KEY: self._num_filtered,
             self.NUM_YIELDED_KEY: self._num_yielded,
         }
+        return {**state, self.CUT_OFF_KEY: self._advance.item} if isinstance(self._advance, Again) else state

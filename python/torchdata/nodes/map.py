@@ -13,7 +13,7 @@ from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers
 from torchdata.nodes._read_ahead import ReadAhead
-from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+from torchdata.nodes.base_node import Again, BaseNode, T, advance_of, check_node
 from torchdata.nodes.batch import Batcher, Unbatcher
 from torchdata.nodes.prefetch import ThreadedNode
 
@@ -42,9 +42,10 @@ class MapOverBatch(Generic[X, T]):
 
 
 class _InlineMapper(BaseNode[T]):
-    """Calls the function where it is read."""
+    """Calls the function where it is read. An item with which that is cut off (by Ctrl-C) stays for the next call."""
 
     SOURCE_KEY = "source"
+    CUT_OFF_KEY = "cut_off"
 
     def __init__(self, source: BaseNode[Any], map_fn: Callable[[Any], T]) -> None:
         super().__init__()
@@ -54,6 +55,8 @@ class _InlineMapper(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         self.source.reset(None if initial_state is None else initial_state[self.SOURCE_KEY])
         self._advance = advance_of(self.source)
+        if initial_state is not None and self.CUT_OFF_KEY in initial_state:
+            self._advance = Again(self, initial_state[self.CUT_OFF_KEY])
         super().reset(initial_state)
 
     def next(self) -> T:
@@ -62,9 +65,15 @@ class _InlineMapper(BaseNode[T]):
             return self.map_fn(item)
         except StopIteration as error:
             raise not_the_end("map_fn of Mapper") from error
+        except Exception:
+            raise
+        except BaseException:
+            self._advance = Again(self, item)
+            raise
 
     def get_state(self) -> dict[str, Any]:
-        return {self.SOURCE_KEY: self.source.state_dict()}
+        state = {self.SOURCE_KEY: self.source.state_dict()}
+        return {**state, self.CUT_OFF_KEY: self._advance.item} if isinstance(self._advance, Again) else state
 
 
 class _ThreadMapper(ThreadedNode[T]):

@@ -16,6 +16,9 @@ from torchdata.stateful_dataloader._reading import Reader
 
 __all__ = ["InProcessIterator"]
 
+#: Stands for no index.
+_NONE = object()
+
 
 class InProcessIterator(StatefulIterator):
     """Reads in this process, a batch when it is asked for."""
@@ -29,6 +32,8 @@ class InProcessIterator(StatefulIterator):
         self._random: dict[str, Any] | None = None
         #: The collate function's state then, where the dataset is read again from its beginning.
         self._collate: Any = None
+        #: The index that was drawn last.
+        self._index: Any = _NONE
         if state is None:
             self._order.begin(self._sampler_iter)
             self._begin(None)
@@ -66,11 +71,22 @@ class InProcessIterator(StatefulIterator):
         return place is not None and (place["dataset_state"] is not None or place["dataset_iter_state"] is not None)
 
     def _next_data(self) -> Any:
-        index = self._next_index()
-        data = self._reader.read(index)
+        self._index = self._next_index()
+        data = self._reader.read(self._index)
         if self._pin_memory:
             data = pinned(data, self._pin_memory_device)
         return data
+
+    def __next__(self) -> Any:
+        yielded, self._index = self._num_yielded, _NONE
+        try:
+            return super().__next__()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: the next call reads that batch, here or where the state is loaded
+            if self._index is not _NONE and self._num_yielded == yielded:
+                self._order.put_back(self._index)
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iterator stands."""

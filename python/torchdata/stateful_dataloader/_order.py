@@ -117,6 +117,10 @@ class IndexOrder:
         self.drawn += 1
         return index
 
+    def put_back(self, index: Any) -> None:
+        """Has `draw` give an index again that it gave last."""
+        self._saved.appendleft(index)
+
     @property
     def _keeps_place(self) -> bool:
         if isinstance(self._iterator, BatchIndices):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch", reason="nodes need PyTorch")
 
 from node_sources import Epochs, at_odds, numbers, outcomes  # noqa: E402
 from torchdata.nodes import (  # noqa: E402
+    BaseNode,
     Batcher,
     Cycler,
     Filter,
@@ -107,6 +109,44 @@ def test_a_cycle_over_nothing_ends() -> None:
 def test_an_error_of_a_function_comes_in_the_place_of_its_result(workers: int, prebatch: int | None) -> None:
     node = ParallelMapper(numbers(5), at_odds, workers, prebatch=prebatch)
     assert outcomes(node) == [0, 10, "two", 30, 40]
+
+
+class CutOff:
+    """Returns its argument, but for the first time that it is so much."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __call__(self, number: int) -> int:
+        if number == self.at:
+            self.at = -1
+            raise KeyboardInterrupt
+        return number
+
+
+@pytest.mark.parametrize("kind", ["map", "filter", "batch"])
+def test_an_item_whose_function_ctrl_c_cuts_off_comes_next_here_and_from_a_state(kind: str) -> None:
+    def node(at: int = -1) -> BaseNode[Any]:
+        if kind == "filter":
+            cut_off = CutOff(at)
+            return Filter(numbers(9), lambda number: cut_off(number) % 4 != 2)
+        mapper = Mapper(numbers(9), CutOff(at))
+        return mapper if kind == "map" else Batcher(mapper, 2, drop_last=False)
+
+    expected = list(node())
+    for at in range(9):
+        cut_off = node(at)
+        got = []
+        with pytest.raises(KeyboardInterrupt):
+            for item in cut_off:
+                got.append(item)
+        state = pickle.loads(pickle.dumps(cut_off.state_dict()))
+        other = node()
+        other.reset(state)
+        assert pickle.loads(pickle.dumps(other.state_dict())) == state
+        assert got + list(other) == got + list(cut_off) == expected
+        other.reset(None)
+        assert list(other) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])

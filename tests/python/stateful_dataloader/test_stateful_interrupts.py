@@ -56,6 +56,47 @@ def test_ctrl_c_at_random_moments_loses_no_batch_and_gives_none_twice(kind: str)
         assert presses > 3, "Ctrl-C hardly ever came"
 
 
+class CutOff(torch.utils.data.Dataset[int]):
+    """Is interrupted once where it is asked for an index."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.at:
+            self.at = None
+            signal.raise_signal(signal.SIGINT)
+        return index
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.usefixtures("interrupts_raise")
+def test_without_workers_the_batch_that_ctrl_c_has_cut_off_comes_next_here_and_from_a_state(
+    shuffle: bool, batch_size: int | None
+) -> None:
+    def loader(at: int | None = None) -> StatefulDataLoader[Any]:
+        seed_all(3)
+        return StatefulDataLoader(CutOff(at), batch_size, shuffle=shuffle)
+
+    expected = [plain(batch) for batch in loader()]
+    made, got = loader(17), []
+    iterator = iter(made)
+    with pytest.raises(KeyboardInterrupt):
+        for batch in iterator:
+            got.append(plain(batch))
+    state = made.state_dict()
+    assert 0 < len(got) < len(expected)
+    assert state["_num_yielded"] == len(got)
+    other = loader()
+    other.load_state_dict(state)
+    assert got + [plain(batch) for batch in other] == expected
+    assert got + [plain(batch) for batch in iterator] == expected
+
+
 @pytest.mark.usefixtures("interrupts_raise")
 def test_a_sampler_that_hangs_is_ended_by_the_second_press() -> None:
     class Hanging(PythonShuffled):
