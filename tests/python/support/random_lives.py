@@ -1,0 +1,463 @@
+"""Whole lives of random loaders: all that one may do to a loader, in any order, against one that is only read.
+
+    python -m random_lives --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
+    python -m random_lives --seed 17 --runs 1              # one of them again
+
+A life has a pipeline, a service, and some epochs, of which some are left early and some begin with a seed of their own.
+What one loader gives that is only read is what must come in the other, too, in which everything else happens: states
+between two items and from signal handlers and threads, loaders that go on from them, also from older ones, before and
+after `iter`, with other numbers of workers; `skip`, limits, other iterators, statistics; and deaths of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import random_resume
+from driving import drive, parser_of
+from leftovers import children
+from random_resume import Differs, begin, difference, key
+from rank_threads import ThreadGroup, _Meeting
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+    describe,
+)
+
+#: What lasts from epoch to epoch.
+LASTING = {"summed", "cache"}
+
+
+class Life(random_resume.Plan):
+    """What is done, drawn from a seed."""
+
+    def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
+        super().__init__(seed, methods)
+        del self.stops, self.to_the_end
+        dice = random.Random(f"life {seed}")
+        self.kind = dice.choice(["none", "in process", *5 * ["workers"]])
+        self.loader_seed = dice.choice([None, 3, 5]) if self.kind == "none" else dice.choice([3, 5])
+        self.restarts = self.kind == "workers" and dice.random() < 0.5
+        self.ranks = self.kind != "none" and dice.random() < 0.15
+        self.moves = self.kind == "workers" and dice.random() < 0.4
+        if self.moves:
+            steps = ["shuffle", "plain", "filter", "flatmap", "generated", "header", "cycle", "prefetch"]
+            self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
+            self.behind = [dice.choice(["plain", "large", "prefetch"]) for _ in range(dice.randrange(3))]
+            self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
+        if self.shard == "dispatch" and "cycle" in self.behind:
+            # How far the dispatching process runs in a pass that all leave is a matter of speed.
+            self.behind = [step for step in self.behind if step != "header"]
+        steps = {*self.before, *self.behind}
+        if LASTING & steps and (self.threads or self.shard == "dispatch"):
+            self.before, self.behind = (
+                [step for step in part if step != "header"] for part in (self.before, self.behind)
+            )
+        leaves = not LASTING & steps
+        #: Of each epoch: the seed that it is given, and after how many items it is left.
+        self.epochs = [
+            (
+                dice.choice([None, None, None, dice.randrange(100)]),
+                dice.randint(1, self.items + 1) if leaves and dice.random() < 0.4 else None,
+            )
+            for _ in range(dice.choice([1, 2, 3]))
+        ]
+        #: `skip` draws nothing.
+        self.skips = "drawing" not in steps
+
+    def made(self, workers: int | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
+        """A loader, without a seed."""
+        return DataLoader2(self.pipe(), reading_service=self.service_of(workers, restarts))
+
+    def service_of(self, workers: int | None = None, restarts: bool | None = None) -> Any:
+        services: list[Any] = []
+        if self.ranks:
+            services.append(DistributedReadingService(30, process_group=ThreadGroup((_Meeting(1), _Meeting(1)), 0)))
+        workers = self.workers if workers is None else workers
+        if self.kind == "in process" or not workers:
+            services.append(InProcessReadingService(prefetch_cnt=3 if self.threads else 0))
+        elif self.kind == "workers":
+            how = "restart" if (self.restarts if restarts is None else restarts) else "error"
+            services.append(MultiProcessingReadingService(workers, self.method, on_worker_exit=how, **self.options))
+        if len(services) > 1:
+            return SequentialReadingService(*services)
+        return services[0] if services else None
+
+
+def only_read(life: Life) -> list[list[Any]]:
+    """What a loader gives that is read, and nothing else."""
+    begin()
+    epochs = []
+    with life.made(restarts=False) as loader:
+        if life.loader_seed is not None:
+            loader.seed(life.loader_seed)
+        for seed, until in life.epochs:
+            if seed is not None:
+                loader.seed(seed)
+            items: list[Any] = []
+            for item in loader:
+                items.append(key(item))
+                if len(items) == until:
+                    break
+            epochs.append(items)
+        epochs.append([key(item) for item in loader])
+    return epochs
+
+
+class Run:
+    """A loader that lives, and those that take its place."""
+
+    def __init__(self, life: Life, expected: list[list[Any]]) -> None:
+        self.life, self.expected = life, expected
+        self.dice = random.Random(f"run {life.seed}")
+        self.did: list[str] = []
+        self.deaths = Counter[int]()
+        #: States that were taken in the midst of things: the epoch, and the state.
+        self.aside: list[tuple[int, dict[str, Any]]] = []
+        self.epoch, self.at = 0, 0
+        self.workers: int | None = None
+        self.is_left = False
+        self.loader: Any = life.made()
+        if life.loader_seed is not None:
+            self.loader.seed(life.loader_seed)
+        self.iterator: Any = None
+
+    def live(self) -> None:
+        try:
+            for seed, until in [*self.life.epochs, (None, None)]:
+                if seed is not None:
+                    self.loader.seed(seed)
+                self.at = 0
+                self.iterator = iter(self.loader)
+                self._read_epoch(until)
+                self.epoch += 1
+        finally:
+            if self.loader is not None:
+                self.loader.shutdown()
+
+    # -- an epoch ----------------------------------------------------------------------------------
+
+    def _read_epoch(self, until: int | None) -> None:
+        self.is_left = until is not None and until <= self.size
+        while self.at < self.size:
+            if self.dice.random() < 0.6:
+                self.dice.choice(self._things())()
+            else:
+                self._read(self.dice.choice([1, 2, 5, 20, 100]))
+        if self.is_left:
+            self.did.append("leave")
+            return
+        if self.dice.random() < 0.4:
+            self._go_on()
+            self._read(self.size)
+        got = next(self.iterator, self)
+        if got is not self:
+            raise Differs(f"item {self.at} of epoch {self.epoch} is {got!r:.100} behind the end")
+        self.did.append("end")
+        if self.dice.random() < 0.4 and self.epoch < len(self.life.epochs):
+            self.did.append("between:")
+            self._go_on(between=True)
+
+    @property
+    def size(self) -> int:
+        """How many items are read of the epoch."""
+        return len(self.expected[self.epoch])
+
+    def _things(self) -> list[Callable[[], None]]:
+        """What may be done now."""
+        things = [self._go_on, self._go_on, self._save, self._limit, self._iterate, self._look]
+        if threading.current_thread() is threading.main_thread():
+            things += [self._save_by_signal, self._interrupt]
+        things.append(self._save_by_thread)
+        if self.life.skips:
+            things.append(self._skip)
+        if self.life.kind == "workers" and self.workers != 0:
+            things.append(self._halt)
+            if self.life.restarts:
+                things += [self._kill, self._kill, self._kill]
+        return things
+
+    def _iterate(self) -> None:
+        if not self.loader._reset_iter:  # no item was asked for
+            self.did.append("iter")
+            self.iterator = iter(self.loader)
+
+    def _look(self) -> None:
+        self.did.append("look")
+        self.loader.stats(), self.loader.diagnose(), repr(self.loader)
+
+    def _skip(self) -> None:
+        count = min(self.dice.choice([0, 1, 2, 7, 30]), self.size - self.at - self.is_left)
+        self.did.append(f"skip {count}")
+        skipped = self.loader.skip(count)
+        if skipped != count:
+            raise Differs(f"{skipped} items were skipped instead of {count}")
+        self.at += count
+        if self.dice.random() < 0.5:
+            self.iterator = iter(self.loader)
+
+    def _read(self, count: int) -> None:
+        count = min(count, self.size - self.at)
+        self.did.append(f"read {count}")
+        self._take([key(item) for item in islice(self.iterator, count)], count)
+
+    def _take(self, got: list[Any], count: int) -> None:
+        """Compares what came."""
+        wanted = self.expected[self.epoch][self.at : self.at + count]
+        if got != wanted:
+            raise Differs(f"epoch {self.epoch} from item {self.at} on: {difference(got, wanted)}")
+        self.at += count
+
+    def _limit(self) -> None:
+        count = self.dice.choice([1, 3, 10])
+        if count >= self.size - self.at:
+            return
+        self.did.append(f"limit {count}")
+        self.iterator.limit(count)
+        self._take([key(item) for item in self.iterator], count)
+        then = self.dice.random()
+        if then < 0.2:
+            self._go_on()  # whose iterator has no limit
+            return
+        if then < 0.5:
+            self._save()
+        elif then < 0.6 and self._kill in self._things():
+            self._kill()
+        self.iterator.resume()
+        self.iterator.limit(None)
+
+    # -- states ------------------------------------------------------------------------------------
+
+    def _state(self, ago: int = 0) -> dict[str, Any]:
+        state = self.loader.state_dict(items_ago=ago, with_pipe=self.dice.choice([None, True, False]))
+        describe(state)
+        return state
+
+    def _save(self) -> None:
+        self.did.append(f"state at {self.at}")
+        self.aside.append((self.epoch, self._state()))
+
+    def _save_by_signal(self) -> None:
+        """Reads on while a signal handler takes a state, whenever that is."""
+        found: list[dict[str, Any]] = []
+        self.did.append("signal")
+        with alarm(self.dice.choice([1e-6, 1e-4, 1e-3]), lambda *_: found.append(self.loader.state_dict())):
+            self._read(self.dice.choice([1, 5, 20]))
+        self.aside += [(self.epoch, state) for state in found]
+
+    def _save_by_thread(self) -> None:
+        """Reads on while another thread takes states."""
+        found: list[dict[str, Any]] = []
+        failed: list[Exception] = []
+        stop, loader = threading.Event(), self.loader
+
+        def work() -> None:
+            try:
+                while not stop.is_set():
+                    found.append(loader.state_dict())
+                    stop.wait(0.0003)
+            except Exception as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=work)
+        self.did.append("thread")
+        thread.start()
+        try:
+            self._read(self.dice.choice([1, 5, 20]))
+        finally:
+            stop.set()
+            thread.join()
+        if failed:
+            raise failed[0]
+        self.aside += [(self.epoch, state) for state in self.dice.sample(found, min(2, len(found)))]
+
+    def _interrupt(self) -> None:
+        """Cuts the loop off by Ctrl-C, whenever that is; another loader goes on from the state that is saved then."""
+        most = self.size - self.is_left  # one is to be asked of whoever leaves an epoch
+        if self.at >= most:
+            return
+        got: list[Any] = []
+        with alarm(None):
+            try:
+                signal.signal(signal.SIGALRM, _press)
+                signal.setitimer(signal.ITIMER_REAL, self.dice.choice([1e-6, 3e-5, 1e-4, 1e-3]))
+                for item in self.iterator:
+                    got.append(item)
+                    if self.at + len(got) == most:
+                        break
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                pass
+        self._take([key(item) for item in got], len(got))
+        place = self.loader.state_dict()["iteration_state"]
+        given = 0 if place is None else place["given"]
+        if given - self.at not in (0, 1):  # the moment between the count and the loop is the interpreter's own
+            raise Differs(f"{self.at} items of epoch {self.epoch} came, and {given} are counted")
+        self.did.append(f"interrupted at {given}")
+        self.at = given
+        self._go_on(reads_on=False)
+
+    def _go_on(self, between: bool = False, reads_on: bool = True) -> None:
+        """Another loader takes the place of this one.
+
+        Args:
+            between: whether no epoch is under way.
+            reads_on: whether this one may be read before that, so that the other goes on from an older place.
+        """
+        life, dice = self.life, self.dice
+        ago = 0 if between else min(dice.choice([0, 0, 1, 2]), self.loader._delivery.given)
+        state = pickle.loads(pickle.dumps(self._state(ago)))
+        at = self.at - ago
+        more = dice.choice([0, 0, 1, 5]) if reads_on and not between else 0
+        if more and not self.loader._is_paused:
+            self._read(more)
+        seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
+        # What is loaded after `iter` has begun its epoch, for which no seed can be given any more.
+        way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
+        if life.moves and way != "from state":
+            self.workers = dice.choice([None, 1, 2, 3, 4, *([0] if life.shard == "filter" and not life.main else [])])
+        self.did.append(f"go on {way} from {at}, {'as before' if self.workers is None else self.workers}")
+        self._leave_loader()
+        if way == "from state" and state["serialized_datapipe"] is not None:
+            begin(99)
+            self.loader = DataLoader2.from_state(state, life.service_of(self.workers))
+        else:
+            self.loader = life.made(self.workers)
+            if way == "after iter":
+                self.loader.seed(77)
+                iter(self.loader)
+            begin(99)
+            self.loader.load_state_dict(state)
+        self.deaths.clear()
+        if not between:
+            self.at = at
+            self.iterator = iter(self.loader)
+
+    def _leave_loader(self) -> None:
+        if self.dice.random() < 0.8:
+            self.loader.shutdown()
+        else:  # to the collector
+            self.iterator = self.loader = None
+            gc.collect()
+
+    # -- deaths ------------------------------------------------------------------------------------
+
+    def _victim(self) -> tuple[int, int]:
+        """Which child, and its process."""
+        service = self.loader.reading_service
+        pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
+        who = self.dice.randrange(len(pids))
+        return who, pids[who]
+
+    def _halt(self) -> None:
+        """A process stands still for a moment."""
+        who, pid = self._victim()
+        _signal(pid, signal.SIGSTOP)
+        timer = threading.Timer(0.005, _signal, [pid, signal.SIGCONT])
+        self.did.append(f"halt {who}")
+        timer.start()
+        self._read(self.dice.choice([1, 5, 20]))
+        timer.join()
+
+    def _kill(self) -> None:
+        """A process dies, now or while items are read."""
+        who, pid = self._victim()
+        if self.deaths[who] == 2:  # the third in a row is an error
+            return
+        self.deaths[who] += 1
+        self.did.append(f"kill {who}")
+        timer = threading.Timer(self.dice.choice([0.0, 0.0005, 0.002]), _signal, [pid, signal.SIGKILL])
+        timer.start()
+        if self.dice.random() < 0.5 or self.loader._is_paused:
+            timer.join()
+        else:
+            self._read(self.dice.choice([1, 5, 20]))
+            timer.join()
+
+    def check_aside(self) -> int:
+        """Goes on from states that were taken in the midst of things, as far as it is known what comes; how many."""
+        chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
+        for epoch, state in chosen:
+            place, expected = state["iteration_state"], self.expected[epoch]
+            given = 0 if place is None else place["given"]
+            begin(98)
+            with self.life.made(self.workers if self.life.moves else None) as loader:
+                loader.load_state_dict(pickle.loads(pickle.dumps(state)))
+                got = []
+                for item in loader:
+                    if given + len(got) >= len(expected):
+                        break
+                    got.append(key(item))
+                if got != expected[given:]:
+                    raise Differs(
+                        f"from a state in the midst of epoch {epoch}, at {given}: {difference(got, expected[given:])}"
+                    )
+        return len(chosen)
+
+
+@contextlib.contextmanager
+def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Has a function called by SIGALRM after so many seconds, if at all. The handler and timer of before come back."""
+    before = signal.getsignal(signal.SIGALRM)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        if seconds is not None:
+            signal.signal(signal.SIGALRM, handle)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, left, interval)
+
+
+def _press(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def check(life: Life) -> int:
+    """Runs a life; returns how many things were done in it."""
+    snapshots.SECONDS, snapshots.FACTOR = life.cadence
+    before = set(children())
+    expected = only_read(life)
+    begin()
+    run = Run(life, expected)
+    try:
+        run.live()
+        run.check_aside()
+    except Exception as error:
+        error.add_note(f"did: {run.did}")
+        raise
+    if set(children()) - before:
+        raise Differs(f"processes were left behind: {set(children()) - before}")
+    return len(run.did)
+
+
+def main() -> int:
+    options = parser_of(__doc__).parse_args()
+    methods = tuple(options.start_methods.split(","))
+    return drive(options, lambda seed: Life(seed, methods), check, "things done")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
