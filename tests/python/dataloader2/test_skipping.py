@@ -13,6 +13,7 @@ from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiPro
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
+from waiting import wait_for
 
 pytestmark = pytest.mark.alone
 
@@ -186,6 +187,26 @@ def test_epochs_after_a_loaded_one_are_skipped_in_as_well(workers: int | None, m
             assert next(reading) == epoch[3]
             assert made.skip(10) == 10
             assert list(reading) == epoch[14:]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_threads_have_read_to_its_end_is_not_begun_anew(threads: int, count: int, place: int) -> None:
+    pipe = IterableWrapper(range(2)).shuffle().cycle(2).map(str).prefetch(5)
+    service = InProcessReadingService(prefetch_cnt=5 if threads == 2 else 0)
+    with DataLoader2(pipe, reading_service=service) as made:
+        made.seed(5)
+        epochs = [list(made), list(made)]
+    with DataLoader2(pipe, reading_service=service) as made:
+        made.seed(5)
+        reading = iter(made)
+        got = [next(reading) for _ in range(place)]
+        data = made.datapipe._data
+        wait_for(lambda: data.is_over)
+        assert made.skip(count) == min(count, 4 - place)
+        assert got + list(reading) == epochs[0][:place] + epochs[0][place + count :]
+        assert list(made) == epochs[1]
 
 
 @pytest.mark.parametrize(("count", "words"), [(-1, "count is a number .* negative"), (1.5, "count is a number")])

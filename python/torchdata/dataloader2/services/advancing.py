@@ -63,23 +63,31 @@ def advance(end: Any, count: int, *, reading: bool = True) -> int | None:
         return None  # it would be made again
     if any(_failed(pipe, entries[id(pipe)]) for pipe in above):
         return None
-    load_state(end, saved)
-    iterator = iter(lowest)
     wanted = [count]
     for pipe in above:
         wanted.append(_of_source(pipe, entries[id(pipe)], wanted[-1]))
-    passed = 0 if seeks else _read_over(lowest, iterator, wanted[-1])
-    with standing_still(walk(lowest)):
-        below = save_state(lowest, described=False)["pipes"]
-    if seeks and not below[-1].get("finished"):
-        passed = max(0, min(wanted[-1], len(lowest) - below[-1]["yielded"]))
-        below[-1] = {**below[-1], "yielded": below[-1]["yielded"] + passed}
-    del iterator
+    load_state(end, saved)
+    if any(entries[id(pipe)].get("finished") for pipe in (*above, lowest)):
+        passed, below = 0, saved["pipes"][: len(walk(lowest))]  # what is left is held above the end
+    else:
+        passed, below = _passed_below(lowest, wanted[-1], seeks)
     for pipe, own in zip(reversed(above), wanted[-2::-1], strict=True):
         behind, passed = _behind(pipe, entries[id(pipe)], passed, own)
         below.append(behind)
     load_state(end, {"version": STATE_VERSION, "pipes": below})
     return passed
+
+
+def _passed_below(lowest: Any, count: int, seeks: bool) -> tuple[int, list[dict[str, Any]]]:
+    """Passes over items of the lowest pipe; returns how many there were, and the state of the graph behind them."""
+    iterator = iter(lowest)
+    passed = 0 if seeks else _read_over(lowest, iterator, count)
+    with standing_still(walk(lowest)):
+        below = save_state(lowest, described=False)["pipes"]
+    if seeks and not below[-1].get("finished"):
+        passed = max(0, min(count, len(lowest) - below[-1]["yielded"]))
+        below[-1] = {**below[-1], "yielded": below[-1]["yielded"] + passed}
+    return passed, below
 
 
 def _handing_on(end: Any) -> tuple[list[Any], Any]:
@@ -161,6 +169,8 @@ def _behind(pipe: Any, entry: dict[str, Any], passed: int, wanted: int) -> tuple
         passed: how many of its source were.
         wanted: how many of its own were to be.
     """
+    if entry.get("finished"):
+        return entry, 0
     begins = entry["how"] == "begin"
     yielded = 0 if begins else entry["yielded"]
     own = passed
