@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import time
 import warnings
 from typing import Any
 
@@ -28,6 +29,16 @@ class Generated(IterDataPipe):
 
     def __iter__(self) -> Any:
         yield from self.source
+
+
+class Bad(ValueError):
+    """What one item raises."""
+
+
+def failing(item: int) -> int:
+    if item == 20:
+        raise Bad(item)
+    return item
 
 
 def unpinned(item: Any, device: Any) -> Any:
@@ -180,3 +191,32 @@ def test_random_loaders_that_move_go_on_as_the_model_says(seed: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         random_elastic.check(random_elastic.Plan(seed, moving=True))
+
+
+@pytest.mark.parametrize("ahead", ["prefetch", "threadpool_map"])
+@pytest.mark.parametrize(("before", "after"), [(0, 3), (2, 0), (2, 3), (1, 2)])
+def test_an_error_that_was_read_ahead_comes_where_it_came(ahead: str, before: int, after: int) -> None:
+    pipe: Any = IterableWrapper(range(UNITS)).map(failing).sharding_filter()
+    pipe = pipe.prefetch(9) if ahead == "prefetch" else pipe.threadpool_map(str, max_workers=2)
+
+    def service(workers: int) -> Any:
+        return MultiProcessingReadingService(workers) if workers else InProcessReadingService()
+
+    def read(made: DataLoader2[Any]) -> list[Any]:
+        got = []
+        with pytest.raises(Bad):
+            for item in made:
+                got.append(item)
+        return got
+
+    with loader(pipe, service(before)) as made:
+        whole = read(made)
+    assert len(whole) == 20
+    for place in 15, 20:
+        with loader(pipe, service(before)) as made:
+            reading = iter(made)
+            got = [next(reading) for _ in range(place)]
+            time.sleep(0.02)  # threads come to the error, as a rule
+            state = saved(made)
+        with loader(pipe, service(after), state) as made:
+            assert got + read(made) == whole

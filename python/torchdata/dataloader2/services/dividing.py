@@ -25,11 +25,14 @@ from torchdata.datapipes.state import entry_anew, entry_at, load_entries, standi
 
 __all__ = ["Dividing", "begin_behind", "find_division", "hands_on", "items_before", "required_division"]
 
+#: Shipped pipes that read ahead, and hold an error that they meet until it is its turn.
+_READING_AHEAD = ("Prefetcher", "PinMemory", "FullSync", "ThreadPoolMapper")
+
 #: Shipped pipes that make each item of one item of their source, in order.
 _HANDING_ON = frozenset(
     {
         *("Mapper", "Collator", "LengthSetter", "Rows2Columnar", "Dropper", "Slicer", "Flattener"),
-        *("Prefetcher", "PinMemory", "FullSync", "ThreadPoolMapper"),
+        *_READING_AHEAD,
         *(
             "FileOpener",
             "FSSpecFileOpener",
@@ -200,12 +203,19 @@ def items_before(divider: Any, entries: list[dict[str, Any]]) -> int | None:
             "`worker_reset_fn`) changes the pipeline"
         )
     entry = entries[len(pipes) - 1]
-    if any(each.get("finished") for each in entries[len(pipes) - 1 :]):
-        return None  # what stands before is to begin the next pass
+    if any(each.get("finished") or _holds_error(each) for each in entries[len(pipes) - 1 :]):
+        return None  # what stands before is to begin the next pass, or goes on behind what has failed
     if entry["how"] == "begin":
         return 0
     taken: int = entry["state"]["taken"]
     return taken
+
+
+def _holds_error(entry: dict[str, Any]) -> bool:
+    """Whether a pipe that reads ahead had met an error when its state was saved."""
+    if entry["type"] not in _READING_AHEAD or entry["how"] != "restore":
+        return False
+    return "error" not in entry["state"] or entry["state"]["error"] is not None  # one is no plain data
 
 
 def begin_behind(end: Any, base: dict[str, Any]) -> None:
