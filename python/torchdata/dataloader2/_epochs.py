@@ -25,6 +25,7 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.interface import CheckpointableReadingServiceInterface
 from torchdata.dataloader2.services.sequential import holds_nothing
 from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 __all__ = ["Epochs"]
@@ -95,6 +96,7 @@ class Epochs:
             strict: whether what is made again is compared.
             between: the end of the last epoch where an earlier run has left the loader there.
         """
+        stop_reading(self.datapipe)
         if place is None:
             self._prepare_seeds()
         else:

@@ -34,6 +34,7 @@ from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.late_seeding import seed_when_imported
 from torchdata.datapipes._pipe.traversal import is_pipe, walk
 from torchdata.datapipes.datapipe import token_of
+from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
 
 if TYPE_CHECKING:
@@ -226,6 +227,7 @@ class GraphProgram:
     def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[DataPipe], DataPipe] | None) -> None:
         """Seeds the graph, and lets the reset functions change it."""
         self._passes, self._unsaved, self._saved, self._is_behind_share = 0, None, False, False
+        stop_reading(self.datapipe)
         if self._successor is not None:
             self.datapipe, self._successor = self._successor, None
         self.datapipe = self._in_use("process_reset_fn")(

@@ -27,7 +27,7 @@ from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.threads.depth import LEAST_DEPTH, Depth
 
-__all__ = ["Prefetcher", "end_threads"]
+__all__ = ["Prefetcher", "end_threads", "stop_reading"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -235,6 +235,15 @@ class _PrefetchBase(IterDataPipe[T_co]):
         if data.thread is not None and data.thread is not threading.current_thread():
             data.thread.join(self.patience)
 
+    def _stop_reading(self) -> None:
+        """Has the thread read no more. When it returns, the thread does not touch the source any more."""
+        data = self._data
+        if data is None or data.is_inherited():
+            return
+        data.queue.close()
+        if not data.queue.wait_parked(self.patience):
+            raise TimeoutError(self._still_busy("restarted"))
+
     def _still_busy(self, what: str) -> str:
         name = type(self).__name__
         others = [type(pipe).__name__ for pipe in walk(self.source_datapipe) if hasattr(pipe, "set_process_group")]
@@ -318,6 +327,19 @@ def end_threads(datapipe: Any) -> None:
     for pipe in reversed(walk(datapipe)):  # readers before their sources
         if isinstance(pipe, _PrefetchBase) and not hasattr(pipe, "set_process_group"):
             pipe.shutdown()
+
+
+def stop_reading(datapipe: Any) -> None:
+    """Has threads that read ahead for a pass that was left read no more, before the seeds of the next one are set.
+
+    One that came to a later pass of `cycle` meanwhile would begin that with them.
+
+    Raises:
+        TimeoutError: one does not come to the end of its item within its pipe's `patience`.
+    """
+    for pipe in reversed(walk(datapipe)):  # readers before their sources
+        if isinstance(pipe, _PrefetchBase):
+            pipe._stop_reading()
 
 
 @functional_datapipe("prefetch")

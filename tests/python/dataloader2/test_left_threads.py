@@ -1,0 +1,70 @@
+"""Threads that read ahead for an epoch that was left, while the next one begins."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from waiting import wait_for
+
+pytestmark = pytest.mark.alone
+
+
+class SlowToEnd(IterDataPipe):
+    """Takes some time behind its last item, once, and says when it has come there."""
+
+    def __init__(self, source: Any, said: Path) -> None:
+        self.source, self.said = source, said
+
+    def __iter__(self) -> Any:
+        yield from self.source
+        if not self.said.exists():
+            self.said.touch()
+            time.sleep(0.3)
+
+
+SERVICES: dict[str, Any] = {
+    "no service": lambda: None,
+    "in process": InProcessReadingService,
+    "in process, ahead": lambda: InProcessReadingService(prefetch_cnt=2),
+    "in workers": lambda: MultiProcessingReadingService(1, worker_prefetch_cnt=0, main_prefetch_cnt=0),
+    "over workers": lambda: MultiProcessingReadingService(2),
+}
+
+
+def unpinned(item: Any, device: Any) -> Any:
+    return item
+
+
+def pipeline(service: str, said: Path) -> Any:
+    pipe: Any = IterableWrapper(range(6)).shuffle().sharding_filter()
+    if service == "over workers":  # what stands behind it runs in main
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned).shuffle()
+    return SlowToEnd(pipe, said).cycle(2).prefetch(10)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_thread_of_an_epoch_that_was_left_takes_no_seeds_of_the_next_one(service: str, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    pipe = pipeline(service, said)
+
+    def loader() -> DataLoader2[Any]:
+        made: DataLoader2[Any] = DataLoader2(pipe, reading_service=SERVICES[service]())
+        made.seed(3)
+        return made
+
+    said.touch()
+    with loader() as made:
+        expected = [list(made) for _ in range(3)]
+    said.unlink()
+    with loader() as made:
+        reading = iter(made)
+        got = [next(reading) for _ in range(4)]
+        wait_for(said.exists)  # the thread is about to begin the second pass of `cycle`
+        assert got == expected[0][:4]
+        assert [list(made), list(made)] == expected[1:]
