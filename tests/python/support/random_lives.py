@@ -23,10 +23,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
+from zlib import crc32
 
 import random_resume
 from driving import drive, parser_of
 from leftovers import children
+from random_auto import drawn_choices
 from random_resume import Differs, begin, difference, key
 from rank_threads import ThreadGroup, _Meeting
 from torchdata._engine import snapshots
@@ -38,9 +40,21 @@ from torchdata.dataloader2 import (
     SequentialReadingService,
     describe,
 )
+from torchdata.dataloader2.adapter import ShardingPolicy
 
 #: What lasts from epoch to epoch.
 LASTING = {"summed", "cache"}
+
+
+class Bad(ValueError):
+    """What some items raise."""
+
+
+def failing(item: Any) -> Any:
+    """The item, or an error in its place."""
+    if crc32(repr(item).encode()) % 23 == 0:
+        raise Bad(item)
+    return item
 
 
 class Life(random_resume.Plan):
@@ -60,9 +74,18 @@ class Life(random_resume.Plan):
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
             self.behind = [dice.choice(["plain", "large", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
+        #: Whether the number of workers is chosen, by drawing, in the midst of epochs; how often at a look.
+        self.auto = dice.choice([0.1, 0.5]) if self.moves and dice.random() < 0.3 else 0.0
+        #: Items of a batch behind the sharding, which is then in blocks.
+        self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
+        if self.block is not None:
+            self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
             # How far the dispatching process runs in a pass that all leave is a matter of speed.
             self.behind = [step for step in self.behind if step != "header"]
+        if dice.random() < 0.15 and LASTING.isdisjoint([*self.before, *self.behind]):
+            part = dice.choice([self.before, self.behind])
+            part.insert(dice.randrange(len(part) + 1), "failing")
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
             self.before, self.behind = (
@@ -80,11 +103,19 @@ class Life(random_resume.Plan):
         #: `skip` draws nothing.
         self.skips = "drawing" not in steps
 
-    def made(self, workers: int | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
-        """A loader, without a seed."""
-        return DataLoader2(self.pipe(), reading_service=self.service_of(workers, restarts))
+    def _add(self, pipe: Any, step: str) -> Any:  # type: ignore[override]
+        if step == "failing":
+            return pipe.map(failing)
+        if step == "block":
+            return pipe.batch(self.block)
+        return super()._add(pipe, step)
 
-    def service_of(self, workers: int | None = None, restarts: bool | None = None) -> Any:
+    def made(self, workers: int | str | None = None, restarts: bool | None = None) -> DataLoader2[Any]:
+        """A loader, without a seed."""
+        adapters = [] if self.block is None else [ShardingPolicy(self.block)]
+        return DataLoader2(self.pipe(), adapters, self.service_of(workers, restarts))
+
+    def service_of(self, workers: int | str | None = None, restarts: bool | None = None) -> Any:
         services: list[Any] = []
         if self.ranks:
             services.append(DistributedReadingService(30, process_group=ThreadGroup((_Meeting(1), _Meeting(1)), 0)))
@@ -99,7 +130,7 @@ class Life(random_resume.Plan):
         return services[0] if services else None
 
 
-def only_read(life: Life) -> list[list[Any]]:
+def only_read(life: Life) -> list[Epoch]:
     """What a loader gives that is read, and nothing else."""
     begin()
     epochs = []
@@ -109,20 +140,34 @@ def only_read(life: Life) -> list[list[Any]]:
         for seed, until in life.epochs:
             if seed is not None:
                 loader.seed(seed)
-            items: list[Any] = []
-            for item in loader:
-                items.append(key(item))
-                if len(items) == until:
-                    break
-            epochs.append(items)
-        epochs.append([key(item) for item in loader])
+            epochs.append(read_epoch(loader, until))
+        epochs.append(read_epoch(loader))
     return epochs
+
+
+class Epoch(list[Any]):
+    """Items of an epoch, and whether an error comes behind them."""
+
+    fails = False
+
+
+def read_epoch(loader: DataLoader2[Any], until: int | None = None) -> Epoch:
+    """The items of the next epoch, of which at most so many are read."""
+    items = Epoch()
+    try:
+        for item in loader:
+            items.append(key(item))
+            if len(items) == until:
+                break
+    except Bad:
+        items.fails = True
+    return items
 
 
 class Run:
     """A loader that lives, and those that take its place."""
 
-    def __init__(self, life: Life, expected: list[list[Any]]) -> None:
+    def __init__(self, life: Life, expected: list[Epoch]) -> None:
         self.life, self.expected = life, expected
         self.dice = random.Random(f"run {life.seed}")
         self.did: list[str] = []
@@ -130,7 +175,7 @@ class Run:
         #: States that were taken in the midst of things: the epoch, and the state.
         self.aside: list[tuple[int, dict[str, Any]]] = []
         self.epoch, self.at = 0, 0
-        self.workers: int | None = None
+        self.workers: int | str | None = None
         self.is_left = False
         self.loader: Any = life.made()
         if life.loader_seed is not None:
@@ -153,7 +198,7 @@ class Run:
     # -- an epoch ----------------------------------------------------------------------------------
 
     def _read_epoch(self, until: int | None) -> None:
-        self.is_left = until is not None and until <= self.size
+        self.is_left = until is not None and until <= self.size and not self.expected[self.epoch].fails
         while self.at < self.size:
             if self.dice.random() < 0.6:
                 self.dice.choice(self._things())()
@@ -165,9 +210,12 @@ class Run:
         if self.dice.random() < 0.4:
             self._go_on()
             self._read(self.size)
-        got = next(self.iterator, self)
-        if got is not self:
-            raise Differs(f"item {self.at} of epoch {self.epoch} is {got!r:.100} behind the end")
+        try:
+            got, fails = next(self.iterator, self), False
+        except Bad:
+            got, fails = self, True
+        if got is not self or fails != self.expected[self.epoch].fails:
+            raise Differs(f"behind the last item of epoch {self.epoch} comes {'an error' if fails else got!r:.100}")
         self.did.append("end")
         if self.dice.random() < 0.4 and self.epoch < len(self.life.epochs):
             self.did.append("between:")
@@ -188,7 +236,7 @@ class Run:
             things.append(self._skip)
         if self.life.kind == "workers" and self.workers != 0:
             things.append(self._halt)
-            if self.life.restarts:
+            if self.life.restarts and self.workers != "auto":
                 things += [self._kill, self._kill, self._kill]
         return things
 
@@ -330,7 +378,8 @@ class Run:
         # What is loaded after `iter` has begun its epoch, for which no seed can be given any more.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves and way != "from state":
-            self.workers = dice.choice([None, 1, 2, 3, 4, *([0] if life.shard == "filter" and not life.main else [])])
+            choices = [None, 1, 2, 3, 4, *([0] if life.shard == "filter" and not life.main else [])]
+            self.workers = dice.choice(["auto", *choices] if life.auto else choices)
         self.did.append(f"go on {way} from {at}, {'as before' if self.workers is None else self.workers}")
         self._leave_loader()
         if way == "from state" and state["serialized_datapipe"] is not None:
@@ -398,11 +447,8 @@ class Run:
             begin(98)
             with self.life.made(self.workers if self.life.moves else None) as loader:
                 loader.load_state_dict(pickle.loads(pickle.dumps(state)))
-                got = []
-                for item in loader:
-                    if given + len(got) >= len(expected):
-                        break
-                    got.append(key(item))
+                until = len(expected) - given
+                got = read_epoch(loader, until) if until else []
                 if got != expected[given:]:
                     raise Differs(
                         f"from a state in the midst of epoch {epoch}, at {given}: {difference(got, expected[given:])}"
@@ -441,13 +487,14 @@ def check(life: Life) -> int:
     before = set(children())
     expected = only_read(life)
     begin()
-    run = Run(life, expected)
-    try:
-        run.live()
-        run.check_aside()
-    except Exception as error:
-        error.add_note(f"did: {run.did}")
-        raise
+    with drawn_choices(random.Random(f"auto {life.seed}"), life.auto) if life.auto else contextlib.nullcontext():
+        run = Run(life, expected)
+        try:
+            run.live()
+            run.check_aside()
+        except Exception as error:
+            error.add_note(f"did: {run.did}")
+            raise
     if set(children()) - before:
         raise Differs(f"processes were left behind: {set(children()) - before}")
     return len(run.did)
