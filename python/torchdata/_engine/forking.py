@@ -274,6 +274,8 @@ class _Forking:
         self._bells = bells
         self._on_child = on_child
         self._children: dict[int, Any] = {}
+        #: The exit codes of those that have ended.
+        self._codes: dict[int, int] = {}
         self._descriptors: list[int] = []
 
     def serve(self) -> bool:
@@ -304,11 +306,20 @@ class _Forking:
                 os.close(descriptor)
         assert child.pid is not None
         self._children[child.pid] = child
+        self._codes.pop(child.pid, None)
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        code: int | None = self._children[pid].exitcode
+        """The exit code of a child; None while it runs.
+
+        Asked twice where threads ask side by side, or where Ctrl-C has cut off the wait for the reply.
+        """
+        child = self._children.get(pid)
+        if child is None:
+            return self._codes[pid]
+        code: int | None = child.exitcode
         if code is not None:
+            self._codes[pid] = code
             self._children.pop(pid).close()
         return code
 

@@ -65,6 +65,22 @@ def test_one_that_was_forked_before_lives_on_and_can_be_shut_down():
     assert all(map(is_gone, pids))
 
 
+def test_how_one_has_ended_is_told_to_all_who_ask_also_where_a_reply_was_lost():
+    loader, iterator, got = begun()
+    with loader:
+        before = kill_first(loader)
+        while pids_of(loader)[0] == before:  # the next one is forked there
+            got.append(next(iterator))
+        process = loader.reading_service._children._crew.processes[0]._process
+        assert isinstance(process, forking.ForkedProcess)
+        pid = kill_first(loader)
+        wait_for(process._may_have_ended)
+        codes = [process._forker.ask("status", pid) for _ in range(3)]
+        assert codes == [-signal.SIGKILL] * 3
+        assert got + list(iterator) == undisturbed(pipeline(2000))[0]
+        assert not is_gone(forker_of(loader))
+
+
 def test_a_process_that_forks_and_is_stopped_is_waited_for_but_not_for_ever(monkeypatch):
     monkeypatch.setitem(forking._PATIENCE, "fork", 0.3)
     loader, iterator, _ = begun()
