@@ -116,6 +116,12 @@ class Plan:
                 self.shapes.append(shape)
         self.takes = [dice.random() for _ in self.shapes]
         self.ago = [dice.choice([0, 0, 1, 2]) for _ in self.shapes]
+        dice = random.Random(f"skipping {seed}")
+        #: Of each loader: before which of its items it skips how many; -1: none.
+        self.skips = [
+            (dice.choice([-1, 0, 0.5, dice.random()]), dice.choice([1, 2, 5, 20])) if self.in_order else (-1, 0)
+            for _ in self.shapes
+        ]
         dice = random.Random(f"moving {seed}")
         self.method = dice.choice(methods)
         self.in_main: Any = dice.choice([InProcessReadingService(), InProcessReadingService(prefetch_cnt=3), None])
@@ -209,17 +215,39 @@ def never_stopped(plan: Plan, epochs: int) -> list[list[Any]]:
         plan.always_ranks = before
 
 
-def run(plan: Plan, shape: Shape, state: Any, skip: int, take: int | None, ago: int) -> tuple[list[Any], Any, Any]:
-    """What each rank gives, the state after so many items, and the next epoch where the epoch is read to its end."""
+#: Stands for an item that was skipped.
+SKIPPED = "skipped"
+
+
+def run(
+    plan: Plan, shape: Shape, state: Any, skip: int, take: int | None, ago: int, skipped: range
+) -> tuple[list[Any], Any, Any]:
+    """What each rank gives, the state after so many items, and the next epoch where the epoch is read to its end.
+
+    Args:
+        plan: the plan.
+        shape: ranks and workers.
+        state: from which it goes on.
+        skip: how many epochs are read before.
+        take: how many items are taken; None for all.
+        ago: as of how many items ago the state is taken.
+        skipped: which of the items are skipped; only there, in all of `take`.
+    """
 
     def body(group: ThreadGroup) -> tuple[list[Any], Any, Any]:
         with plan.loader(shape, group, state) as loader:
             for _ in range(skip):
                 list(loader)
             reading = iter(loader)
+            got = [next(reading) for _ in range(skipped.start)]
+            if skipped:
+                passed = loader.skip(len(skipped))
+                if passed != len(skipped):
+                    raise Differs(f"{passed} items were skipped instead of {len(skipped)}")
+                got += [SKIPPED] * passed
             if take is None:
-                return list(reading), None, list(loader)
-            got = [next(reading) for _ in range(take)]
+                return got + list(reading), None, list(loader)
+            got += [next(reading) for _ in range(take - len(got))]
             return got, pickle.loads(pickle.dumps(loader.state_dict(items_ago=ago))), None
 
     found = in_ranks(shape[0], body)
@@ -243,10 +271,17 @@ def check(plan: Plan) -> int:
         last = number + 1 == len(plan.shapes)
         take = None if last else int(plan.takes[number] * (shortest + (1 if shape[0] == 1 else 0)))
         ago = 0 if take is None else min(plan.ago[number], take)
-        got, state, following = run(plan, shape, state, plan.epoch if not number else 0, take, ago)
+        share, count = plan.skips[number]
+        most = shortest if take is None else take - ago
+        start = int(share * most) if share >= 0 else 0
+        skipped = range(start, min(start + count, most) if share >= 0 else start)
+        got, state, following = run(plan, shape, state, plan.epoch if not number else 0, take, ago, skipped)
         expected = [share[: shortest if take is None else take] for share in shares]
         if plan.in_order:
-            compare(plan, number, got, [[units[unit] for unit in share] for share in expected])
+            given = [
+                [SKIPPED if place in skipped else units[unit] for place, unit in enumerate(share)] for share in expected
+            ]
+            compare(plan, number, got, given)
         else:
             seen += [item for each in got for item in each[: len(each) - ago]]
         if last:
