@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-__all__ = ["OUT_OF_TASKS", "Work", "end_all", "end_at_exit", "start"]
+__all__ = ["OUT_OF_TASKS", "Work", "are_there_any", "end_all", "end_at_exit", "start"]
 
 #: Why the system gives no process or thread, and what to do.
 OUT_OF_TASKS = (
@@ -57,6 +57,11 @@ _running: weakref.WeakSet[Any] = weakref.WeakSet()
 def end_at_exit(work: Work) -> None:
     """Notes work whose threads are to end with the interpreter, unless it is gone by then."""
     _running.add(work)
+
+
+def are_there_any() -> bool:
+    """Whether this process may have threads of this package."""
+    return len(_running) > 0
 
 
 def _forget_inherited() -> None:

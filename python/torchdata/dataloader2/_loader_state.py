@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any
 
 from torchdata._engine.snapshots import check_seal, seal_of
-from torchdata.dataloader2._snapshots import check_iteration
+from torchdata.dataloader2._marks import check_iteration
 from torchdata.dataloader2.graph.serialization import damaged, unpickled
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME

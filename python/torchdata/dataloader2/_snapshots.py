@@ -16,14 +16,15 @@ import copy
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from torchdata._engine.snapshots import is_sealed, seal, unseal
+from torchdata._engine.snapshots import seal, unseal
+from torchdata.dataloader2._marks import Mark
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.advancing import advance
-from torchdata.dataloader2.services.places import check_base, check_place, check_processes, lasts
+from torchdata.dataloader2.services.places import lasts
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.datapipes._pipe.iteration import record_of
 from torchdata.datapipes._pipe.traversal import sources_of, walk
@@ -41,41 +42,10 @@ from torchdata.datapipes.state import (
     standing_still,
 )
 
-__all__ = ["Position", "check_iteration"]
+__all__ = ["Position"]
 
 #: Pipes that hold items of their source, which they hand on in order.
 _HOLDING = (Prefetcher, PinMemory, FullSync)
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """A place at which main's part of the graph was looked at."""
-
-    #: Items of the epoch that were given by then.
-    given: int
-    #: The state of main's part, sealed; None where it begins, or holds nothing that counts.
-    graph: bytes | None = None
-    #: The global generators, sealed, where main runs functions of the user's.
-    generators: bytes | None = None
-    #: The place of the workers.
-    workers: dict[str, Any] | None = None
-    #: Whether no worker processes run the graph.
-    in_main: bool = True
-    #: The generators with which the epoch began, where they are needed to begin it anew.
-    beginning: bytes | None = None
-
-    def at(self, given: int, ended: bool) -> dict[str, Any]:
-        """The mark, and how many items behind it were given, as they stand in a state."""
-        return {
-            "given": given,
-            "drop": given - self.given,
-            "ended": ended,
-            "graph": self.graph,
-            "generators": self.generators,
-            "beginning": self.beginning,
-            "workers": self.workers,
-            "in_main": self.in_main,
-        }
 
 
 class Position:
@@ -100,7 +70,7 @@ class Position:
         #: Items of the workers that main's pipes had read in them.
         self._yielded_before = 0
         #: Oldest first; the first is the epoch's beginning, or where this run began.
-        self._marks: list[_Mark] = []
+        self._marks: list[Mark] = []
         #: Whether the epoch that begins follows one that another loader has run.
         self._is_behind_loaded = False
         #: The seeds with which that one began.
@@ -171,7 +141,7 @@ class Position:
         if self._only_counts and self.output is not None:
             workers = self.output.place(given + self._lost)
             if workers is not None:
-                mark = _Mark(self._before + given, workers=workers, in_main=False)
+                mark = Mark(self._before + given, workers=workers, in_main=False)
                 return mark.at(mark.given, False)
         elif items_ago == 0:
             self._mark()
@@ -228,7 +198,7 @@ class Position:
             held = sum(len(pipe.state_dict()["items"]) for pipe in holding)
             return token_of(output).yielded - self._yielded_before - held - int(self._loader._delivery.given)
 
-    def _look(self, given: int, beginning: dict[str, Any] | None = None) -> _Mark | None:
+    def _look(self, given: int, beginning: dict[str, Any] | None = None) -> Mark | None:
         """Looks at main's part of the graph.
 
         Args:
@@ -244,7 +214,7 @@ class Position:
             self.unsaved = str(error)
             return None
         if output is None:
-            return _Mark(given, seal(graph), seal(generators))
+            return Mark(given, seal(graph), seal(generators))
         entries, own = graph["pipes"], walk(loader.datapipe).index(output)
         if output.is_unread and not token_of(output).armed:  # what it yielded was of the epoch before
             entries[own] = {"type": entries[own]["type"], "how": "begin"}
@@ -257,7 +227,7 @@ class Position:
             return None
         if place is None or output.run is not run:  # a thread reads another pass by now
             return None
-        return _Mark(given, seal(graph), workers=place, in_main=False)
+        return Mark(given, seal(graph), workers=place, in_main=False)
 
     def _read_by_main(self, entry: dict[str, Any], output: WorkerOutput) -> int | None:
         """Items of the workers' pass, since it began here, that main's part of the graph had read where it goes on.
@@ -291,7 +261,7 @@ class Position:
         except Exception:
             graph = None
         beginning = self._marks[0].beginning if self._marks and graph is not None else None
-        return _Mark(0, graph, seal(save_generators()), beginning=beginning).at(0, True)
+        return Mark(0, graph, seal(save_generators()), beginning=beginning).at(0, True)
 
     def _end_in_main(self) -> dict[str, Any] | None:
         """The end of an epoch of which nothing but main's part of the graph remembers anything."""
@@ -299,7 +269,7 @@ class Position:
         if not self._loader._epochs or not lasts(end):
             return None
         try:
-            return _Mark(0, seal(save_state(end, described=False)), in_main=False).at(0, True)
+            return Mark(0, seal(save_state(end, described=False)), in_main=False).at(0, True)
         except Exception:
             return None
 
@@ -329,11 +299,11 @@ class Position:
         output = self.output
         if resumed is None:
             generators = None if output is not None else seal(save_generators())
-            self._marks = [_Mark(0, beginning=generators, in_main=output is None)]
+            self._marks = [Mark(0, beginning=generators, in_main=output is None)]
             return
         self._require_same_place(resumed, "inside an epoch that", "or save a state between two epochs")
         names = ("graph", "generators", "workers", "beginning", "in_main")
-        mark = _Mark(resumed["given"] - resumed["drop"], **{name: resumed[name] for name in names})
+        mark = Mark(resumed["given"] - resumed["drop"], **{name: resumed[name] for name in names})
         self._marks = [mark]
         self._before = mark.given
         if output is not None and mark.workers is not None:
@@ -517,31 +487,3 @@ def _spare_ranks(end: Any, drop: int) -> None:
         loaded, below = (record_of(pipe).loaded or {} for pipe in (end, fullsync))
         held = below.get("yielded", 0) - loaded.get("yielded", 0)
         fullsync.make_again(drop + loaded.get("drop", 0) - held)
-
-
-_FIELDS = {"given": int, "drop": int, "ended": bool, "in_main": bool}
-
-
-def check_iteration(place: Any) -> None:
-    """Raises ValueError where this is no place of a loader, or a part of it is not whole."""
-    if not isinstance(place, dict):
-        raise ValueError(f"it is {place!r} where a place should be")
-    for name, kind in _FIELDS.items():
-        if type(place.get(name)) is not kind:
-            raise ValueError(f"its {name!r} is {place.get(name)!r}")
-    if type(place.get("seconds", 0.0)) is not float:
-        raise ValueError(f"its 'seconds' is {place['seconds']!r}")
-    if type(place.get("own_seeds", False)) is not bool:
-        raise ValueError(f"its 'own_seeds' is {place['own_seeds']!r}")
-    if not 0 <= place["drop"] <= place["given"]:
-        raise ValueError(f"it drops {place['drop']} of {place['given']} items")
-    for name in ("graph", "generators", "beginning"):
-        sealed = place.get(name, b"")
-        if sealed is not None and not is_sealed(sealed):
-            raise ValueError(f"its {name!r} is no snapshot")
-    if place.get("workers") is not None:
-        check_place(place["workers"])
-    elif "workers" not in place:
-        raise ValueError("it says nothing of workers")
-    check_base(place.get("base"))
-    check_processes(place.get("processes"), place["workers"])

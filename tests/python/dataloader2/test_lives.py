@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 
+import graph_lives
 import random_lives
 from torchdata._engine import snapshots
 
@@ -24,6 +25,12 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whatever_is_done_to_a_loader_in_its_life_it_gives_what_one_gives_that_is_only_read(first: int) -> None:
     done = sum(random_lives.check(random_lives.Life(seed)) for seed in range(first, first + 15))
     assert done > 100
+
+
+@pytest.mark.parametrize("first", [1, 13])
+def test_so_it_does_whatever_pipes_it_is_made_of(first: int) -> None:
+    done = [graph_lives.check_if_comparable(graph_lives.GraphLife(seed)) for seed in range(first, first + 12)]
+    assert sum(map(bool, done)) >= 8
 
 
 @pytest.mark.parametrize(

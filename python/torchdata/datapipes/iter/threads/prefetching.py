@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
 from torchdata._native import PrefetchQueue
-from torchdata._threads import Work, end_at_exit, start
+from torchdata._threads import Work, are_there_any, end_at_exit, start
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.halting import Ahead, Halt
@@ -337,7 +337,7 @@ def stop_reading(datapipe: Any) -> None:
     Raises:
         TimeoutError: one does not come to the end of its item within its pipe's `patience`.
     """
-    for pipe in reversed(walk(datapipe)):  # readers before their sources
+    for pipe in reversed(walk(datapipe)) if are_there_any() else ():  # readers before their sources
         if isinstance(pipe, _PrefetchBase):
             pipe._stop_reading()
 
