@@ -10,7 +10,7 @@ import copy
 import warnings
 from collections.abc import Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchdata.dataloader2._identity import Identity
 from torchdata.dataloader2._loader_state import (
@@ -27,7 +27,7 @@ from torchdata.dataloader2._loader_state import (
     pack_randomness,
     unpack_randomness,
 )
-from torchdata.dataloader2._rank_states import SavedPlaces, checked, ranks_of
+from torchdata.dataloader2._rank_states import SavedPlaces, SavedRanks, checked, ranks_of
 from torchdata.dataloader2._replaying import warn_of_replay, warn_of_unsaved
 from torchdata.dataloader2._snapshots import Position
 from torchdata.dataloader2.graph import DataPipe
@@ -41,6 +41,10 @@ from torchdata.datapipes._pipe.traversal import is_pipe, walk
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 
 __all__ = ["Checkpointing", "number_of_items", "unpacked_pipe"]
+
+
+#: The place in the epoch, the seeds and generators, and the ranks of a loader.
+Whereabouts: TypeAlias = tuple[dict[str, Any] | None, Any, SavedRanks | None]
 
 
 class Checkpointing:
@@ -65,8 +69,12 @@ class Checkpointing:
     _reset_iter: bool
     _adapted: bool
     _terminated: bool
+    #: Whether a seed was given since a state was loaded.
+    _is_seeded_since = False
     #: Whether it was said that the pipeline cannot be saved.
     _warned = False
+    #: What states hold of a loader that was shut down, or why that cannot be told.
+    _left: Whereabouts | str | None = None
 
     if TYPE_CHECKING:  # what else it asks of the loader
 
@@ -87,7 +95,7 @@ class Checkpointing:
         paused, from another thread or a signal handler. It changes nothing, and nothing changes what it returns. The
         remaining items, their order, and all later epochs of the loader that goes on are those of this one. After the
         last item, that is the rest of the epoch, which is empty, until its end was reached (`StopIteration`), and the
-        next epoch from then on. So it is where an error has ended the epoch.
+        next epoch from then on. So it is where an error has ended the epoch. After `shutdown()` it is that of before.
 
         - `serialized_datapipe`: the pipe after the adapters and before the reading service, as bytes, or None.
         - `pipeline`: what it is made of, by which another one is known, and a hash of its bytes.
@@ -113,14 +121,14 @@ class Checkpointing:
         if self.valid_iterator_id is None and self._state_dict is not None and not items_ago:
             if self._saved_places is not None and len(self._saved_places.places) > 1:
                 raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
-            return dict(self._state_dict)  # nothing has happened since it was loaded
+            return self._loaded_state(self._state_dict)  # nothing has happened since it was loaded
         if self.datapipe is None:
             raise RuntimeError("this DataLoader2 has no datapipe, so it has no state to save")
         self._require_pipe()
         service, identity = self.reading_service, self._identity
         if not self._adapted:
             identity.note(self.datapipe)
-        place = self._position.take(number_of_items("items_ago", items_ago))
+        place, randomness, ranks = self._whereabouts(number_of_items("items_ago", items_ago))
         unsaved, self._position.unsaved = self._position.unsaved, None
         if unsaved is not None and not self._warned:
             self._warned = True
@@ -130,17 +138,56 @@ class Checkpointing:
         state = {
             SERIALIZED_DATAPIPE_KEY_NAME: pickled,
             READING_SERVICE_STATE_KEY_NAME: service.checkpoint() if checkpoints else None,
-            RANDOMNESS_STATE_KEY_NAME: pack_randomness(
-                self._seed, self._reset_seed, self._seed_generator, self._initial_seed_generator
-            ),
+            RANDOMNESS_STATE_KEY_NAME: randomness,
             VERSION_KEY_NAME: STATE_VERSION,
             PIPELINE_KEY_NAME: identity.outline,
             ITERATION_STATE_KEY_NAME: place,
         }
-        ranks = ranks_of(service)
         if ranks is not None:
             state[RANKS_KEY_NAME] = list(ranks)
         return {**state, CHECKSUMS_KEY_NAME: checksums(state, None if pickled is None else identity.checksum)}
+
+    def _loaded_state(self, loaded: dict[str, Any]) -> dict[str, Any]:
+        """The state that was loaded, with the seed that was given to the loader since."""
+        if not self._is_seeded_since:
+            return dict(loaded)
+        state = {**loaded, RANDOMNESS_STATE_KEY_NAME: self._randomness()}
+        of_randomness = checksums({RANDOMNESS_STATE_KEY_NAME: state[RANDOMNESS_STATE_KEY_NAME]})
+        if CHECKSUMS_KEY_NAME in loaded:  # else it is of a release that had none
+            key = RANDOMNESS_STATE_KEY_NAME
+            state[CHECKSUMS_KEY_NAME] = {**loaded[CHECKSUMS_KEY_NAME], key: of_randomness[key]}
+        return state
+
+    def _randomness(self) -> Any:
+        return pack_randomness(self._seed, self._reset_seed, self._seed_generator, self._initial_seed_generator)
+
+    def _whereabouts(self, items_ago: int, *, looks: bool = True) -> Whereabouts:
+        """The place, the randomness and the ranks that a state holds.
+
+        Args:
+            items_ago: as of how many items ago.
+            looks: whether main's part of the graph may be looked at, which may wait for threads.
+        """
+        if self._left is not None:
+            if isinstance(self._left, str):
+                raise RuntimeError(self._left)
+            if items_ago:
+                raise ValueError(f"no item of an epoch was given {items_ago} items ago: the loader was shut down")
+            return self._left
+        place = self._position.take(items_ago, looks=looks)
+        return place, self._randomness(), ranks_of(self.reading_service)
+
+    def _note_left(self, works: bool) -> None:
+        """Notes where a loader stands that is being shut down, for who asks for its state afterwards.
+
+        Args:
+            works: whether threads work in main, which are not waited for.
+        """
+        if self.datapipe is not None and is_pipe(self.datapipe):
+            try:
+                self._left = self._whereabouts(0, looks=not works)
+            except Exception as error:
+                self._left = str(error)  # the error itself would keep the processes
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes this loader, of which no item may have been asked for, go on where a state was saved.
@@ -223,7 +270,7 @@ class Checkpointing:
         place = state.get(ITERATION_STATE_KEY_NAME)
         warn_of_replay(place, stacklevel=3)
         self._place = None if place is None else (place, strict)
-        self._state_dict = dict(state)
+        self._state_dict, self._is_seeded_since = dict(state), False
 
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
         """Makes the next epoch begin with the seeds with which the last one began.

@@ -9,6 +9,8 @@ the next epoch begins without it, or at shutdown.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torchdata._native import Delivery
@@ -66,13 +68,32 @@ class Epochs:
         if self._is_paused:
             self._resume()
         self._close_iteration()
-        (place, strict), self._place = self._place or (None, True), None
-        if place is not None and place["ended"]:
-            self._pass_over(place, strict)
-        elif place is not None:
-            self._run_epoch(place, strict)
-        else:
-            self._run_epoch()
+        with self._unless_begun():
+            (place, strict), self._place = self._place or (None, True), None
+            if place is not None and place["ended"]:
+                self._pass_over(place, strict)
+            elif place is not None:
+                self._run_epoch(place, strict)
+            else:
+                self._run_epoch()
+
+    @contextmanager
+    def _unless_begun(self) -> Iterator[None]:
+        """Leaves the loader between the same two epochs, or at the same place to go on, where one does not begin.
+
+        Ctrl-C may have cut it off, or an error. The next `iter` begins it, and a state is of before it.
+        """
+        before = self._place, self._saved_places, self._reset_seed, self._restored_randomness
+        generators = copy.copy(self._seed_generator), self._initial_seed_generator
+        end, epochs = self._position.end, self._epochs
+        try:
+            yield
+        except BaseException:
+            self._place, self._saved_places, self._reset_seed, self._restored_randomness = before
+            self._seed_generator, self._initial_seed_generator = generators
+            self._position.go_back(end, epochs)
+            self._reset_iter = True  # there is no epoch that the next `iter` could take over
+            raise
 
     def _pass_over(self, place: dict[str, Any], strict: bool) -> None:
         """Brings the graph to the end of an epoch that has ended, and begins the next one."""

@@ -30,6 +30,8 @@ class Mark:
     in_main: bool = True
     #: The generators with which the epoch began, where they are needed to begin it anew.
     beginning: bytes | None = None
+    #: Why the place of the workers does not tell what lasts in them beyond the pass that ran then, if it does not.
+    untold: str | None = None
 
     def at(self, given: int, ended: bool) -> dict[str, Any]:
         """The mark, and how many items behind it were given, as they stand in a state."""

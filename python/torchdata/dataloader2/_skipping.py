@@ -23,6 +23,7 @@ class Skipping:
 
     valid_iterator_id: int | None
     _reset_iter: bool
+    _place: tuple[dict[str, Any], bool] | None
     _iterating: bool
     _datapipe_iter: Any
     _delivery: Any
@@ -127,7 +128,11 @@ class Skipping:
         self._close_iteration()
         if ranks is not None and ranks[2]:
             keep_seeds(self.reading_service)
-        self._run_epoch(place)
+        try:
+            self._run_epoch(place)
+        except BaseException:
+            self._place = place, True  # the next `iter` begins there
+            raise
 
     def _has_next(self, place: dict[str, Any]) -> bool:
         """Whether an item comes behind a place at which the epoch goes on. It is made, and held or made once more."""

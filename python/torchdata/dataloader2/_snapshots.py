@@ -24,7 +24,7 @@ from torchdata.dataloader2._marks import Mark
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.advancing import advance
-from torchdata.dataloader2.services.places import lasts
+from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.datapipes._pipe.iteration import record_of
 from torchdata.datapipes._pipe.traversal import sources_of, walk
@@ -79,6 +79,8 @@ class Position:
         self._end: dict[str, Any] | None = None
         #: Why nobody knows where it ended, if that is so.
         self._unknown_end: str | None = None
+        #: How many epochs had begun before one whose beginning was cut off, if one was and none has begun since.
+        self._epochs_before: int | None = None
         #: When this run of the epoch began, and the seconds that earlier ones had taken.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: Why main's part of the graph could not be saved, if it could not.
@@ -90,8 +92,12 @@ class Position:
 
     # -- taking ------------------------------------------------------------------------------------
 
-    def take(self, items_ago: int) -> dict[str, Any] | None:
+    def take(self, items_ago: int, *, looks: bool = True) -> dict[str, Any] | None:
         """Where the loader was so many items ago; None at the beginning of an epoch that follows from its seeds.
+
+        Args:
+            items_ago: how many.
+            looks: whether main's part of the graph may be looked at, rather than go on from an earlier look.
 
         Raises:
             ValueError: so many items were not given since the epoch, or this run of it, began.
@@ -101,10 +107,12 @@ class Position:
         if not loader._iterating:
             if items_ago:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: none is under way")
-            return self._between()
-        place, output = self._taken(items_ago), self.output
+            return self._between() if loader._place is None else self._cut_beginning()
+        mark, given = self._taken(items_ago, looks)
+        place, output = mark.at(given, False), self.output
         if output is not None:
-            place = self._told(place, output)
+            if self._untold(mark, output) is not None:
+                place = self._at_beginning(given, output)
             self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
         place["seconds"] = self._seconds_before + time.monotonic() - self._since
         if output is not None:
@@ -115,17 +123,21 @@ class Position:
         place["own_seeds"] = self.own_seeds
         return place if self._base is None else {**place, "base": self._base}
 
-    def _told(self, place: dict[str, Any], output: WorkerOutput) -> dict[str, Any]:
-        """The place, or that at which this run began where the former does not tell what lasts beyond passes."""
-        if output.untold(place["workers"]) is None:
-            return place
+    @staticmethod
+    def _untold(mark: Mark, output: WorkerOutput) -> str | None:
+        """Why a mark does not tell what lasts beyond passes, if it does not."""
+        return output.untold(None) if mark.workers is None else mark.untold
+
+    def _at_beginning(self, given: int, output: WorkerOutput) -> dict[str, Any]:
+        """The place at which this run of the epoch began, and how many items were given."""
         beginning = self._marks[0]
-        why = None if self._is_resumed else output.untold(beginning.workers)
+        why = None if self._is_resumed else self._untold(beginning, output)
         if why is not None:
             raise RuntimeError(why)
-        return beginning.at(place["given"], False)
+        return beginning.at(given, False)
 
-    def _taken(self, items_ago: int) -> dict[str, Any]:
+    def _taken(self, items_ago: int, looks: bool) -> tuple[Mark, int]:
+        """The newest mark of so many items ago, and how many items had been given by then."""
         loader = self._loader
         given = loader._delivery.given - items_ago
         if given < 0:
@@ -141,9 +153,9 @@ class Position:
         if self._only_counts and self.output is not None:
             workers = self.output.place(given + self._lost)
             if workers is not None:
-                mark = Mark(self._before + given, workers=workers, in_main=False)
-                return mark.at(mark.given, False)
-        elif items_ago == 0:
+                given += self._before
+                return Mark(given, workers=workers, in_main=False, untold=self.output.untold(workers)), given
+        elif items_ago == 0 and looks:
             self._mark()
         given += self._before
         newest = next((mark for mark in reversed(self._marks) if mark.given <= given), None)
@@ -152,7 +164,7 @@ class Position:
                 "an item was cut off, by Ctrl-C for one, the loader has gone on without it, and its pipes cannot be "
                 f"saved, so that nothing tells where it is: {self.unsaved}"
             )
-        return newest.at(given, False)
+        return newest, given
 
     def _mark(self) -> None:
         """Looks at main's part of the graph, if no item is being made."""
@@ -227,7 +239,7 @@ class Position:
             return None
         if place is None or output.run is not run:  # a thread reads another pass by now
             return None
-        return Mark(given, seal(graph), workers=place, in_main=False)
+        return Mark(given, seal(graph), workers=place, in_main=False, untold=output.untold(place))
 
     def _read_by_main(self, entry: dict[str, Any], output: WorkerOutput) -> int | None:
         """Items of the workers' pass, since it began here, that main's part of the graph had read where it goes on.
@@ -243,6 +255,14 @@ class Position:
             return None
         return 0  # nobody has read them: they stand where this run found them
 
+    def _cut_beginning(self) -> dict[str, Any]:
+        """The place at which an epoch was to go on whose beginning has failed, or was cut off."""
+        saved = self._loader._saved_places
+        if saved is not None and len(saved.places) > 1:
+            raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
+        place: dict[str, Any] = self._loader._place[0]
+        return place
+
     def _between(self) -> dict[str, Any] | None:
         """The place between two epochs."""
         loader = self._loader
@@ -252,12 +272,9 @@ class Position:
             return self._end or self._end_in_main()
         if loader.datapipe is None or (loader.reading_service is not None and not loader._runs_in_main()):
             return None
+        self._require_no_drift()
         try:
-            graph = (
-                seal(save_state(loader.datapipe, described=False))
-                if loader._epochs and lasts(loader.datapipe)
-                else None
-            )
+            graph = seal(save_state(loader.datapipe, described=False)) if self._has_lasting() else None
         except Exception:
             graph = None
         beginning = self._marks[0].beginning if self._marks and graph is not None else None
@@ -265,13 +282,27 @@ class Position:
 
     def _end_in_main(self) -> dict[str, Any] | None:
         """The end of an epoch of which nothing but main's part of the graph remembers anything."""
-        end = self._loader.datapipe
-        if not self._loader._epochs or not lasts(end):
+        if not self._has_lasting():
             return None
+        self._require_no_drift()
         try:
-            return Mark(0, seal(save_state(end, described=False)), in_main=False).at(0, True)
+            return Mark(0, seal(save_state(self._loader.datapipe, described=False)), in_main=False).at(0, True)
         except Exception:
             return None
+
+    def _has_lasting(self) -> bool:
+        """Whether epochs have left something in main's part of the graph."""
+        begun = self._loader._epochs if self._epochs_before is None else self._epochs_before
+        return bool(begun) and lasts(self._loader.datapipe)
+
+    def _require_no_drift(self) -> None:
+        """Raises RuntimeError where what lasts in main's part of the graph is of an epoch that has not begun."""
+        names = names_of_lasting(self._loader.datapipe) if self._epochs_before and self._has_lasting() else []
+        if names:
+            raise RuntimeError(
+                f"{names[0]} keeps a state from epoch to epoch, and the beginning of the next one was cut off, by "
+                "Ctrl-C for one: save the state before, or begin that epoch once more"
+            )
 
     # -- epochs ------------------------------------------------------------------------------------
 
@@ -282,6 +313,21 @@ class Position:
         self._only_counts = self.output is not None and _only_counts(end)
         if self.output is not None:
             self.output.follow(self._loader._delivery if self._only_counts else None)
+
+    @property
+    def end(self) -> tuple[dict[str, Any] | None, str | None]:
+        """Where the last epoch ended, as far as that matters to the next one, and why nobody knows, if that is so."""
+        return self._end, self._unknown_end
+
+    def go_back(self, end: tuple[dict[str, Any] | None, str | None], epochs: int) -> None:
+        """Goes back to between two epochs, the second of which was to begin and has not.
+
+        Args:
+            end: the `end` of before.
+            epochs: how many had begun by then.
+        """
+        self._end, self._unknown_end = end
+        self._epochs_before = epochs if self._loader._epochs > epochs else None
 
     def begin(self, resumed: dict[str, Any] | None, strict: bool) -> None:
         """Begins an epoch, before the service is told; `resumed` is the place at which it goes on, if any."""
@@ -349,6 +395,7 @@ class Position:
         if resumed is None and is_later:
             self._note_beginning(beginning)
         self._is_behind_loaded = False
+        self._epochs_before = None
         return iterator
 
     def _note_beginning(self, workers: dict[str, Any] | None) -> None:
@@ -362,7 +409,7 @@ class Position:
         if looked is not None:
             self._marks = [replace(looked, beginning=beginning.beginning)]
         elif output is not None and output.lasts:
-            self._marks = [replace(beginning, workers=workers)]
+            self._marks = [replace(beginning, workers=workers, untold=output.untold(workers))]
 
     def drop(self, resumed: dict[str, Any] | None) -> None:
         """Drops what was given behind the mark."""

@@ -20,7 +20,7 @@ from torchdata._engine.interrupts import InterruptsDeferred
 from torchdata._native import Delivery, Finalized
 from torchdata._reporting import fold
 from torchdata._stats.recorder import Recorder, StatsLevel
-from torchdata._threads import end_all
+from torchdata._threads import Work, end_all
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_service
 from torchdata.dataloader2._checkpointing import Checkpointing, unpacked_pipe
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
@@ -170,6 +170,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
 
         self._owner_pid = os.getpid()
         self._patience = 2.0  # seconds that `shutdown` waits for threads
+        self._is_noted = True  # whether somebody may ask for the state after that
         self._terminated = self._ended = False
         _open_loaders[id(self)] = weakref.ref(self)
 
@@ -381,7 +382,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
             ValueError: the seed is out of range.
         """
         self._seed = check_seed(seed)
-        self._reset_seed = True
+        self._reset_seed = self._is_seeded_since = True
         self._restored_randomness = False
 
     def shutdown(self) -> None:
@@ -403,22 +404,25 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
             return
         try:
             try:
+                if self._is_noted and self._left is None:
+                    self._note_left(bool(self._works()))
                 self._leave_ranks(for_good=True)
                 self._close_iteration()
             finally:
                 self._datapipe_iter = over
                 if self.reading_service is not None:
                     self.reading_service.finalize()
-            self._end_threads()  # which may wait for the processes of the service before
+            end_all(self._works(), self._patience)  # which may wait for the processes of the service before
         except Exception:
             self._set_ended()
             raise
         self._set_ended()  # and not where Ctrl-C cut it off: the next call goes on
 
-    def _end_threads(self) -> None:
+    def _works(self) -> list[Work]:
+        """What threads of the pipes in main work on."""
         pipes = walk(self.datapipe) if is_pipe(self.datapipe) else []
         works = [pipe._threads_at_work() for pipe in pipes if hasattr(type(pipe), "_threads_at_work")]
-        end_all([work for work in works if work is not None], self._patience)
+        return [work for work in works if work is not None]
 
     def _set_ended(self) -> None:
         self._ended = True
@@ -430,6 +434,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
         if interrupted or not self.__dict__.get("_ended", True):
             with InterruptsDeferred(later=True, noted=interrupted):
                 if not self.__dict__.get("_ended", True):
+                    self._is_noted = False
                     self.shutdown()
 
     def __enter__(self) -> DataLoader2[T_co]:
@@ -482,6 +487,7 @@ def _shut_down_open_loaders() -> None:
         try:
             if (loader := reference()) is not None:
                 loader._patience = 0.0  # all threads are waited for together, later
+                loader._is_noted = False
                 loader.shutdown()
         except Exception:
             traceback.print_exc()

@@ -311,6 +311,11 @@ impl<T, E> PrefetchQueue<T, E> {
         self.changed.notify_all();
     }
 
+    /// Whether the queue was closed.
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     /// Whether the queue is paused.
     pub fn is_paused(&self) -> bool {
         self.lock().paused

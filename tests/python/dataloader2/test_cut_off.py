@@ -251,3 +251,116 @@ def test_the_epoch_after_one_that_ctrl_c_has_ended_is_as_ever(service: str) -> N
         assert got + list(reading) == epochs[1]
     with loader("batch", service, state) as made:
         assert list(made) == epochs[1][2:]
+
+
+# -- beginnings and ends ----------------------------------------------------------------------------------------------
+
+
+class Halting(IterDataPipe):
+    """Cuts the beginning of its passes off, so many of them after so many."""
+
+    cuts: list[int] = []  # noqa: RUF012, one for all copies in this process
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __iter__(self) -> Any:
+        if self.cuts:
+            self.cuts[0] -= 1
+            if self.cuts[0] < 0:
+                self.cuts.pop(0)
+                raise KeyboardInterrupt
+        return iter(self.source)
+
+
+def halting_loader(service: str, state: Any = None, after_iter: bool = False) -> DataLoader2[Any]:
+    pipe: Any = IterableWrapper(range(20)).shuffle().sharding_filter()
+    if service == "over workers":
+        pipe = pipe.pin_memory(pin_memory_fn=unpinned)
+    made = DataLoader2(Halting(pipe), reading_service=SERVICES[service]())
+    if state is None or after_iter:
+        made.seed(5)
+    if after_iter:
+        iter(made)
+    return made
+
+
+@pytest.fixture
+def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+    monkeypatch.setattr(Halting, "cuts", found)
+    return found
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_epoch_whose_beginning_ctrl_c_has_cut_off_begins_the_next_time_and_a_state_is_of_before_it(
+    service: str, cuts: list[int]
+) -> None:
+    with halting_loader(service) as made:
+        epochs = [list(made) for _ in range(3)]
+    with halting_loader(service) as made:
+        for epoch in epochs:
+            cuts.append(0)
+            with pytest.raises(KeyboardInterrupt):
+                iter(made)
+            state = pickle.loads(pickle.dumps(made.state_dict()))
+            with halting_loader(service, state) as other:
+                other.load_state_dict(state)
+                assert list(other) == epoch
+            assert list(made) == epoch
+
+
+@pytest.mark.parametrize("after_iter", [False, True])
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_state_whose_way_back_ctrl_c_has_cut_off_is_not_lost(service: str, after_iter: bool, cuts: list[int]) -> None:
+    with halting_loader(service) as made:
+        epochs = [list(made) for _ in range(2)]
+    with halting_loader(service) as made:
+        reading = iter(made)
+        for _ in range(7):
+            next(reading)
+        state = made.state_dict()
+    with halting_loader(service, state, after_iter) as made:
+        cuts.append(0)
+        with pytest.raises(KeyboardInterrupt):
+            made.load_state_dict(state)
+            iter(made)
+        again = pickle.loads(pickle.dumps(made.state_dict()))
+        assert again["iteration_state"]["given"] == 7
+        assert list(made) == epochs[0][7:]
+        assert list(made) == epochs[1]
+    with halting_loader(service, again) as made:
+        made.load_state_dict(again)
+        assert list(made) == epochs[0][7:]
+
+
+@pytest.mark.parametrize("service", [*SERVICES, "in process, ahead"])
+@pytest.mark.parametrize("count", [0, 7, 20])
+def test_a_loader_that_was_shut_down_tells_where_it_was(service: str, count: int, monkeypatch: Any) -> None:
+    monkeypatch.setitem(SERVICES, "in process, ahead", lambda: InProcessReadingService(prefetch_cnt=3))
+    with halting_loader(service) as made:
+        epochs = [list(made), list(made)]
+    with halting_loader(service) as made:
+        reading = iter(made)
+        for _ in range(count):
+            next(reading)
+    state = pickle.loads(pickle.dumps(made.state_dict()))
+    with pytest.raises(ValueError, match="shut down"):
+        made.state_dict(items_ago=1)
+    with halting_loader(service, state) as other:
+        other.load_state_dict(state)
+        assert list(other) == epochs[0][count:]
+        assert list(other) == epochs[1]
+    state = other.state_dict()
+    with halting_loader(service, state) as other:
+        other.load_state_dict(state)
+        assert list(other) != epochs[1]
+
+
+def test_who_catches_ctrl_c_behind_the_loaders_block_saves_what_was_cut_off() -> None:
+    with loader("batch", "in process") as made:
+        whole = list(made)
+    with loader("batch", "in process") as made:
+        got = read_until_cut(iter(made), 17)
+    with loader("batch", "in process", made.state_dict()) as made:
+        assert got + list(made) == whole

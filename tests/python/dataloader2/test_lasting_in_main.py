@@ -312,6 +312,25 @@ def test_passes_of_a_first_epoch_are_no_later_epochs(dispatched: bool) -> None:
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
+def test_a_place_in_the_first_of_two_passes_is_told_in_the_second_one(dispatched: bool) -> None:
+    """Of the first pass of a loader's first epoch nothing lasts; of what was taken in it, nothing has to be told."""
+    pipe = drawn_by_its_own_seed(dispatched).cycle(2).map(plus_one)
+    with loader_of(pipe) as loader:
+        state, whole = loader.state_dict(), list(loader)
+    with loader_of(pipe) as loader:
+        iter(loader)
+        loader.load_state_dict(state)
+        reading = iter(loader)
+        loader.state_dict()
+        got = [next(reading) for _ in range(len(whole) // 2 + 2)]
+        assert got == whole[: len(got)]
+        for ago in range(len(got) + 1):
+            at = len(got) - ago
+            with loader_of(pipe, state=loader.state_dict(items_ago=ago)) as other:
+                assert list(other) == whole[at:], at
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
 def test_an_epoch_that_a_full_cache_spares_the_workers_ends_unread(dispatched: bool) -> None:
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).in_memory_cache().map(plus_one)

@@ -39,6 +39,8 @@ class GraphLife(Life):
         self.ranks = self.ranks and self.kind != "none"
         self.loader_seed = seed % 1000
         self.epochs = [(None, None)] * dice.choice([1, 2])
+        self.lasts = True
+        self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
         self.skips = graph.graph.flavour != "global"
         self.main, self.before, self.behind = [], [], []
 

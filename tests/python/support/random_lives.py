@@ -50,6 +50,10 @@ class Bad(ValueError):
     """What some items raise."""
 
 
+class Inconclusive(Exception):
+    """Nobody can say what is to come."""
+
+
 def failing(item: Any) -> Any:
     """The item, or an error in its place."""
     if crc32(repr(item).encode()) % 23 == 0:
@@ -102,6 +106,10 @@ class Life(random_resume.Plan):
         ]
         #: `skip` draws nothing.
         self.skips = "drawing" not in steps
+        #: Whether the global generators of this process are drawn from.
+        self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
+        #: Whether something may last from epoch to epoch.
+        self.lasts = not LASTING.isdisjoint(steps)
 
     def _add(self, pipe: Any, step: str) -> Any:  # type: ignore[override]
         if step == "failing":
@@ -176,7 +184,7 @@ class Run:
         self.aside: list[tuple[int, dict[str, Any]]] = []
         self.epoch, self.at = 0, 0
         self.workers: int | str | None = None
-        self.is_left = False
+        self.is_left = self.has_left = False
         self.loader: Any = life.made()
         if life.loader_seed is not None:
             self.loader.seed(life.loader_seed)
@@ -188,12 +196,14 @@ class Run:
                 if seed is not None:
                     self.loader.seed(seed)
                 self.at = 0
-                self.iterator = iter(self.loader)
+                self._begin()
+                self.has_left = False
                 self._read_epoch(until)
                 self.epoch += 1
         finally:
             if self.loader is not None:
                 self.loader.shutdown()
+            self.loader = self.iterator = None
 
     # -- an epoch ----------------------------------------------------------------------------------
 
@@ -206,6 +216,7 @@ class Run:
                 self._read(self.dice.choice([1, 2, 5, 20, 100]))
         if self.is_left:
             self.did.append("leave")
+            self.has_left = True
             return
         if self.dice.random() < 0.4:
             self._go_on()
@@ -368,10 +379,14 @@ class Run:
             reads_on: whether this one may be read before that, so that the other goes on from an older place.
         """
         life, dice = self.life, self.dice
-        ago = 0 if between else min(dice.choice([0, 0, 1, 2]), self.loader._delivery.given)
+        ends_first = dice.random() < 0.2
+        if ends_first:
+            self.did.append("shut down")
+            self.loader.shutdown()
+        ago = 0 if between or ends_first else min(dice.choice([0, 0, 1, 2]), self.loader._delivery.given)
         state = pickle.loads(pickle.dumps(self._state(ago)))
         at = self.at - ago
-        more = dice.choice([0, 0, 1, 5]) if reads_on and not between else 0
+        more = dice.choice([0, 0, 1, 5]) if reads_on and not between and not ends_first else 0
         if more and not self.loader._is_paused:
             self._read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
@@ -391,11 +406,53 @@ class Run:
                 self.loader.seed(77)
                 iter(self.loader)
             begin(99)
-            self.loader.load_state_dict(state)
+            if not self._is_cut_off(lambda: self.loader.load_state_dict(state)):
+                self.loader.shutdown()
+                self.loader = life.made(self.workers)
+                self.loader.load_state_dict(state)
         self.deaths.clear()
         if not between:
             self.at = at
-            self.iterator = iter(self.loader)
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begins or goes on with an epoch, perhaps in spite of Ctrl-C."""
+        if self._is_cut_off(self._set_iterator):
+            return
+        if self.life.draws_in_main:
+            raise Inconclusive  # what the beginning has drawn from the global generators is gone
+        # Nobody knows whether an epoch was left. What lasts may have run on in processes.
+        if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
+            try:
+                state = pickle.loads(pickle.dumps(self._state()))
+            except RuntimeError as error:
+                if "the beginning of the next one was cut off" not in str(error):
+                    raise
+                raise Inconclusive from error
+            self._leave_loader()
+            self.loader = self.life.made(self.workers)
+            begin(99)
+            self.loader.load_state_dict(state)
+        self._set_iterator()
+
+    def _set_iterator(self) -> None:
+        self.iterator = iter(self.loader)
+
+    def _is_cut_off(self, function: Callable[[], None]) -> bool:
+        """Calls a function, which Ctrl-C may cut off; whether it has come to its end."""
+        if threading.current_thread() is not threading.main_thread() or self.dice.random() < 0.8:
+            function()
+            return True
+        with alarm(None):
+            try:
+                signal.signal(signal.SIGALRM, _press)
+                signal.setitimer(signal.ITIMER_REAL, self.dice.choice([1e-5, 1e-4, 1e-3, 5e-3]))
+                function()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                return True
+            except KeyboardInterrupt:
+                self.did.append("cut off")
+                return False
 
     def _leave_loader(self) -> None:
         if self.dice.random() < 0.8:
@@ -458,22 +515,25 @@ class Run:
 
 @contextlib.contextmanager
 def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Has a function called by SIGALRM after so many seconds, if at all. The handler and timer of before come back."""
-    before = signal.getsignal(signal.SIGALRM)
+    """Has a function called by SIGALRM after so many seconds, if at all. Handlers and timer of before come back."""
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGALRM, signal.SIGINT)]
     left, interval = signal.setitimer(signal.ITIMER_REAL, 0)
     try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         if seconds is not None:
             signal.signal(signal.SIGALRM, handle)
             signal.setitimer(signal.ITIMER_REAL, seconds)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before:
+            signal.signal(number, handler)
         signal.setitimer(signal.ITIMER_REAL, left, interval)
 
 
 def _press(*_: Any) -> None:
-    raise KeyboardInterrupt
+    """Ctrl-C, which is not at any moment a KeyboardInterrupt."""
+    signal.raise_signal(signal.SIGINT)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -492,6 +552,8 @@ def check(life: Life) -> int:
         try:
             run.live()
             run.check_aside()
+        except (Inconclusive, KeyboardInterrupt):  # a finaliser has held it back, and anything may be cut off by it
+            return 0
         except Exception as error:
             error.add_note(f"did: {run.did}")
             raise

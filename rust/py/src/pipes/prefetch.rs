@@ -182,6 +182,11 @@ impl PyPrefetchQueue {
     }
 
     #[getter]
+    fn closed(&self) -> bool {
+        self.get().map_or(true, PrefetchQueue::is_closed)
+    }
+
+    #[getter]
     fn paused(&self) -> bool {
         self.get().is_ok_and(PrefetchQueue::is_paused)
     }

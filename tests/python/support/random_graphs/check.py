@@ -230,6 +230,9 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
+                # What threads draw that run ahead of a pipe that leaves them is the same more often than not.
+                if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
+                    raise NotComparable("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")
                 raise
     return len(ways)

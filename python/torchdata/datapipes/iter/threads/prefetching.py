@@ -52,6 +52,8 @@ class _PrefetchData:
         self.taken = 0
         #: Where the thread stops for a moment, if it does.
         self.halt: Halt | None = None
+        #: Set when the thread has let go of the source's iterator, which may have been in the midst of an item.
+        self.released = threading.Event()
 
     def start(self, worker: Callable[[_PrefetchData], None]) -> None:
         self.thread = threading.Thread(target=_run, args=(worker, self), name="torchdata-prefetch", daemon=True)
@@ -65,9 +67,16 @@ class _PrefetchData:
     def join(self, seconds: float) -> None:
         """Waits for the thread's end, for `seconds` at most."""
         thread = self.thread
-        # It could be started.
+        # It could be started, and Ctrl-C has not come before that.
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join(seconds)
+
+    def await_release(self, seconds: float) -> bool:
+        """Waits until a thread whose queue is closed has let go of the source; whether it has, in so many seconds."""
+        thread = self.thread
+        if not self.queue.closed or thread is None or thread.ident is None or thread is threading.current_thread():
+            return True
+        return self.released.wait(seconds)
 
     def leave(self, for_good: bool) -> None:
         """Lets the thread end after the item that it is at; only the first call tells why.
@@ -89,6 +98,7 @@ def _run(worker: Callable[[_PrefetchData], None], data: _PrefetchData) -> None:
     try:
         worker(data)
     finally:
+        data.released.set()
         if data.halt is not None:
             data.halt.end()
 
@@ -232,8 +242,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         if not data.queue.wait_parked(self.patience):
             self._data = data
             raise TimeoutError(self._still_busy("restarted"))
-        if data.thread is not None and data.thread is not threading.current_thread():
-            data.thread.join(self.patience)
+        data.join(self.patience)
 
     def _stop_reading(self) -> None:
         """Has the thread read no more. When it returns, the thread does not touch the source any more."""
@@ -241,7 +250,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         if data is None or data.is_inherited():
             return
         data.queue.close()
-        if not data.queue.wait_parked(self.patience):
+        if not data.queue.wait_parked(self.patience) or not data.await_release(self.patience):
             raise TimeoutError(self._still_busy("restarted"))
 
     def _still_busy(self, what: str) -> str:
@@ -275,7 +284,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
             TimeoutError: the source took longer than `patience` seconds for an item.
         """
         data = self._data
-        if data is not None and not data.is_inherited() and not data.queue.pause(self.patience):
+        if data is None or data.is_inherited():
+            return
+        if not data.queue.pause(self.patience) or not data.await_release(self.patience):
             data.queue.resume()
             raise TimeoutError(self._still_busy("paused"))
 

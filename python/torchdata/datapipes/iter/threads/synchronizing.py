@@ -101,15 +101,20 @@ class _StepData(_PrefetchData):
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
     """Moves items into the queue as long as every rank has one. Runs in the pipe's thread."""
-    queue, source, data.source = data.queue, data.source, None
-    assert source is not None
+    queue = data.queue
+    source: Iterator[Any] | None = data.source
+    data.source = None
     while True:
+        assert source is not None
         repeats = data.repeats > 0
         if repeats:
             data.repeats -= 1
         elif data.read(source):
             data.hand_over()
             continue
+        if not repeats and data.voted_on is _END:
+            source = None  # which may be in the midst of an item
+            data.released.set()
         failure = data.failure
         # Whatever the source says: where workers are being ended, it says that it ends.
         goes = data.voted_on is _END and data.abandoned
@@ -344,7 +349,7 @@ class FullSync(_PrefetchBase[T_co]):
         thread = data.thread
         if thread is None or thread is threading.current_thread():
             return
-        thread.join(seconds)
+        data.join(seconds)
         if thread.is_alive():
             self._data = data
             raise TimeoutError(self._still_busy("restarted"))
@@ -392,8 +397,8 @@ class FullSync(_PrefetchBase[T_co]):
         except TimeoutError:  # the others have not come to this step, and this rank will not wait for them
             if used is not None and hasattr(used, "give_up"):
                 used.give_up()
-            if data is not None and data.thread is not None:
-                data.thread.join(1.0)
+            if data is not None:
+                data.join(1.0)
             self._data = None
         group, self._group = self._group, None
         if group is not None:
