@@ -68,6 +68,7 @@ class Checkpointing:
     _restored_randomness: bool
     _reset_iter: bool
     _adapted: bool
+    _epochs: int
     _terminated: bool
     #: Whether a seed was given since a state was loaded.
     _is_seeded_since = False
@@ -226,7 +227,7 @@ class Checkpointing:
         state_dict, places = checked(state_dict)
         snapshot = self._snapshot_for(state_dict, strict)
         randomness = unpack_randomness(state_dict)
-        if begun:
+        if begun or self._adapted or self._epochs:
             self._close_iteration()
             if self.reading_service is not None and self._adapted:
                 self.reading_service.finalize()

@@ -86,6 +86,7 @@ class Epochs:
         before = self._place, self._saved_places, self._reset_seed, self._restored_randomness
         generators = copy.copy(self._seed_generator), self._initial_seed_generator
         end, epochs = self._position.end, self._epochs
+        was_read = self._datapipe_iter is not None and self._reset_iter
         try:
             yield
         except BaseException:
@@ -93,6 +94,8 @@ class Epochs:
             self._seed_generator, self._initial_seed_generator = generators
             self._position.go_back(end, epochs)
             self._reset_iter = True  # there is no epoch that the next `iter` could take over
+            if not was_read:
+                self._datapipe_iter = None  # another state may be loaded
             raise
 
     def _pass_over(self, place: dict[str, Any], strict: bool) -> None:

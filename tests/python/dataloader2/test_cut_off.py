@@ -334,6 +334,31 @@ def test_a_state_whose_way_back_ctrl_c_has_cut_off_is_not_lost(service: str, aft
         assert list(made) == epochs[0][7:]
 
 
+@pytest.mark.parametrize("after_iter", [False, True])
+def test_where_a_state_cannot_be_gone_on_with_another_one_can_be_loaded(after_iter: bool, cuts: list[int]) -> None:
+    pipe = IterableWrapper(range(20)).shuffle().sharding_filter().shuffle()  # no other number of workers will do
+
+    def made(workers: int) -> DataLoader2[Any]:
+        return DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers))
+
+    states, rests = {}, {}
+    for workers in 2, 3:
+        with made(workers) as loader:
+            loader.seed(5)
+            reading = iter(loader)
+            next(reading)
+            states[workers], rests[workers] = loader.state_dict(), list(reading)
+    with made(3) as loader:
+        if after_iter:
+            iter(loader)
+        with pytest.raises(ValueError, match="saved inside an epoch with 2 workers"):
+            loader.load_state_dict(states[2])
+            iter(loader)
+        assert loader.state_dict()["iteration_state"] == states[2]["iteration_state"]
+        loader.load_state_dict(states[3])
+        assert list(loader) == rests[3]
+
+
 @pytest.mark.parametrize("service", [*SERVICES, "in process, ahead"])
 @pytest.mark.parametrize("count", [0, 7, 20])
 def test_a_loader_that_was_shut_down_tells_where_it_was(service: str, count: int, monkeypatch: Any) -> None:
