@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+
+from waiting import wait_for
 
 #: Presses Ctrl-C at a random moment, after each line that it is sent.
 PRESSER = """
@@ -37,17 +40,21 @@ class Presser:
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
-        """Ends it; what it has pressed by then has come."""
-        try:
-            self._end()
-        except KeyboardInterrupt:  # the last one
-            self._end()
-
-    def _end(self) -> None:
+        """Ends it; what it has pressed by then has come. Ctrl-C is to be ignored here."""
         with contextlib.suppress(BrokenPipeError):  # it has ended
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
         self._process.wait(30)
         self._process.stdin.close()  # type: ignore[union-attr]
+
+
+class _Armed:
+    """A handler of Ctrl-C that raises what Python's own does, but only while it is armed."""
+
+    armed = False
+
+    def __call__(self, *_: Any) -> None:
+        if self.armed:
+            raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -57,20 +64,32 @@ def interrupts_raise() -> Iterator[None]:
     signal.signal(signal.SIGINT, handler)
 
 
+def await_held_back() -> None:
+    """Waits until Ctrl-C that a finaliser has held back has come."""
+    wait_for(lambda: all(thread.name != "torchdata-interrupt" for thread in threading.enumerate()))
+
+
 def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], object] = len) -> tuple[list[Any], int]:
     """All items of an iterator while Ctrl-C is pressed all the time, and how often; `look` sees what came by then."""
     got: list[Any] = []
     presses = 0
+    handler = _Armed()
+    before = signal.signal(signal.SIGINT, handler)
     presser = Presser(seed)
     try:
         while True:
             try:
                 presser.again()
+                handler.armed = True
                 got.extend(iterator)  # C code: what left the loader is in the list
+                handler.armed = False  # a press before this has the loop begin once more, and end at once
                 break
             except KeyboardInterrupt:
+                handler.armed = False
                 presses += 1
             look(got)
     finally:
         presser.end()
+        await_held_back()
+        signal.signal(signal.SIGINT, before)
     return got, presses

@@ -28,6 +28,7 @@ from zlib import crc32
 import random_resume
 from driving import drive, parser_of
 from leftovers import children
+from pressing import await_held_back
 from random_auto import drawn_choices
 from random_resume import Differs, begin, difference, key
 from rank_threads import ThreadGroup, _Meeting
@@ -526,9 +527,12 @@ def alarm(seconds: float | None, handle: Callable[..., Any] | None = None) -> It
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before:
-            signal.signal(number, handler)
-        signal.setitimer(signal.ITIMER_REAL, left, interval)
+        try:
+            await_held_back()
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+            signal.setitimer(signal.ITIMER_REAL, left, interval)
 
 
 def _press(*_: Any) -> None:
