@@ -199,12 +199,12 @@ class Ending:
         self.is_over = False
         #: Forks others in the places of those that die; ends when they have.
         self.forker: Closes | None = None
-        _to_end.add(self)
         self._bells = bells
         #: What is to be done once they have ended.
         self.afterwards: Callable[[], None] | None = None
         #: Over which each child is asked to stop, once they all can be.
         self.commanders: list[Sender] = []
+        _to_end.add(self)  # last: Ctrl-C may come before
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Takes a child over in the place of another one, which has ended, before it is started.

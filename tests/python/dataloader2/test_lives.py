@@ -15,7 +15,8 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture(autouse=True)
 def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lives set the cadence for good, and loaders warn of what is as it is to be."""
+    """Lives set the cadence for good, and loaders warn of what is as it is to be. Ctrl-C has tests of its own."""
+    monkeypatch.setattr(random_lives.Life, "presses", False)
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)
     warnings.simplefilter("ignore")

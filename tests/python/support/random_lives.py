@@ -65,6 +65,9 @@ def failing(item: Any) -> Any:
 class Life(random_resume.Plan):
     """What is done, drawn from a seed."""
 
+    #: Whether Ctrl-C is pressed, at moments that follow from the clock.
+    presses = True
+
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
         super().__init__(seed, methods)
         del self.stops, self.to_the_end
@@ -242,7 +245,7 @@ class Run:
         """What may be done now."""
         things = [self._go_on, self._go_on, self._save, self._limit, self._iterate, self._look]
         if threading.current_thread() is threading.main_thread():
-            things += [self._save_by_signal, self._interrupt]
+            things += [self._save_by_signal, self._interrupt] if self.life.presses else [self._save_by_signal]
         things.append(self._save_by_thread)
         if self.life.skips:
             things.append(self._skip)
@@ -441,7 +444,10 @@ class Run:
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
         """Calls a function, which Ctrl-C may cut off; whether it has come to its end."""
-        if threading.current_thread() is not threading.main_thread() or self.dice.random() < 0.8:
+        if not self.life.presses or threading.current_thread() is not threading.main_thread():
+            function()
+            return True
+        if self.dice.random() < 0.8:
             function()
             return True
         with alarm(None):
