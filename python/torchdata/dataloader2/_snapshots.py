@@ -23,14 +23,12 @@ from torchdata._engine.snapshots import seal, unseal
 from torchdata.dataloader2._marks import Mark
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.advancing import advance
+from torchdata.dataloader2.services.advancing import HOLDING, advance
 from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.datapipes._pipe.iteration import record_of
 from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.datapipe import token_of
-from torchdata.datapipes.iter.threads.pinning import PinMemory
-from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
     forget_state,
@@ -43,9 +41,6 @@ from torchdata.datapipes.state import (
 )
 
 __all__ = ["Position"]
-
-#: Pipes that hold items of their source, which they hand on in order.
-_HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
 class Position:
@@ -203,7 +198,7 @@ class Position:
     def _lost_in_main(self, output: WorkerOutput) -> int:
         """Items that pipes in main, which hand on one by one, have read and neither hold nor handed on."""
         pipes = walk(self._loader.datapipe)
-        holding = [pipe for pipe in pipes if isinstance(pipe, _HOLDING)]
+        holding = [pipe for pipe in pipes if isinstance(pipe, HOLDING)]
         if len(holding) + 1 == len(pipes):
             return 0  # what the threads read is out of the reach of what cuts main off
         with standing_still(pipes):
@@ -512,7 +507,7 @@ def _below_counting(end: Any, kind: type) -> Any:
     """The uppermost pipe of a class, if those behind it hand items on one by one, and hold nothing else; else None."""
     pipe = end
     while not isinstance(pipe, kind):
-        known = type(pipe) in _HOLDING or getattr(type(pipe), "one_to_one", False)
+        known = type(pipe) in HOLDING or getattr(type(pipe), "one_to_one", False)
         sources = sources_of(pipe)
         if not known or len(sources) != 1:
             return None

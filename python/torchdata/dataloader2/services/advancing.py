@@ -30,10 +30,10 @@ from torchdata.datapipes.state import (
     standing_still,
 )
 
-__all__ = ["advance"]
+__all__ = ["HOLDING", "advance"]
 
 #: Pipes that hold items of their source, which they hand on in order.
-_HOLDING = (Prefetcher, PinMemory, FullSync)
+HOLDING = (Prefetcher, PinMemory, FullSync)
 
 
 def advance(end: Any, count: int, *, reading: bool = True) -> int | None:
@@ -103,13 +103,13 @@ def _hands_on(pipe: Any) -> bool:
     """Whether a pipe makes each item of one item of its source, or of several, in order, and holds whole ones alone."""
     if isinstance(pipe, Batcher) and type(pipe).__iter__ is Batcher.__iter__:
         return True
-    if type(pipe) is ShardingFilter or type(pipe) in _HOLDING:
+    if type(pipe) is ShardingFilter or type(pipe) in HOLDING:
         return True
     return isinstance(pipe, IterDataPipe) and is_one_to_one(pipe)
 
 
 def _reads_ahead(pipes: list[Any]) -> bool:
-    return any(type(pipe) in _HOLDING for pipe in pipes)
+    return any(type(pipe) in HOLDING for pipe in pipes)
 
 
 def _of_source(pipe: Any, entry: dict[str, Any], count: int) -> int:
@@ -118,7 +118,7 @@ def _of_source(pipe: Any, entry: dict[str, Any], count: int) -> int:
         return int(count * pipe.batch_size)
     if type(pipe) is ShardingFilter:
         return pipe._shard().after(_taken(entry), count) - _taken(entry) if count else 0
-    if type(pipe) in _HOLDING:
+    if type(pipe) in HOLDING:
         return max(0, count - len(_held(pipe, entry)["items"]))
     return count
 
@@ -139,7 +139,7 @@ def _held(pipe: Any, entry: dict[str, Any]) -> dict[str, Any]:
 
 def _failed(pipe: Any, entry: dict[str, Any]) -> bool:
     """Whether a pipe that reads ahead has met an error, behind which nothing can be passed over."""
-    return type(pipe) in _HOLDING and _held(pipe, entry)["error"] is not None
+    return type(pipe) in HOLDING and _held(pipe, entry)["error"] is not None
 
 
 def _seeks(pipe: Any) -> bool:
@@ -180,7 +180,7 @@ def _behind(pipe: Any, entry: dict[str, Any], passed: int, wanted: int) -> tuple
         share, taken = pipe._shard(), _taken(entry)
         own = share.own_before(taken + passed) - share.own_before(taken)
         entry = entry_at(pipe, {**({} if begins else entry["state"]), "taken": taken + passed})
-    elif type(pipe) in _HOLDING:
+    elif type(pipe) in HOLDING:
         items = _held(pipe, entry)["items"]
         own += min(wanted, len(items))
         entry = entry_at(pipe, {"items": items[wanted:], "error": None})
