@@ -226,7 +226,7 @@ def main(rank):
     import torchdata.metrics
     from torchdata._showing.values import rank_of
     service = SequentialReadingService(DistributedReadingService(60), MultiProcessingReadingService(1, "fork"))
-    pipe = IterableWrapper(range(90)).sharding_filter().map(slow_on_rank_1)
+    pipe = IterableWrapper(range(300)).sharding_filter().map(slow_on_rank_1)
     with DataLoader2(pipe, reading_service=service) as loader:
         try:
             torchdata.metrics.rank_skew(loader)
