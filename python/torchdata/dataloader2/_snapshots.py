@@ -26,7 +26,7 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.advancing import HOLDING, advance
 from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.datapipes._pipe.iteration import record_of
+from torchdata.datapipes._pipe.record import record_of
 from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.synchronizing import FullSync

@@ -20,14 +20,8 @@ from torchdata._tracing import state as tracing
 from torchdata.datapipes._pipe.declared import DERIVED, State, declare
 from torchdata.datapipes._pipe.generators import load_generators
 from torchdata.datapipes._pipe.halting import Halts
-from torchdata.datapipes._pipe.iteration import (
-    can_reset,
-    give_later_seeds,
-    is_restorable,
-    record_of,
-    start_pass,
-    token_of,
-)
+from torchdata.datapipes._pipe.iteration import can_reset, give_later_seeds, is_restorable, start_pass
+from torchdata.datapipes._pipe.record import record_of, token_of
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes._pipe.splitting import begin_whole, is_read_whole
 from torchdata.datapipes._pipe.torch import Counterpart, derives_from_twin, meet_torch

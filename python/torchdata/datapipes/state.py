@@ -15,6 +15,8 @@ before those that read them:
   among it. What only pickle can hold lies in it as bytes under `"__pickled__"`.
 - `seed`: what is to be given to the `set_seed` of a user's pipe.
 - `later`: the seed that it is to be given after what is dropped.
+- `left`: of a pipe in a pass that may not be gone on with, the entry with which its next pass begins if it is not;
+  `given`: the seed that it had before, once another one may have been set.
 - `drop`: how many items are to be dropped after the pass was begun. Such a pipe is *replayed*, as are all whose class
   says nothing of a state: it and all that it reads from begin as they began, and go on to where they were: with
   `finished`, to their end.
@@ -39,7 +41,6 @@ from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.former import from_version_1
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.iteration import (
-    NEVER,
     Beginning,
     awaits_iteration,
     beginning_of,
@@ -49,17 +50,18 @@ from torchdata.datapipes._pipe.iteration import (
     is_restorable,
     is_torchs,
     iterate,
+    load_entry,
     name_of,
     pending_seed,
-    record_of,
     replay_torchs,
     unnoticed,
     with_pending,
 )
-from torchdata.datapipes._pipe.plain import from_plain, to_plain
+from torchdata.datapipes._pipe.plain import to_plain
+from torchdata.datapipes._pipe.record import NEVER, record_of, token_of
 from torchdata.datapipes._pipe.torch import yielded_so_far
 from torchdata.datapipes._pipe.traversal import sources_of, walk
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = [
     "STATE_VERSION",
@@ -134,15 +136,21 @@ class _Saving:
     def __init__(self, end: Any, pipes: list[Any]) -> None:
         self.end, self.pipes = end, pipes
         self._sources = {id(pipe): sources_of(pipe) for pipe in pipes}
-        self._in_use = self._find_in_use()
+        self._in_use = self._find_in_use(alone=True)
 
     # -- which passes belong together ------------------------------------------------------------------------------
 
-    def _find_in_use(self) -> set[int]:
-        """Ids of the pipes whose passes somebody goes on reading."""
+    def _find_in_use(self, *, alone: bool) -> set[int]:
+        """Ids of the pipes whose passes somebody goes on reading.
+
+        Args:
+            alone: whether who has not begun to read yet counts, a further child of a fork. It may, or the fork may be
+                begun anew.
+        """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers before their sources
-            if hasattr(type(reader), "_goes_on_alone") and reader._goes_on_alone() and self._has_begun(reader):
+            goes_on = alone and getattr(type(reader), "_goes_on_alone", None)
+            if goes_on and goes_on(reader) and self._has_begun(reader):
                 used.add(id(reader))
             if id(reader) not in used or self._has_finished(reader):
                 continue
@@ -231,7 +239,9 @@ class _Saving:
                 found |= self._replayed(pipe, beginning)
             elif is_torchs(pipe) and pipe is self.end:
                 raise unnoticed(pipe)
-        below = self._below(pipe for pipe in self.pipes if is_torchs(pipe) and id(pipe) not in found)
+        below = self._below(
+            pipe for pipe in self.pipes if is_torchs(pipe) and id(pipe) in self._in_use and id(pipe) not in found
+        )
         return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
 
     def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, dict[str, Any]]:
@@ -239,6 +249,7 @@ class _Saving:
         self._check_grown(pipe, beginning)
         entries = {}
         began = record_of(pipe).stamp
+        may_be_left = id(pipe) not in self._find_in_use(alone=False)
         for each, entry, raw in beginning.parts:
             if isinstance(each, IterDataPipe) and not is_torchs(each) and record_of(each).stamp < began:
                 entry, raw = entry_at_beginning(each)  # which has not begun in this pass
@@ -248,6 +259,8 @@ class _Saving:
             if later is not None and later != entry.get("seed"):
                 entry = {**entry, "later": later}
             entries[id(each)] = {key: value for key, value in entry.items() if key != "ahead"}
+            if may_be_left:
+                entries[id(each)]["left"] = entry_anew(each)
         own = entries[id(pipe)]
         own = {
             **own,
@@ -382,7 +395,7 @@ def load_entries(entries: Iterable[tuple[Any, dict[str, Any]]]) -> None:
             record.loaded, record.before, record.later = entry, pipe._valid_iterator_id, entry.get("later")
             record.beginning, record.grown, record.asked = None, [], NEVER
         else:
-            _load_entry(pipe, entry)
+            load_entry(pipe, entry)
 
 
 def entry_anew(datapipe: Any) -> dict[str, Any]:
@@ -402,26 +415,3 @@ def entry_at(datapipe: Any, state: dict[str, Any] | None = None) -> dict[str, An
         datapipe.reset()
     plain = to_plain(datapipe.state_dict() if state is None else state, name_of(datapipe))
     return {"type": name_of(datapipe), "how": "restore", "yielded": 0, "finished": False, "state": plain}
-
-
-def _load_entry(pipe: Any, entry: dict[str, Any]) -> None:
-    record, token = record_of(pipe), token_of(pipe)
-    record.watches, record.fed, record.ended = None, True, False
-    record.beginning, record.grown, record.seed, record.later = None, [], None, entry.get("later")
-    state = from_plain(entry["state"], name_of(pipe)) if "state" in entry else None
-    if entry["how"] == "restore":
-        token.arm(entry["yielded"])
-    else:
-        token.disarm()
-    if entry["how"] == "restore" and is_restorable(pipe):
-        # A user's pipe without a `reset` could do nothing but go on from there. It gets its state when it does.
-        if can_reset(type(pipe)) or not isinstance(pipe, IterDataPipe):
-            pipe.load_state_dict(state)
-    else:
-        if hasattr(type(pipe), "iteration_state"):
-            pipe._load_lasting_state(state or {})
-        elif state is not None:
-            pipe.load_state_dict(state)
-    if entry.get("seed") is not None:
-        pipe.set_seed(entry["seed"])
-    record.loaded = entry

@@ -21,7 +21,7 @@ from torchdata.dataloader2.graph.utils import (
     list_dps,
     traverse_dps,
 )
-from torchdata.datapipes._pipe.iteration import record_of
+from torchdata.datapipes._pipe.record import record_of
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """How an iteration of a pipe begins, and what is remembered of the beginning.
 
-Role: beside its token every pipe has a *record*: when its pass began, what was loaded into it and not gone on with yet,
+Role: keeps the record of each pipe (`record`): when its pass began, what was loaded into it and not gone on with yet,
 and, where a pipe that has to be replayed is among those that it reads from, how all of these stood when it began. A
 *pass* is one iteration of one pipe. Runs in the process and thread that iterates the pipe.
 
@@ -17,18 +17,15 @@ from itertools import count, islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torchdata._native import IterationToken
-from torchdata.datapipes._pipe.fingerprint import Fingerprint
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.halting import Halts
 from torchdata.datapipes._pipe.plain import from_plain, to_plain
+from torchdata.datapipes._pipe.record import Record, existing_record, record_of, token_of
 from torchdata.datapipes._pipe.torch import note_passes_of_torchs, replay_later
 from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of, walk
 
 __all__ = [
-    "NEVER",
     "Beginning",
-    "Record",
     "awaits_iteration",
     "beginning_of",
     "can_reset",
@@ -37,88 +34,14 @@ __all__ = [
     "is_restorable",
     "is_torchs",
     "iterate",
+    "load_entry",
     "name_of",
-    "record_of",
     "replay_torchs",
     "start_pass",
-    "token_of",
     "unnoticed",
 ]
 
-_TOKEN, _RECORD = "_iteration_token", "_iteration_record"
-
 _tick = count(1).__next__
-
-
-#: The number of no iteration.
-NEVER = object()
-
-
-class Record:
-    """What is known of a pipe's passes. Never pickled or copied: a copy is None, and starts afresh."""
-
-    __slots__ = (
-        "asked",
-        "before",
-        "beginning",
-        "ended",
-        "fed",
-        "fingerprint",
-        "grown",
-        "later",
-        "loaded",
-        "seed",
-        "seeded",
-        "stamp",
-        "watches",
-    )
-
-    def __init__(self) -> None:
-        #: Of a pipe of torch's, the iteration that was there when the next one was asked for.
-        self.asked: Any = NEVER
-        #: Of a pipe of torch's, the iteration that was there when a state was loaded.
-        self.before: Any = NEVER
-        #: When the running pass began; 0 where none did.
-        self.stamp = 0
-        #: The entry that was loaded and not gone on with yet.
-        self.loaded: dict[str, Any] | None = None
-        #: Whether the running pass goes on from a state that was saved after the last item.
-        self.ended = False
-        #: Whether a state was loaded into the graph of the pipe since its last pass that began anew.
-        self.fed = False
-        #: The last seed that was given to a pipe of a user's.
-        self.seed: Any = None
-        #: Whether a loader gives the pipe its seeds: those of later passes of an epoch follow from the first one then.
-        self.seeded = False
-        #: The seed that was given to the pipe after the pass began that is to be replayed.
-        self.later: Any = None
-        #: Whether a pipe that is replayed is among this one and those that it reads from; None: not looked yet.
-        self.watches: bool | None = None
-        #: How the graph stood when the running pass began, where `watches`, and of a pipe of torch's.
-        self.beginning: Beginning | None = None
-        #: What all pipes of the graph were made with, where the pipe is its end and its state was saved.
-        self.fingerprint: Fingerprint | None = None
-        #: Names of pipes that the pipe has made since its first pass.
-        self.grown: list[str] = []
-
-    def __reduce__(self) -> Any:
-        return type(None), ()  # pickles are not to name where the class lives
-
-
-def token_of(datapipe: Any) -> IterationToken:
-    """The token of a pipe, made on first use (pipes need not call `super().__init__()`)."""
-    token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
-    if token is None:
-        token = datapipe.__dict__[_TOKEN] = IterationToken()
-    return token
-
-
-def record_of(datapipe: Any) -> Record:
-    """The record of a pipe, made on first use."""
-    record: Record | None = datapipe.__dict__.get(_RECORD)
-    if record is None:
-        record = datapipe.__dict__[_RECORD] = Record()
-    return record
 
 
 class Beginning:
@@ -167,7 +90,7 @@ class Beginning:
 
 def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
     """The entry of a pipe of which no pass runs, and the state to put into it, where that has to be copied."""
-    record: Record | None = vars(pipe).get(_RECORD)
+    record: Record | None = existing_record(pipe)
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
     entry: dict[str, Any] = {"type": type(pipe).__name__, "how": "begin"}
@@ -317,6 +240,8 @@ def can_reset(kind: type) -> bool:
 
 def with_pending(pipe: Any, record: Record, loaded: dict[str, Any]) -> dict[str, Any]:
     """A loaded entry that is saved again, with what was set meanwhile for the pass to come."""
+    if "left" in loaded:
+        loaded = {**loaded, "given": record.given}
     if record.seed is not None:
         return {**loaded, "seed": record.seed}
     if not hasattr(type(pipe), "iteration_state"):
@@ -368,10 +293,14 @@ def pending_seed(datapipe: Any) -> Any:
 def give_later_seeds(datapipe: Any) -> None:
     """Gives the pipes of a replayed graph the seeds that they were given after the replayed pass began."""
     for pipe in walk(datapipe):
-        record: Record | None = vars(pipe).get(_RECORD)
+        record: Record | None = existing_record(pipe)
         if record is not None and record.later is not None:
             later, record.later = record.later, None
-            (pipe.override_seed if hasattr(type(pipe), "override_seed") else pipe.set_seed)(later)
+            _give_seed(pipe, later)
+
+
+def _give_seed(pipe: Any, seed: Any) -> None:
+    (pipe.override_seed if hasattr(type(pipe), "override_seed") else pipe.set_seed)(seed)
 
 
 def _note_beginning(datapipe: Any, record: Record, loaded: dict[str, Any] | None) -> None:
@@ -466,6 +395,15 @@ def _forget(pipe: Any) -> None:
         if record.loaded is not None:
             record.loaded = {"type": name_of(pipe), "how": "begin"}
         return
+    if record.loaded is not None and "left" in record.loaded:
+        # It was loaded as it stood when a pass began that was to be made again, and its next pass begins behind that.
+        seed = pending_seed(pipe)
+        was_given = seed is not None and seed != record.given
+        load_entry(pipe, record.loaded["left"])
+        _forget(pipe)
+        if was_given:
+            _give_seed(pipe, seed)
+        return
     token_of(pipe).disarm()
     if record.loaded is not None and is_iter_pipe(pipe):
         record.loaded = {"type": name_of(pipe), "how": "begin", **_kept(pipe, record.loaded)}
@@ -478,6 +416,30 @@ def _kept(pipe: Any, loaded: dict[str, Any]) -> dict[str, Any]:
         lasting = pipe._lasting_state()
         kept["state"] = to_plain(lasting, name_of(pipe))
     return kept
+
+
+def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
+    """Puts a pipe, which is none of torch's, where an entry says."""
+    record, token = record_of(pipe), token_of(pipe)
+    record.watches, record.fed, record.ended = None, True, False
+    record.beginning, record.grown, record.seed, record.later = None, [], None, entry.get("later")
+    state = from_plain(entry["state"], name_of(pipe)) if "state" in entry else None
+    if entry["how"] == "restore":
+        token.arm(entry["yielded"])
+    else:
+        token.disarm()
+    if entry["how"] == "restore" and is_restorable(pipe):
+        # A user's pipe without a `reset` could do nothing but go on from there. It gets its state when it does.
+        if can_reset(type(pipe)) or not is_iter_pipe(pipe):
+            pipe.load_state_dict(state)
+    else:
+        if hasattr(type(pipe), "iteration_state"):
+            pipe._load_lasting_state(state or {})
+        elif state is not None:
+            pipe.load_state_dict(state)
+    if entry.get("seed") is not None:
+        pipe.set_seed(entry["seed"])
+    record.loaded, record.given = entry, entry.get("given", pending_seed(pipe))
 
 
 note_passes_of_torchs(_notice_pass)

@@ -10,8 +10,8 @@ import random
 from typing import Self
 
 from torchdata.datapipes._pipe.declared import random_state, state
-from torchdata.datapipes._pipe.iteration import record_of
 from torchdata.datapipes._pipe.random import draw_seed
+from torchdata.datapipes._pipe.record import record_of
 from torchdata.datapipes.datapipe import token_of
 
 __all__ = ["Shuffling"]

@@ -168,6 +168,8 @@ def _unequal(dice: Dice, pipes: list[Pipe]) -> list[Pipe]:
             pipe = pipe.map(small).shuffle(buffer_size=3)
         elif choice == 3 and dice.random() < 0.4:
             pipe = users.Unstated(pipe.map(small))
+        elif choice == 4 and "torch" in sys.modules and dice.random() < 0.3:
+            pipe = torch_stages()["torch_map"](dice, pipe)
         changed.append(pipe)
     return changed
 

@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 from torchdata._native import IterationToken
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import State, state
-from torchdata.datapipes._pipe.iteration import start_pass, token_of
+from torchdata.datapipes._pipe.iteration import start_pass
+from torchdata.datapipes._pipe.record import token_of
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
 from torchdata.datapipes.datapipe import IterDataPipe, share_token
 

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 from torchdata._native import IterationToken
 from torchdata.datapipes._pipe.checks import check_int, check_source, check_weights
 from torchdata.datapipes._pipe.declared import random_state, state
-from torchdata.datapipes._pipe.iteration import start_pass, token_of
+from torchdata.datapipes._pipe.iteration import start_pass
 from torchdata.datapipes._pipe.random import draw_seed
+from torchdata.datapipes._pipe.record import token_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe, share_token

@@ -21,7 +21,7 @@ from torchdata._threads import Work, are_there_any, end_at_exit, start
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.halting import Ahead, Halt
-from torchdata.datapipes._pipe.iteration import token_of
+from torchdata.datapipes._pipe.record import token_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe

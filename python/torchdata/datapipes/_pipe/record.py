@@ -1,0 +1,98 @@
+"""What is kept of each pipe beside its attributes: its token, which tells its iterations apart, and its *record*.
+
+Role: memory of `iteration` and `state`, which say what becomes of it. Runs in the process and thread that iterates the
+pipe. A *pass* is one iteration of one pipe.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torchdata._native import IterationToken
+
+if TYPE_CHECKING:
+    from torchdata.datapipes._pipe.fingerprint import Fingerprint
+    from torchdata.datapipes._pipe.iteration import Beginning
+
+__all__ = ["NEVER", "Record", "existing_record", "record_of", "token_of"]
+
+_TOKEN, _RECORD = "_iteration_token", "_iteration_record"
+
+#: The number of no iteration.
+NEVER = object()
+
+
+class Record:
+    """What is known of a pipe's passes. Never pickled or copied: a copy is None, and starts afresh."""
+
+    __slots__ = (
+        "asked",
+        "before",
+        "beginning",
+        "ended",
+        "fed",
+        "fingerprint",
+        "given",
+        "grown",
+        "later",
+        "loaded",
+        "seed",
+        "seeded",
+        "stamp",
+        "watches",
+    )
+
+    def __init__(self) -> None:
+        #: Of a pipe of torch's, the iteration that was there when the next one was asked for.
+        self.asked: Any = NEVER
+        #: Of a pipe of torch's, the iteration that was there when a state was loaded.
+        self.before: Any = NEVER
+        #: When the running pass began; 0 where none did.
+        self.stamp = 0
+        #: The entry that was loaded and not gone on with yet.
+        self.loaded: dict[str, Any] | None = None
+        #: Whether the running pass goes on from a state that was saved after the last item.
+        self.ended = False
+        #: Whether a state was loaded into the graph of the pipe since its last pass that began anew.
+        self.fed = False
+        #: The last seed that was given to a pipe of a user's.
+        self.seed: Any = None
+        #: Whether a loader gives the pipe its seeds: those of later passes of an epoch follow from the first one then.
+        self.seeded = False
+        #: The seed that a state gave to the pipe for its next pass, when it was loaded.
+        self.given: Any = None
+        #: The seed that was given to the pipe after the pass began that is to be replayed.
+        self.later: Any = None
+        #: Whether a pipe that is replayed is among this one and those that it reads from; None: not looked yet.
+        self.watches: bool | None = None
+        #: How the graph stood when the running pass began, where `watches`, and of a pipe of torch's.
+        self.beginning: Beginning | None = None
+        #: What all pipes of the graph were made with, where the pipe is its end and its state was saved.
+        self.fingerprint: Fingerprint | None = None
+        #: Names of pipes that the pipe has made since its first pass.
+        self.grown: list[str] = []
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # pickles are not to name where the class lives
+
+
+def token_of(datapipe: Any) -> IterationToken:
+    """The token of a pipe, made on first use (pipes need not call `super().__init__()`)."""
+    token: IterationToken | None = datapipe.__dict__.get(_TOKEN)
+    if token is None:
+        token = datapipe.__dict__[_TOKEN] = IterationToken()
+    return token
+
+
+def record_of(datapipe: Any) -> Record:
+    """The record of a pipe, made on first use."""
+    record: Record | None = datapipe.__dict__.get(_RECORD)
+    if record is None:
+        record = datapipe.__dict__[_RECORD] = Record()
+    return record
+
+
+def existing_record(datapipe: Any) -> Record | None:
+    """The record of a pipe, if it has one."""
+    record: Record | None = vars(datapipe).get(_RECORD)
+    return record
