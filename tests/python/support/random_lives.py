@@ -470,16 +470,18 @@ class Run:
 
     # -- deaths ------------------------------------------------------------------------------------
 
-    def _victim(self) -> tuple[int, int]:
-        """Which child, and its process."""
+    def _victim(self) -> tuple[int, int] | None:
+        """Which child, and its process; None while a thread of main is about to have all of them replaced."""
         service = self.loader.reading_service
         pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
-        who = self.dice.randrange(len(pids))
-        return who, pids[who]
+        who = self.dice.randrange(max(1, len(pids)))
+        return (who, pids[who]) if pids else None
 
     def _halt(self) -> None:
         """A process stands still for a moment."""
-        who, pid = self._victim()
+        if (victim := self._victim()) is None:
+            return
+        who, pid = victim
         _signal(pid, signal.SIGSTOP)
         timer = threading.Timer(0.005, _signal, [pid, signal.SIGCONT])
         self.did.append(f"halt {who}")
@@ -489,7 +491,9 @@ class Run:
 
     def _kill(self) -> None:
         """A process dies, now or while items are read."""
-        who, pid = self._victim()
+        if (victim := self._victim()) is None:
+            return
+        who, pid = victim
         if self.deaths[who] == 2:  # the third in a row is an error
             return
         self.deaths[who] += 1

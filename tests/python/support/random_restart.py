@@ -184,7 +184,7 @@ class Run:
         for event in [event for event in events if event[0] == place]:
             events.remove(event)
             pids = self.loader.reading_service._children.pids
-            for who in event[1]:
+            for who in event[1] if pids else ():  # none while a thread of main is about to have all of them replaced
                 pid = pids[who % len(pids)]
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, event[2])
