@@ -221,6 +221,31 @@ def test_items_that_were_skipped_count_as_given(kind: str) -> None:
         assert list(made) == whole[11:]
 
 
+#: Sources that seek, below a pipe that begins them with its first item.
+LATE = {
+    "a shuffled map pipe": lambda: Declared(SequenceWrapper(range(UNITS)).shuffle().sharding_filter()),
+    "one that is read twice": lambda: Declared(SequenceWrapper(range(15)).shuffle().cycle(2).sharding_filter()),
+    "a range": lambda: Declared(IterableWrapper(range(UNITS)).sharding_filter()),
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("skips", [[2], [1, 1, 3], [0, 20]])
+def test_items_are_skipped_before_workers_have_begun_where_they_go_on(
+    kind: str, workers: int, skips: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "SECONDS", 1000.0)  # what goes on begins at the beginning, and passes over
+    with loader(LATE[kind](), 2, block=1) as made:
+        whole, following = list(made), list(made)
+    state = stopped(LATE[kind](), 2, 3, block=1)
+    with loader(LATE[kind](), workers, state, block=1) as made:
+        iter(made)
+        assert [made.skip(count) for count in skips] == skips
+        assert list(made) == whole[3 + sum(skips) :]
+        assert list(made) == following
+
+
 def test_before_the_first_item_any_pipeline_takes_other_workers() -> None:
     def pipe() -> Any:
         return shuffled().sharding_filter().shuffle()

@@ -84,14 +84,7 @@ class Plan(random_resume.Plan):
         self.at_the_end = dice.random() < 0.5
         self.deaths = [self._deaths(dice) for _ in range(4)]
         self.saves = sorted(dice.random() for _ in range(dice.choice([0, 1, 2])))
-        lasting = {"summed", "cache"} & {*self.before, *self.behind}
-        if lasting and (self.threads or self.shard == "dispatch"):
-            # How far threads, and the dispatching process, run ahead of a header that leaves them is a matter of speed,
-            # too, and with it what lasts.
-            self.before, self.behind = (
-                [step for step in steps if step != "header"] for steps in (self.before, self.behind)
-            )
-        self.leaves = dice.random() < 0.3 and not lasting
+        self.leaves = dice.random() < 0.3 and not self.lasting
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0), (1000.0, 1.0)])
 
     def _deaths(self, dice):

@@ -114,6 +114,12 @@ class Plan:
             (dice.randrange(3), dice.random(), dice.choice([0, 0, 0, 1, 2])) for _ in range(dice.choice([1, 1, 2, 3]))
         ]
         self.to_the_end = [dice.random() < 0.15 for _ in self.stops]
+        if self.lasting and (self.threads or self.shard == "dispatch"):
+            # How far threads, and the dispatching process, run ahead of a header that leaves them is a matter of speed,
+            # and with it what lasts.
+            self.before, self.behind = (
+                [step for step in steps if step != "header"] for steps in (self.before, self.behind)
+            )
 
     def _step(self, dice, behind=False):
         steps = ["shuffle", "plain", "filter", "flatmap", "generated", "header", "cycle"]
@@ -121,6 +127,11 @@ class Plan:
         if behind:
             steps += ["batch", "large", "summed", "cache"]
         return dice.choice(steps)
+
+    @property
+    def lasting(self):
+        """The steps that remember something from epoch to epoch."""
+        return {"summed", "cache"} & {*self.before, *self.behind}
 
     @property
     def lasts_dealt(self):

@@ -21,7 +21,7 @@ from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.ordering.grouping import Batcher
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter, ShardingRoundRobinDispatcher
-from torchdata.datapipes.state import entry_anew, entry_at, load_entries, standing_still
+from torchdata.datapipes.state import entry_anew, entry_at, forget_state, load_entries, standing_still
 
 __all__ = ["Dividing", "begin_behind", "find_division", "hands_on", "items_before", "required_division"]
 
@@ -237,9 +237,10 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
             items_before(found.pipe, base["entries"])
             before = walk(found.pipe)[:-1]
             load_entries(zip(before, base["entries"], strict=False))
+        else:  # neither what is left of an earlier pass is gone on with, nor what was loaded for one
+            forget_state(found.pipe.source_datapipe)
+            load_entries([(pipe, entry_anew(pipe)) for pipe in walk(found.pipe)[:-1]])
         if given.first * found.block > taken:
-            if base["entries"] is None:  # what is left of an earlier pass is not gone on with
-                load_entries([(pipe, entry_anew(pipe)) for pipe in walk(found.pipe)[:-1]])
             taken += advance(found.pipe.source_datapipe, given.first * found.block - taken, reading=False) or 0
         state = {"taken": taken, "first": given.first, "beyond": list(given.beyond)}
         load_entries([(found.pipe, entry_at(found.pipe, state))])
