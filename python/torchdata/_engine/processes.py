@@ -150,7 +150,7 @@ class Children(OwnsChildren):
                 main_pid=self._owner_pid,
                 is_child_of_main=start_method != "forkserver",
                 gc_thresholds=gc.get_threshold(),
-                cadence=(snapshots.SECONDS, snapshots.FACTOR),
+                cadence=snapshots.cadence(count),
             )
             crew.setups.append(setup)
             crew.processes.append(new_child(context, self._names[index], run_child, (setup,)))

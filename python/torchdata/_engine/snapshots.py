@@ -29,6 +29,7 @@ __all__ = [
     "Kept",
     "KeptDealt",
     "Resumption",
+    "cadence",
     "check_seal",
     "is_sealed",
     "place_of",
@@ -39,8 +40,11 @@ __all__ = [
     "unseal",
 ]
 
-#: A snapshot that took c seconds to make is followed by the next one after max(SECONDS, FACTOR * c).
+#: One process's snapshot that took c seconds to make is followed by the next one after max(SECONDS, FACTOR * c).
 SECONDS, FACTOR = 0.02, 100.0
+#: Of so many processes at most the pauses add up: where items take less time than a snapshot, who takes them in order
+#: waits for each process that makes one. With more of them, what the others have ready covers the wait.
+ADDING_UP = 4
 
 #: Items, and their rolling checksum.
 Account = tuple[int, int]
@@ -69,6 +73,11 @@ class Announced:
     OWN = 1
     #: With one of its own and the dispatching process's, for which it waits.
     DEALT = 2
+
+
+def cadence(processes: int) -> tuple[float, float]:
+    """How often each of so many processes makes snapshots: after how many seconds, and how many times what one took."""
+    return SECONDS, FACTOR * min(processes, ADDING_UP)
 
 
 def place_of(number: int, items: int) -> int:

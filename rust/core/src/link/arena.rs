@@ -233,7 +233,7 @@ impl Arena {
         self.tidy_at(Instant::now())
     }
 
-    fn tidy_at(&self, now: Instant) -> Result<bool, Corrupted> {
+    pub(crate) fn tidy_at(&self, now: Instant) -> Result<bool, Corrupted> {
         if self.generation != fork::generation() {
             return Ok(false);
         }

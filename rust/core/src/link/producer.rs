@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::arena::{Arena, Block};
 use super::check::{Digest, open, seal};
@@ -13,6 +14,7 @@ use super::header::Layout;
 use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UnitHeader, sampled_len};
 use super::wake::WakePolicy;
 use crate::error::Corrupted;
+use crate::glances::Glances;
 use crate::process::board::BellRef;
 use crate::protocol::{Account, Permit, Reader, Sending, Stream};
 use crate::stats::{FlowRef, add};
@@ -20,8 +22,10 @@ use crate::stats::{FlowRef, add};
 /// Items that are worth waking a sleeping consumer for.
 const WAKE_BATCH: u32 = 64;
 
-/// Items after which the arena is looked at, where it holds anything that could go back.
-const TIDY_EACH: u64 = 8;
+/// Fewest and most items after which the arena is looked at, where it holds anything that could go back: looks that follow
+/// each other within less than `TIDY_NEAR` become fewer.
+const TIDY_EACH: (u32, u32) = (8, 256);
+const TIDY_NEAR: Duration = Duration::from_millis(1);
 
 /// One buffer of a unit: where its bytes are.
 #[derive(Debug)]
@@ -56,6 +60,8 @@ pub struct Producer {
     account: Account,
     /// Whether fragments were pushed that belong to the next unit.
     streaming: bool,
+    /// When the arena is looked at next.
+    glances: Glances,
     /// Totals.
     items: u64,
     bytes: u64,
@@ -73,6 +79,7 @@ impl Producer {
             sending: Sending::default(),
             account: Account::default(),
             streaming: false,
+            glances: Glances::new(TIDY_EACH.0, TIDY_EACH.1, TIDY_NEAR),
             items: 0,
             bytes: 0,
             flow: layout.flow(true),
@@ -253,8 +260,10 @@ impl Producer {
     /// Like the other pushes, if the unit is longer than [`Producer::fits`] allows or a block is of another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         // For a producer that never waits, and so is never idle.
-        if self.items.is_multiple_of(TIDY_EACH) && self.arena.is_untidy() {
-            self.arena.tidy()?;
+        if self.arena.is_untidy()
+            && let Some(now) = self.glances.glance()
+        {
+            self.arena.tidy_at(now)?;
         }
         let (pushed, digest) = self.write(kind, parts, payload)?;
         if pushed == Push::Done {

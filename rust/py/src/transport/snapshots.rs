@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::error::Corrupted;
+use torchdata_core::glances::Glances;
 use torchdata_core::link::consumer::{Buffer, Unit};
 use torchdata_core::link::producer::{Part, Producer};
 use torchdata_core::protocol::{Account, Dealt, Share, Snapshot};
@@ -51,10 +52,7 @@ pub struct Cadence {
     most_often: Duration,
     factor: f64,
     due: Instant,
-    looked: Instant,
-    /// Items between two looks at the clock, and until the next one.
-    step: u32,
-    left: u32,
+    glances: Glances,
 }
 
 /// Most items between two looks at the clock, and how often it is looked at where that makes them fewer.
@@ -63,25 +61,14 @@ const NEAR: Duration = Duration::from_micros(100);
 
 impl Cadence {
     pub fn new(most_often: Duration, factor: f64) -> Self {
-        let now = Instant::now();
-        Self { most_often, factor, due: now + most_often, looked: now, step: 1, left: 1 }
+        let longest = if most_often.is_zero() { 1 } else { LONGEST_STEP };
+        Self { most_often, factor, due: Instant::now() + most_often, glances: Glances::new(1, longest, NEAR) }
     }
 
     /// Whether a snapshot is due. To be asked once an item.
     #[inline]
     pub fn is_due(&mut self) -> bool {
-        self.left = self.left.wrapping_sub(1);
-        self.left == 0 && self.look()
-    }
-
-    #[cold]
-    fn look(&mut self) -> bool {
-        let now = Instant::now();
-        let near = now - self.looked < NEAR && !self.most_often.is_zero();
-        self.looked = now;
-        self.step = if near { (self.step * 2).min(LONGEST_STEP) } else { 1 };
-        self.left = self.step;
-        now >= self.due
+        self.glances.glance().is_some_and(|now| now >= self.due)
     }
 
     /// Notes that one was made, which began at `began`.
