@@ -58,7 +58,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::links::ArenaBuffer>()?;
     module.add_class::<transport::sender::Sender>()?;
     module.add_class::<transport::collector::Collector>()?;
-    module.add_class::<transport::collector::ItemStream>()?;
+    module.add_class::<transport::item_stream::ItemStream>()?;
     module.add_class::<pipes::prefetch::PyPrefetchQueue>()?;
     module.add_class::<ranks::PyMeeting>()?;
     module.add_class::<seed::PySeedGenerator>()?;

@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 use torchdata_core::exclusive::{Exclusive, Held};
 use torchdata_core::link::consumer::Unit;
 use torchdata_core::process::fork;
 use torchdata_core::protocol::{Books, Collecting, Stream};
 use torchdata_core::stats::WaitRef;
 
+use super::item_stream::ItemStream;
 use super::kinds as kind;
 use super::links::bell;
 use super::links::{PyBellBoard, PyLink};
@@ -470,8 +470,8 @@ impl Collector {
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<ItemStream> {
         let collector = slf.get();
         let epoch = collector.signs.epoch.load(Relaxed) as u32;
-        let pass = AtomicU64::new(u64::from(!collector.on_demand));
-        Ok(ItemStream { collector: slf.unbind(), epoch, pass })
+        let pass = u64::from(!collector.on_demand);
+        Ok(ItemStream::new(slf.unbind(), epoch, pass))
     }
 
     /// Waits for a message from `peer`, passing over what belongs to earlier epochs; `seconds` is the longest wait.
@@ -535,7 +535,13 @@ impl Collector {
         }
     }
 
-    fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
+    /// The next item of an epoch's pass: 0 before the first item was asked for, which begins one.
+    pub(super) fn next<'py>(
+        &self,
+        py: Python<'py>,
+        epoch: u32,
+        pass: &AtomicU64,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         check_process(self.generation)?;
         let mut held = self.reader()?;
         let reader = &mut *held;
@@ -556,50 +562,17 @@ impl Collector {
         reader.heed(&self.signs);
         next
     }
-}
 
-/// An iterator over the items that a `Collector` receives in one epoch; of a worker's share, in one pass.
-#[pyclass(frozen, module = "torchdata._native")]
-pub struct ItemStream {
-    collector: Py<Collector>,
-    epoch: u32,
-    /// The pass; 0 before the first item was asked for.
-    pass: AtomicU64,
-}
-
-#[pymethods]
-impl ItemStream {
-    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
-    }
-
-    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.collector.get().next(py, self.epoch, &self.pass)
-    }
-
-    /// Appends the next item to a list. Where a signal handler raises, it lies there, or was not taken.
-    fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
-        let item = self.collector.get().next(hand.py(), self.epoch, &self.pass)?;
-        hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)
-    }
-
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.collector)
-    }
-}
-
-impl Drop for ItemStream {
     /// A share that is left before its end must not hold up those of others.
-    fn drop(&mut self) {
-        let collector = self.collector.get();
-        if !collector.on_demand || self.pass.load(Relaxed) == 0 {
+    pub(super) fn leave(&self, epoch: u32, pass: u64) {
+        if !self.on_demand || pass == 0 {
             return;
         }
         // Where somebody else reads, that is a later pass, which has told the sender already.
-        if let Some(mut held) = collector.reader.try_hold()
-            && collector.generation == fork::generation()
-            && u64::from(held.stream.pass()) == self.pass.load(Relaxed)
-            && !collector.signs.is_over(self.epoch)
+        if let Some(mut held) = self.reader.try_hold()
+            && self.generation == fork::generation()
+            && u64::from(held.stream.pass()) == pass
+            && !self.signs.is_over(epoch)
         {
             held.peers.iter_mut().for_each(|peer| peer.consumer.leave());
         }

@@ -1,6 +1,7 @@
 //! Items between processes: who sends, who receives, and the memory between them.
 
 pub mod collector;
+pub mod item_stream;
 mod kinds;
 pub mod links;
 mod outlet;

@@ -1,0 +1,128 @@
+"""`"auto"` as how many items workers and threads are ahead: what is chosen in situations built for real."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from process_checks import nothing_is_left  # noqa: F401
+from torchdata import _machine as machine
+from torchdata._native import PrefetchQueue
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.adapter import PrefetchPolicy
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter.threads.depth import bytes_of
+
+pytestmark = pytest.mark.alone
+
+
+def unsteady(item: int) -> int:
+    """Takes no time but for some items in a row, which an average of 2 ms an item gives."""
+    time.sleep(0.03 if item % 32 < 2 else 0.0)
+    return item
+
+
+def wide(item: int) -> Any:
+    unsteady(item // 2)
+    return np.full(1 << 18, item)
+
+
+def test_workers_get_further_ahead_where_items_take_different_times(machine_of):
+    machine_of(2)
+    pipe = IterableWrapper(range(1400)).sharding_filter().map(unsteady)
+    with DataLoader2(pipe, PrefetchPolicy("auto"), MultiProcessingReadingService(1, "fork")) as loader:
+        got = []
+        for item in loader:
+            got.append(item)
+            time.sleep(0.0025)
+        assert got == list(range(1400))
+        children = loader.reading_service._children
+        assert children.window >= 16, loader.stats().choices
+        assert all(line.startswith('prefetch "auto": each worker is ') for line in loader.stats().choices)
+        assert list(loader) == got, "the next epoch begins with what was chosen"
+        assert children.window >= 16
+
+
+def test_items_that_fill_the_memory_budget_are_not_held_in_numbers(machine_of):
+    machine_of(2)
+    pipe = IterableWrapper(range(400)).sharding_filter().map(wide)
+    service = MultiProcessingReadingService(1, "fork", memory_budget=12 << 20)  # six items
+    with DataLoader2(pipe, PrefetchPolicy("auto"), service) as loader:
+        for number, item in enumerate(loader):
+            assert item[0] == number
+        assert loader.reading_service._children.window in (2, 3), loader.stats().choices
+
+
+def test_a_thread_reads_further_ahead_where_that_spares_waiting():
+    pipe = IterableWrapper(range(640)).map(unsteady).prefetch("auto")
+    reading, got = iter(pipe), []
+    for item in reading:
+        got.append(item)
+        time.sleep(0.0025)
+    assert got == list(range(640))
+    assert pipe._data is not None
+    assert pipe._data.queue.capacity >= 16
+
+
+def test_places_lack_only_where_the_source_was_stopped_before():
+    queue = PrefetchQueue(2)
+
+    def make(after: float) -> threading.Thread:
+        def run() -> None:
+            queue.reserve()
+            time.sleep(after)
+            queue.put(1)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    for _ in range(5):  # it is always waited for, and never stopped
+        thread = make(0.01)
+        queue.pop()
+        thread.join()
+        assert not queue.has_lacked()
+    lacked = False
+    deadline = time.monotonic() + 20
+    while not lacked:
+        assert time.monotonic() < deadline
+        for thread in (make(0), make(0)):
+            thread.join()
+        thread = make(0.01)  # finds no place, unless it comes late
+        time.sleep(0.01)
+        for _ in range(3):
+            queue.pop()
+        thread.join()
+        lacked = queue.has_lacked()
+    assert not queue.has_lacked(), "it is said once"
+
+
+def test_large_items_keep_a_thread_from_reading_far_ahead(monkeypatch):
+    monkeypatch.setattr(machine, "memory_left", lambda: 16 * 3 * (8 << 18))  # three items are its part
+    pipe = IterableWrapper(range(300)).map(wide).prefetch("auto")
+    for _ in pipe:
+        time.sleep(0.0015)
+    assert pipe._data is not None
+    assert pipe._data.queue.capacity <= 3
+
+
+def test_the_size_of_an_item_is_that_of_what_it_holds():
+    assert bytes_of(np.zeros(1000)) == 8000
+    assert bytes_of({"a": np.zeros(10, np.uint8), "b": [np.zeros(5, np.uint8), (np.zeros(1, np.uint8),)]}) == 16
+    assert 10_000 < bytes_of(b"x" * 10_000) < 10_100
+
+
+def test_prefetch_policy_takes_auto_or_a_number():
+    service = MultiProcessingReadingService(2, worker_prefetch_cnt="auto")
+    loader = DataLoader2(IterableWrapper(range(3)).prefetch(4), PrefetchPolicy("auto", worker=3), service)
+    assert loader.datapipe.buffer_size == "auto"
+    assert (loader.reading_service.main_prefetch_cnt, loader.reading_service.worker_prefetch_cnt) == ("auto", 3)
+    for wrong in ("many", 2.5, None):
+        with pytest.raises(TypeError, match="count"):
+            PrefetchPolicy(wrong)
+        with pytest.raises(TypeError, match="num_workers"):
+            MultiProcessingReadingService(wrong)
