@@ -127,15 +127,36 @@ fn drain(receiver: &mut Receiver, most: usize) -> Option<usize> {
     Some(most)
 }
 
-/// Pushes whatever can be pushed without waiting.
-fn fill(sender: &mut Sender, random: &mut Random) -> Option<()> {
-    for _ in 0..12 {
+/// The units of one link, as far as they can be pushed without waiting.
+#[derive(Default)]
+struct Units {
+    /// The one that did not fit, which goes first: fragments that went ahead of it belong to no other.
+    unsent: Option<(Vec<Part>, Vec<u8>)>,
+}
+
+impl Units {
+    /// Pushes some; None after an error.
+    fn push(&mut self, sender: &mut Sender, random: &mut Random) -> Option<()> {
+        for _ in 0..12 {
+            let (parts, inline) = match self.unsent.take() {
+                Some(unit) => unit,
+                None => Self::unit(sender, random)?,
+            };
+            let _ = sender.end.permit();
+            sender.end.blocks_in_flight().ok()?;
+            if sender.end.push_item(ITEM, &parts, &inline).ok()? == Push::Full {
+                self.unsent = Some((parts, inline));
+                return Some(());
+            }
+        }
+        Some(())
+    }
+
+    fn unit(sender: &mut Sender, random: &mut Random) -> Option<(Vec<Part>, Vec<u8>)> {
         let mut parts = Vec::new();
         for _ in 0..random.below(3) {
-            match sender.end.allocate(random.below(9000) as usize) {
-                Ok(Some(block)) => parts.push(Part::Block(block.into())),
-                Ok(None) => {}
-                Err(_) => return None,
+            if let Some(block) = sender.end.allocate(random.below(9000) as usize).ok()? {
+                parts.push(Part::Block(block.into()));
             }
         }
         if random.below(4) == 0 {
@@ -145,13 +166,8 @@ fn fill(sender: &mut Sender, random: &mut Random) -> Option<()> {
             }
         }
         let inline = random.below(300) as usize;
-        let _ = sender.end.permit();
-        sender.end.blocks_in_flight().ok()?;
-        if sender.end.push_item(ITEM, &parts, &random.bytes(inline)).ok()? == Push::Full {
-            return Some(());
-        }
+        Some((parts, random.bytes(inline)))
     }
-    Some(())
 }
 
 proptest! {
@@ -169,19 +185,19 @@ proptest! {
         let (link, bells) = open(SMALL);
         let (mut sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
         receiver.end.begin(Stream::default(), 8);
-        let mut random = Random(seed);
+        let (mut units, mut random) = (Units::default(), Random(seed));
         for _ in 0..before {
-            prop_assert!(fill(&mut sender, &mut random).is_some(), "nothing is spoilt yet");
+            prop_assert!(units.push(&mut sender, &mut random).is_some(), "nothing is spoilt yet");
             prop_assert!(drain(&mut receiver, 3).is_some(), "nothing is spoilt yet");
         }
-        fill(&mut sender, &mut random);
+        units.push(&mut sender, &mut random);
         let raw = Raw::new(&link);
         for (place, mask) in flips {
             raw.byte(place).fetch_xor(mask, Relaxed);
         }
         for _ in 0..steps {
             drain(&mut receiver, 40);
-            fill(&mut sender, &mut random);
+            units.push(&mut sender, &mut random);
         }
     }
 }
@@ -251,7 +267,7 @@ fn a_peer_that_scribbles_all_the_time_neither_crashes_nor_hangs_the_ends() {
         receiver.end.begin(Stream::default(), 8);
         let raw = Raw::new(&link);
         let done = AtomicBool::new(false);
-        let seed = random.next();
+        let (mut units, seed) = (Units::default(), random.next());
         thread::scope(|scope| {
             scope.spawn(|| {
                 let mut random = Random(seed);
@@ -261,7 +277,7 @@ fn a_peer_that_scribbles_all_the_time_neither_crashes_nor_hangs_the_ends() {
                 }
             });
             for _ in 0..40 {
-                fill(&mut sender, &mut random);
+                units.push(&mut sender, &mut random);
                 drain(&mut receiver, 20);
             }
             done.store(true, Relaxed);
