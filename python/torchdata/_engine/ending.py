@@ -18,7 +18,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from torchdata._engine.crossing import note_pipes
+from torchdata._engine.crossing import note_descriptor, note_pipes
 from torchdata._engine.interrupts import InterruptsDeferred
 from torchdata._native import BellBoard, Finalized, Link, Sender
 
@@ -89,6 +89,16 @@ class ChildProcess:
         if isinstance(self._process, BaseProcess):
             note_pipes(self._process)
         self.pid = self._process.pid
+
+    def replace_process(self, process: BaseProcess) -> None:
+        """Takes another process, which is not started, for one that has ended."""
+        self.close()
+        self._process, self.pid, self.exitcode, self._ended, self._closed = process, None, None, False, False
+
+    def note_descriptor(self, descriptor: int) -> None:
+        """Notes a descriptor of main's that belongs to it: later children close what they inherit of it."""
+        assert isinstance(self._process, BaseProcess)
+        note_descriptor(self._process, descriptor)
 
     @property
     def ended(self) -> bool:

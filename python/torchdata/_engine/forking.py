@@ -29,8 +29,8 @@ from typing import Any
 
 from torchdata._engine.beginning import ChildName
 from torchdata._engine.child import ChildSetup, Lines, run_child
-from torchdata._engine.crossing import Handle, close_inherited_pipes, note_descriptor
-from torchdata._engine.ending import ChildProcess
+from torchdata._engine.crossing import Handle, close_inherited_pipes
+from torchdata._engine.forks import ForkedChild
 from torchdata._engine.interrupts import ignore_interrupts
 from torchdata._engine.starting import start_all
 from torchdata._native import BellBoard, Link, StatsBoard, drop_inherited
@@ -70,17 +70,14 @@ class Forker:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         arguments = (theirs, self._socket, list(setups), bells, self._owner)
-        started = get_context("fork").Process(
-            target=_serve, args=arguments, name=ChildName("torchdata forking process"), daemon=True
-        )
-        self._process = ChildProcess(started, "the forking process")
+        self._process = ForkedChild("the forking process", "torchdata forking process", _serve, arguments)
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
         # Nobody takes it in a forked child; a handler may, while the thread that it interrupts has it.
         self._lock = threading.RLock()
         try:
             start_all([self._process], "fork")
-            note_descriptor(started, self._socket.fileno())
+            self._process.note_descriptor(self._socket.fileno())
         except BaseException:
             self._socket.close()
             raise

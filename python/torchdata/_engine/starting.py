@@ -13,6 +13,7 @@ from typing import Any
 
 from torchdata._engine.beginning import ChildName
 from torchdata._engine.ending import ChildProcess
+from torchdata._engine.forks import ForkedChild, fork_all
 from torchdata._engine.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.obituary import why_not_started
 
@@ -29,7 +30,10 @@ def new_child(context: BaseContext, name: str, target: Callable[..., object], ar
         args: what that is called with.
     """
     kind: Any = context.Process  # type: ignore[attr-defined]
-    if context.get_start_method() == "forkserver":
+    method = context.get_start_method()
+    if method == "fork":
+        return ForkedChild(name, f"torchdata {name}", target, args)
+    if method == "forkserver":
         from torchdata._engine.fork_server import ForkServerProcess
 
         kind = ForkServerProcess
@@ -54,8 +58,12 @@ def start_all(
         if start_method != "fork":
             # Started with the first child it would take the mask off again, with which it starts itself.
             _ensure_tracker()
+        children = list(children)
+        forked = [child for child in children if isinstance(child, ForkedChild)]
+        if forked:
+            fork_all(forked, _start, deferred.deliver)
         for index, child in enumerate(children):
-            while not _start(child):
+            while child.pid is None and not _start(child):
                 deferred.deliver()
             started(index)
             deferred.deliver()

@@ -10,6 +10,7 @@ use torchdata_core::process::liveness::{Watch, exit_with};
 mod codec;
 mod errors;
 mod finalized;
+mod forking;
 mod formats;
 mod numpy_api;
 mod panics;
@@ -39,6 +40,7 @@ fn settle(py: Python<'_>) -> PyResult<()> {
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     settle(module.py())?;
+    forking::register()?;
     module.add("Finalized", finalized::finalized_type(module.py())?)?;
     module.add_class::<pipes::token::IterationToken>()?;
     module.add("IteratorGuard", pipes::guard::guard_type(module.py())?)?;
@@ -68,6 +70,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(forking::fork_waits_for, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_with, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_before_fork, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_after_fork, module)?)?;

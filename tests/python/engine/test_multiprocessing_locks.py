@@ -1,0 +1,246 @@
+"""Forked children can use what other threads of main had locked at that moment, whatever that was."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from process_checks import children, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
+from torchdata._engine import forks, locks
+from torchdata.datapipes.iter import IterableWrapper
+
+#: Starts loaders and the like while threads of main draw, or print, all the time.
+BUSY = """
+import os, signal, threading, time
+from process_checks import loader
+from torchdata.datapipes.iter import IterableWrapper
+
+def torch_numbers():
+    import torch
+    memory = torch.empty(1_000_000)
+    return memory.normal_
+
+def many_small_torch_numbers():
+    import torch
+    memory = torch.empty(100)
+    return memory.normal_
+
+def numpy_numbers():
+    import numpy
+    return lambda: numpy.random.rand(1_000_000)
+
+def output():
+    return lambda: print("x" * 1_000_000)
+
+def said(x):
+    print("here", flush=True)
+    return x
+
+def of_a_loader():
+    served = loader(IterableWrapper(range(10)).sharding_filter().map(said))
+    assert sorted(served) == list(range(10))
+    served.shutdown()
+
+def of_replaced_workers():
+    served = loader(IterableWrapper(range(2000)).sharding_filter(), on_worker_exit="restart")
+    iterator = iter(served)
+    items = [next(iterator)]
+    for worker in served.reading_service._children.pids:
+        os.kill(worker, signal.SIGKILL)
+        items += [next(iterator) for _ in range(200)]
+    assert sorted(items + list(iterator)) == list(range(2000))
+    served.shutdown()
+
+def of_a_stateful_loader():
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    assert len(list(StatefulDataLoader(range(20), 5, num_workers=2, multiprocessing_context="fork"))) == 4
+
+def of_a_node():
+    from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+    node = ParallelMapper(IterableWrapper(range(9)), said, 2, method="process", multiprocessing_context="fork")
+    assert list(Loader(node)) == list(range(9))
+
+over = threading.Event()
+
+def busy(do):
+    while not over.is_set():
+        do()
+
+threads = [threading.Thread(target=busy, args=({busy}(),)) for _ in range({threads})]
+for thread in threads:
+    thread.start()
+time.sleep(0.05)
+try:
+    for _ in range({times}):
+        {started}()
+finally:
+    over.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.fixture
+def unread():
+    """A pipe that is read, and nobody looks."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as reader:
+        yield reader.stdin
+
+
+@pytest.mark.parametrize(
+    ("busy", "threads"),
+    # Where several threads print without a pause, none of the locks' owners ever lets a fork go ahead of the others.
+    [*itertools.product(["torch_numbers", "many_small_torch_numbers", "numpy_numbers"], [1, 3]), ("output", 1)],
+)
+def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unread):
+    run_busy(busy, "of_a_loader", unread, threads, times=5)
+
+
+@pytest.mark.parametrize("started", ["of_replaced_workers", "of_a_stateful_loader", "of_a_node"])
+def test_all_that_is_forked_starts_while_threads_of_main_draw(started, unread):
+    run_busy("torch_numbers", started, unread, threads=2, times=2)
+
+
+def run_busy(busy, started, output, threads, times):
+    if "torch" in busy or "stateful" in started:
+        pytest.importorskip("torch", reason="its generator is what is drawn from")
+    script = BUSY.format(busy=busy, started=started, threads=threads, times=times)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("PYTHONUNBUFFERED", None)  # without a buffer there is no lock
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    run = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.PIPE, timeout=100)
+    assert not run.stderr, run.stderr.decode()
+    assert run.returncode == 0
+
+
+# -- locks that can be found held at will ------------------------------------------------------------------------------
+
+
+def hang():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+@pytest.fixture
+def lock(monkeypatch):
+    """Makes a lock of what is called with the number of the child that takes it; how many have taken it, as a list."""
+
+    def add(take):
+        main, forked = os.getpid(), mmap.mmap(-1, 1)
+
+        def count_and_take():
+            assert os.getpid() != main
+            forked[0] += 1
+            take(forked[0])
+
+        monkeypatch.setattr(forks, "LOCKS", {**locks.LOCKS, "plays the accordion": count_and_take})
+        monkeypatch.setattr(forks, "_BEGUN", len(locks.LOCKS) + 1)
+        return forked
+
+    monkeypatch.setattr(forks, "LIMITS", (0.2,) * 4)
+    return add
+
+
+@pytest.mark.parametrize("reaped", ["by us", "by the kernel"])
+def test_a_child_that_finds_a_lock_held_is_forked_again(lock, reaped):
+    forked = lock(lambda number: hang() if number < 3 else None)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL if reaped == "by us" else signal.SIG_IGN)
+    try:
+        served = loader(IterableWrapper(range(20)), 1)
+        assert list(served) == list(range(20))
+        served.shutdown()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert forked[0] == 3
+
+
+def test_one_of_several_children_is_forked_again_alone(lock):
+    forked = lock(lambda number: hang() if number == 2 else time.sleep(0.01 * number))
+    served = loader(IterableWrapper(range(20)).sharding_filter(), 3)
+    assert sorted(served) == list(range(20))
+    served.shutdown()
+    assert forked[0] == 4
+
+
+def test_a_lock_that_is_never_free_is_an_error_that_says_whose_it_is(lock):
+    forked = lock(lambda _: hang())
+    with pytest.raises(
+        OSError, match=re.escape("worker process 0 could not be started: whenever it was forked")
+    ) as error:
+        iter(loader(IterableWrapper(range(20)).sharding_filter(), 2))
+    assert "4 times, another thread" in str(error.value)
+    assert "it plays the accordion all the time" in str(error.value)
+    assert "multiprocessing_context='forkserver'" in str(error.value)
+    assert forked[0] == 8
+
+
+def test_ctrl_c_does_not_wait_for_a_held_lock(lock, monkeypatch):
+    lock(lambda _: hang())
+    monkeypatch.setattr(forks, "LIMITS", (60.0,))
+    monkeypatch.setattr(forks, "PATIENCE", 60.0)
+
+    def press():
+        wait_for(lambda: len(children()) >= 1)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    served = loader(IterableWrapper(range(20)).sharding_filter(), 2)
+    pressing = threading.Thread(target=press)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        pressing.start()
+        iter(served)
+    pressing.join()
+    assert time.monotonic() - began < 30
+
+
+def test_one_that_dies_before_it_has_begun_is_a_death_like_any(lock):
+    forked = lock(lambda _: os._exit(3))
+    with pytest.raises(RuntimeError, match=r"worker process 0 \(pid \d+\) exited with code 3"):
+        list(loader(IterableWrapper(range(20)), 1))
+    assert forked[0] == 1
+
+
+def test_main_does_not_wait_for_ever_for_one_that_is_stopped(lock, monkeypatch):
+    lock(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+    monkeypatch.setattr(forks, "PATIENCE", 0.2)
+    served = loader(IterableWrapper(range(20)), 1, timeout=0.5)
+    with pytest.raises(TimeoutError, match="no item came from worker process 0 within"):
+        list(served)
+    served.shutdown()
+
+
+def test_alarms_of_the_program_are_its_own():
+    def on_alarm(_number, _frame):
+        raise AssertionError("nobody has set an alarm")
+
+    def alarms(_x):
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return (
+            signal.getsignal(signal.SIGALRM) is on_alarm,
+            signal.SIGALRM in mask,
+            signal.getitimer(signal.ITIMER_REAL),
+        )
+
+    handler = signal.signal(signal.SIGALRM, on_alarm)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    signal.setitimer(signal.ITIMER_REAL, 100)
+    try:
+        served = loader(IterableWrapper([0]).map(alarms), 1)
+        assert list(served) == [(True, True, (0.0, 0.0))]
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+        served.shutdown()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGALRM, handler)
