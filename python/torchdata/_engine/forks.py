@@ -1,7 +1,8 @@
 """Forking children that can use what other threads of main may have locked at that moment.
 
-Role: main forks when the locks of libraries are free (`locks.py`), but one of them may be taken in between. So a child takes each of them once, as its first step. The kernel ends one that cannot, and main forks another in its
-place before it goes on: nothing of the user's has run in it.
+Role: main forks when the locks of libraries are free (`locks.py`), but one of them may be taken in between. So a child
+takes each of them once, as its first step. The kernel ends one that cannot, and main forks another in its place before
+it goes on: nothing of the user's has run in it.
 """
 
 from __future__ import annotations
