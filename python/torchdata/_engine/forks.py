@@ -103,23 +103,38 @@ class ForkedChild(ChildProcess):
         with with_free_locks():
             super().start()
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, or was never started. One that is to be forked again has not."""
+        return super().ended and not self.met_a_lock
+
+    @property
+    def met_a_lock(self) -> bool:
+        """Whether its process has ended before it began, as far as one can know because a lock was held."""
+        is_waited_for = self._target is not None and self.pid is not None
+        return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
+
     def renew(self) -> None:
-        """Takes another process, which is not started, for one that has ended before it could begin."""
+        """Takes another process, which is not started, for one that has met a lock."""
         self.replace_process(self._new())
 
-    def has_begun(self) -> None:
-        """Notes that it has: main needs what it runs no more."""
+    def is_left_alone(self) -> None:
+        """Notes that it is forked no more, mostly because it has begun: main needs what it runs no more."""
         self._target = None
 
 
 def fork_all(
-    children: Sequence[ForkedChild], start: Callable[[ForkedChild], object], deliver: Callable[[], object]
+    children: Sequence[ForkedChild],
+    start: Callable[[ForkedChild], object],
+    started: Callable[[int], object],
+    deliver: Callable[[], object],
 ) -> None:
     """Starts the children, and waits until they have begun, or have ended in another way than at a lock.
 
     Args:
         children: the children.
         start: starts one.
+        started: called with the number of each when it was started for the first time.
         deliver: called between two steps; what it raises is passed on.
 
     Raises:
@@ -134,9 +149,13 @@ def fork_all(
         for number, child in enumerate(children):
             child.target.number, child.target.reader, child.target.writer = number, reader, writer
             start(child)
+            started(number)
             deliver()
         _await_all(children, reader, start, deliver)
     finally:
+        for child in children:
+            if child.pid is not None:
+                child.is_left_alone()
         os.close(reader)
         os.close(writer)
 
@@ -151,22 +170,22 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *(child.sentinel() for child in waiting.values())], LOOK)
-        ended = [number for number, child in waiting.items() if child.ended]  # before it is read what they have said
+        # Before it is read what they have said. Deaths of another kind are told by whoever looks for the dead.
+        dead = [number for number, child in waiting.items() if child.ended]
+        locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):
             waiting[number].target.step = step
             if step == _BEGUN:
-                waiting.pop(number).has_begun()
-        for number in ended:
+                waiting.pop(number).is_left_alone()
+        for number in dead:
+            waiting.pop(number, None)
+        for number in locked:
             child = waiting.get(number)
-            if child is None:
-                continue
-            if child.exitcode not in (-signal.SIGALRM, None):  # told by whoever looks for the dead
-                waiting.pop(number).has_begun()
-                continue
-            _check_tries(child)
-            child.renew()
-            start(child)
-            deadline = time.monotonic() + PATIENCE
+            if child is not None:
+                _check_tries(child)
+                child.renew()
+                start(child)
+                deadline = time.monotonic() + PATIENCE
         deliver()
 
 

@@ -61,9 +61,9 @@ def start_all(
         children = list(children)
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:
-            fork_all(forked, _start, deferred.deliver)
+            return fork_all(forked, _start, started, deferred.deliver)
         for index, child in enumerate(children):
-            while child.pid is None and not _start(child):
+            while not _start(child):
                 deferred.deliver()
             started(index)
             deferred.deliver()
