@@ -118,7 +118,7 @@ class ForkedChild(ChildProcess):
         """Takes another process, which is not started, for one that has met a lock."""
         self.replace_process(self._new())
 
-    def is_left_alone(self) -> None:
+    def leave_alone(self) -> None:
         """Notes that it is forked no more, mostly because it has begun: main needs what it runs no more."""
         self._target = None
 
@@ -155,7 +155,7 @@ def fork_all(
     finally:
         for child in children:
             if child.pid is not None:
-                child.is_left_alone()
+                child.leave_alone()
         os.close(reader)
         os.close(writer)
 
@@ -176,7 +176,7 @@ def _await_all(
         for number, step in _said(reader):
             waiting[number].target.step = step
             if step == _BEGUN:
-                waiting.pop(number).is_left_alone()
+                waiting.pop(number).leave_alone()
         for number in dead:
             waiting.pop(number, None)
         for number in locked:
