@@ -20,7 +20,7 @@ use torchdata_core::trace::Kind;
 
 use super::kinds as kind;
 use super::replacing::{Mortal, Replacing};
-use super::snapshots::{self, Attached, Content, Opened, Relay};
+use super::snapshots::{self, Attached, Content, Opened, Relay, Relayed};
 use super::waiting::wait_among;
 use crate::codec;
 use crate::errors;
@@ -289,13 +289,12 @@ impl Reader {
     /// Keeps a snapshot.
     pub fn keep_unit(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
         if self.interrupt.is_some() {
-            self.relay.put(snapshots::raw(unit)?);
+            self.relay.put(Relayed::of(unit)?);
         } else {
-            let block = snapshots::block(unit)?;
-            let opened = Opened::read(&unit.payload, &block)?;
+            let opened = Opened::read(unit)?;
             let of_dispatcher = unit.kind & kind::WHAT == kind::RELAYED;
             let (dealt, snapshot) =
-                if of_dispatcher { (Some(opened.dealt(py)), None) } else { (None, opened.snapshot(py)) };
+                if of_dispatcher { (Some(opened.dealt(py)?), None) } else { (None, opened.snapshot(py)?) };
             let given = &self.given;
             let superfluous = self.books.with(py, |books| {
                 let lag = given.lag(books.total());

@@ -37,18 +37,23 @@ impl Outlet {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.clear();
-        let raw = PyBytes::new(py, &relay.take());
-        let bytes = raw.as_bytes();
-        let source = Source::dense(bytes.as_ptr(), bytes.len(), Owner::of(raw.as_any()));
-        encoder.buffers.push(OutBuffer::Memory(source));
+        let last = relay.take();
+        encoder.payload.extend_from_slice(&last.payload);
+        if !last.content.is_empty() {
+            let content = PyBytes::new(py, &last.content);
+            let bytes = content.as_bytes();
+            let source = Source::dense(bytes.as_ptr(), bytes.len(), Owner::of(content.as_any()));
+            encoder.buffers.push(OutBuffer::Memory(source));
+        }
         self.departing = Some(Departing { target: 0, kind: kind::RELAYED, encoder, parts: Vec::new(), streamed: 0 });
         Ok(self.go_on(py)? == Sent::Done)
     }
 
     #[cold]
     fn pass_on(&mut self) -> PyResult<()> {
-        let raw = self.relay.as_ref().map(|relay: &Arc<Relay>| relay.take()).unwrap_or_default();
-        snapshots::push(&mut self.producers[0], kind::RELAYED, &[], &raw).map_err(errors::corrupted)?;
+        let last = self.relay.as_ref().map(|relay: &Arc<Relay>| relay.take()).unwrap_or_default();
+        snapshots::push(&mut self.producers[0], kind::RELAYED, &last.payload, &last.content)
+            .map_err(errors::corrupted)?;
         Ok(())
     }
 

@@ -7,17 +7,18 @@
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
 //! ```
 
-use std::borrow::Cow;
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::error::Corrupted;
 use torchdata_core::glances::Glances;
-use torchdata_core::link::consumer::{Buffer, Unit};
+use torchdata_core::link::consumer::{Buffer, Lease, Unit};
 use torchdata_core::link::producer::{Part, Producer};
 use torchdata_core::protocol::{Account, Dealt, Share, Snapshot};
 
@@ -84,12 +85,31 @@ impl Cadence {
 #[derive(Default)]
 pub struct Relay {
     waits: AtomicBool,
-    raw: std::sync::Mutex<Vec<u8>>,
+    last: Mutex<Relayed>,
+}
+
+/// A snapshot as it is passed on: the inline payload, and what is behind it in a block.
+#[derive(Default)]
+pub struct Relayed {
+    pub payload: Vec<u8>,
+    pub content: Vec<u8>,
+}
+
+impl Relayed {
+    /// As it came.
+    pub fn of(unit: &Unit) -> PyResult<Self> {
+        let content = match unit.buffers.first() {
+            Some(Buffer::Owned(bytes)) => bytes.to_vec(),
+            Some(Buffer::Leased(lease)) => lease.private_copy().map_err(errors::memory)?,
+            None => Vec::new(),
+        };
+        Ok(Self { payload: unit.payload.clone(), content })
+    }
 }
 
 impl Relay {
-    pub fn put(&self, raw: Vec<u8>) {
-        *self.raw.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = raw;
+    pub fn put(&self, snapshot: Relayed) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
         self.waits.store(true, Relaxed);
     }
 
@@ -98,9 +118,9 @@ impl Relay {
         self.waits.load(Relaxed)
     }
 
-    pub fn take(&self) -> Vec<u8> {
+    pub fn take(&self) -> Relayed {
         self.waits.store(false, Relaxed);
-        std::mem::take(&mut self.raw.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+        std::mem::take(&mut self.last.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -131,39 +151,23 @@ pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Acc
     words.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
-/// Head and content of a unit, as they are to be passed on.
-pub fn raw(unit: &Unit) -> PyResult<Vec<u8>> {
-    let mut raw = unit.payload.clone();
-    raw.extend_from_slice(&block(unit)?);
-    Ok(raw)
-}
-
-/// The content of a unit that has it in a block; else nothing.
-pub fn block(unit: &Unit) -> PyResult<Cow<'_, [u8]>> {
-    Ok(match unit.buffers.first() {
-        Some(Buffer::Owned(bytes)) => Cow::Borrowed(bytes.as_slice()),
-        Some(Buffer::Leased(lease)) => Cow::Owned(lease.private_copy().map_err(errors::memory)?),
-        None => Cow::Borrowed(&[]),
-    })
-}
-
-/// A unit as it came.
+/// A unit as it came: its head taken apart, its content where it lies.
 pub struct Opened<'a> {
     pass: u32,
     share: Share,
     accounts: Vec<Account>,
-    content: &'a [u8],
+    inline: &'a [u8],
+    block: Option<&'a Buffer>,
 }
 
 impl<'a> Opened<'a> {
-    /// Takes a unit's payload apart; the content is behind the head, or else in a `block`.
-    pub fn read(raw: &'a [u8], block: &'a [u8]) -> PyResult<Self> {
-        // One that was passed on is all in its block.
-        let read = if raw.is_empty() { Self::parse(block, &[]) } else { Self::parse(raw, block) };
-        read.ok_or_else(|| errors::corrupted(Corrupted("a snapshot is not laid out as one")))
+    /// Takes a unit apart.
+    pub fn read(unit: &'a Unit) -> PyResult<Self> {
+        Self::parse(unit).ok_or_else(|| errors::corrupted(Corrupted("a snapshot is not laid out as one")))
     }
 
-    fn parse(raw: &'a [u8], block: &'a [u8]) -> Option<Self> {
+    fn parse(unit: &'a Unit) -> Option<Self> {
+        let raw = unit.payload.as_slice();
         let word = |index: usize| -> Option<u64> {
             Some(u64::from_le_bytes(raw.get(index.checked_mul(8)?..)?.get(..8)?.try_into().ok()?))
         };
@@ -178,20 +182,41 @@ impl<'a> Opened<'a> {
                 account: Account { items: word(2)?, checksum: word(3)? },
             },
             accounts,
-            content: Some(raw.get(8 * (5 + 2 * links)..)?).filter(|content| !content.is_empty()).unwrap_or(block),
+            inline: raw.get(8 * (5 + 2 * links)..)?,
+            block: unit.buffers.first(),
         })
     }
 
+    /// The content, copied once: it is long where states are, and whoever waits for an item waits for this.
+    fn content(&self, py: Python<'_>) -> PyResult<Content> {
+        match self.block {
+            None => Ok(PyBytes::new(py, self.inline).unbind()),
+            Some(Buffer::Owned(bytes)) => Ok(PyBytes::new(py, bytes).unbind()),
+            Some(Buffer::Leased(lease)) => lease_as_bytes(py, lease),
+        }
+    }
+
     /// As that of a worker.
-    pub fn snapshot(self, py: Python<'_>) -> Option<Snapshot<Content>> {
-        let content = PyBytes::new(py, self.content).unbind();
-        Some(Snapshot { sent: *self.accounts.first()?, share: self.share, content })
+    pub fn snapshot(self, py: Python<'_>) -> PyResult<Option<Snapshot<Content>>> {
+        let Some(&sent) = self.accounts.first() else { return Ok(None) };
+        Ok(Some(Snapshot { sent, share: self.share, content: self.content(py)? }))
     }
 
     /// As that of the dispatching process.
-    pub fn dealt(self, py: Python<'_>) -> Dealt<Content> {
-        let content = PyBytes::new(py, self.content).unbind();
-        Dealt { pass: self.pass, accounts: self.accounts, content }
+    pub fn dealt(self, py: Python<'_>) -> PyResult<Dealt<Content>> {
+        let content = self.content(py)?;
+        Ok(Dealt { pass: self.pass, accounts: self.accounts, content })
+    }
+}
+
+/// The bytes of a lease, as Python's own.
+fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
+    let len = lease.len().try_into().unwrap_or(isize::MAX);
+    // SAFETY: the lease's memory is valid for its length. It is no slice: a producer that breaks the rules writes meanwhile, which
+    // arrives as wrong bytes. What is returned is a new `bytes`, or null with an exception set.
+    unsafe {
+        let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
+        Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
     }
 }
 
