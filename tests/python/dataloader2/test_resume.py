@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -290,6 +291,48 @@ def test_full_arenas_and_none_only_make_snapshots_rarer(dispatched, budget, recw
         assert [item.tolist() for item in other] == expected
     # Only without a budget is what dispatched workers are waited for with beyond it.
     assert not recwarn.list or (dispatched and budget == 0), [str(one.message) for one in recwarn.list]
+
+
+OF_ANY_SIZE = """
+import json, sys
+from torchdata._engine import snapshots
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+snapshots.SECONDS = snapshots.FACTOR = 0.0
+
+def cached(size):
+    data = [bytes([number]) * size for number in range(30)]
+    pipe = IterableWrapper(data).in_memory_cache().sharding_round_robin_dispatch().in_memory_cache()
+    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
+
+found = {"of workers": [], "of the dispatching process": []}
+for size in (*range(1, 400, 19), 100_000):
+    with cached(size) as loader:
+        loader.seed(3)
+        iterator = iter(loader)
+        for _ in range(9):
+            next(iterator)
+        state = loader.state_dict()
+        expected = [list(iterator), list(loader)]
+    inside = state["iteration_state"]["workers"]
+    found["of workers"] += [len(worker["snapshot"][-1]) for worker in inside["workers"]]
+    found["of the dispatching process"].append(len(inside["dispatching"][-1]))
+    with cached(size) as other:
+        other.load_state_dict(state)
+        assert [list(other), list(other)] == expected, size
+assert "numpy" not in sys.modules, "its generator's state alone is longer than what goes inline"
+print(json.dumps(found))
+"""
+
+
+def test_snapshots_of_any_size_reach_main_whole():
+    """Inline in a unit up to 4 KiB, else in a block; also the dispatching process's, on their way through a worker."""
+    run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    for whose, sizes in json.loads(run.stdout).items():
+        assert sum(size < 4096 for size in sizes) > 2, (whose, sizes)
+        assert sum(4096 < size < 10_000 for size in sizes) > 2, (whose, sizes)
+        assert max(sizes) > 300_000, (whose, sizes)
 
 
 def ten_times(item):
