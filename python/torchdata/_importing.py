@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["call_when_imported", "import_whole"]
+__all__ = ["call_when_imported", "import_whole", "loaded"]
 
 #: What is called with a module, by the module's full name.
 Calls = Mapping[str, Callable[[Any], object]]
@@ -139,3 +139,17 @@ def import_whole(name: str) -> Any:
         return module
     with _late:
         return importlib.import_module(name)
+
+
+def loaded(name: str) -> Any:
+    """The module if somebody has imported it, else None; where another thread is at that, once it is whole.
+
+    Args:
+        name: its full name.
+    """
+    if sys.modules.get(name) is None:
+        return None
+    try:
+        return import_whole(name)
+    except ImportError:  # which that thread is told
+        return None

@@ -3,9 +3,9 @@
 Role: a fork copies every lock as it is, and of the threads only the one that forks. What another thread holds then is
 held in the child for ever. Python and the C library see to their own locks; nobody sees to those of PyTorch's and
 NumPy's global generators, which are held without the GIL while something is drawn (a loader of another thread draws its
-seeds there), nor to those of the buffers of standard output and error. So whoever forks a child of the engine waits
-right before until they are free, and keeps NumPy's, the one that can be kept from Python, until it has forked.
-PyTorch's is taken last, by the extension (`forking.rs`).
+seeds there), nor to those of the buffers of standard output and error, nor to that of a module that a thread is
+importing. So whoever forks a child of the engine waits right before until they are free, and keeps NumPy's, the one
+that can be kept from Python, until it has forked. PyTorch's is taken last, by the extension (`forking.rs`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
 __all__ = ["LOCKS", "with_free_locks"]
 
 #: Seconds that main waits for NumPy's lock: a thread that keeps it longer is found out by the child.
 KEPT = 1.0
+
+
+def _take_imports() -> None:
+    for library in ("numpy", "torch"):  # a module of the user's may be the program, and be imported as long as it runs
+        loaded(library)
 
 
 def _take_streams() -> None:
@@ -61,6 +67,7 @@ def _take_torch() -> None:
 
 #: What waits for each lock, by what holds it in words.
 LOCKS: Mapping[str, Callable[[], None]] = {
+    "imports NumPy or PyTorch": _take_imports,
     "prints to standard output or error": _take_streams,
     "draws from NumPy's global generator": _take_numpy,
     "draws from PyTorch's global generator": _take_torch,
@@ -80,6 +87,7 @@ _own = _OfThisThread()
 @contextmanager
 def with_free_locks() -> Iterator[None]:
     """Context in which the forks of this thread wait until the locks are free."""
+    _take_imports()  # which takes seconds: not in a hook, where Ctrl-C would be lost
     torch = _torch_generator()
     _own.forks = True
     fork_waits_for(None if torch is None else torch.get_state)

@@ -154,3 +154,57 @@ import late
 print(sys.meta_path == before)
 """
     assert printed("-c", program).splitlines() == ["not yet False", "seeded late", "True"]
+
+
+MEANWHILE = """
+import sys, threading, time
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+importing = threading.Thread(target=__import__, args=["torch"])
+importing.start()
+while "torch" not in sys.modules:
+    time.sleep(0)
+pipe = IterableWrapper(range(20)).shuffle()
+assert importing.is_alive() and getattr(sys.modules["torch"].__spec__, "_initializing")
+if CASE == "pipes":
+    print(sorted(pipe) == list(range(20)))
+else:
+    service = None if CASE == "loader" else MultiProcessingReadingService(1, "fork")
+    with DataLoader2(pipe, reading_service=service) as loader:
+        iterator = iter(loader)
+        first = next(iterator)
+        loader.state_dict()
+        print(sorted([first, *iterator]) == list(range(20)))
+importing.join()
+"""
+
+
+@pytest.mark.parametrize("case", ["pipes", "loader", "workers"])
+def test_seeds_are_drawn_once_a_library_that_another_thread_imports_is_whole(case: str) -> None:
+    pytest.importorskip("torch")
+    assert printed("-c", MEANWHILE.replace("CASE", repr(case))) == "True\n"
+
+
+def test_a_library_that_is_being_imported_counts_as_not_loaded_where_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import time; time.sleep(0.3); raise ImportError('damaged')\n")
+    program = f"""
+import sys, threading, time
+sys.path.insert(0, {str(tmp_path)!r})
+from torchdata._importing import loaded
+
+def fail():
+    try:
+        import broken
+    except ImportError as error:
+        print(error)
+
+print(loaded("broken"))
+importing = threading.Thread(target=fail)
+importing.start()
+while "broken" not in sys.modules:
+    time.sleep(0)
+print(loaded("broken"))
+importing.join()
+"""
+    assert sorted(printed("-c", program).split()) == ["None", "None", "damaged"]

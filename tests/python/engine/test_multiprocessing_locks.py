@@ -112,13 +112,50 @@ def test_all_that_is_forked_starts_while_threads_of_main_draw(started, unread):
 def run_busy(busy, started, output, threads, times):
     if "torch" in busy or "stateful" in started:
         pytest.importorskip("torch", reason="its generator is what is drawn from")
-    script = BUSY.format(busy=busy, started=started, threads=threads, times=times)
+    run_apart(BUSY.format(busy=busy, started=started, threads=threads, times=times), output)
+
+
+def run_apart(script, output):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("PYTHONUNBUFFERED", None)  # without a buffer there is no lock
     command = [sys.executable, "-W", "ignore", "-c", script]
     run = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.PIPE, timeout=100)
     assert not run.stderr, run.stderr.decode()
     assert run.returncode == 0
+
+
+#: Forks where a thread is in the middle of an import; the earlier hook is called the later.
+IMPORTING = """
+import os, sys, threading, time
+
+def import_meanwhile():
+    if "{library}" not in sys.modules and "torchdata.dataloader2" in sys.modules:
+        threading.Thread(target=__import__, args=["{library}"]).start()
+        while "{library}" not in sys.modules:
+            time.sleep(0)
+
+def needs_it(x):
+    import {library}
+    return x
+
+if "{when}" == "right before the fork":
+    os.register_at_fork(before=import_meanwhile)
+from process_checks import loader
+from torchdata.datapipes.iter import IterableWrapper
+served = loader(IterableWrapper(range(10)).sharding_filter().map(needs_it))
+if "{when}" == "before the start":
+    import_meanwhile()
+assert sorted(served) == list(range(10))
+assert "{library}" in sys.modules
+served.shutdown()
+"""
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("when", ["before the start", "right before the fork"])
+def test_loaders_start_while_a_thread_imports_what_children_need(library, when, unread):
+    pytest.importorskip(library, reason="it is what is imported")
+    run_apart(IMPORTING.format(library=library, when=when), unread)
 
 
 # -- locks that can be found held at will ------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import parent_process
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from torchdata._engine.program import ChildInfo
 from torchdata._engine.snapshots import reason, seal, unseal
 from torchdata._engine.torch_worker import tell_torch
+from torchdata._importing import loaded
 from torchdata.dataloader2.graph import (
     DataPipe,
     find_dps,
@@ -364,12 +364,12 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
     python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
     random.seed(python_seed)
     awaited: dict[str, int] = {}
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None:
         seed_torch(torch, torch_seed)
     else:
         awaited["torch"] = torch_seed
-    numpy_random = sys.modules.get("numpy.random")  # which NumPy itself imports late
+    numpy_random = loaded("numpy.random")  # which NumPy itself imports late
     if numpy_random is not None:
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator takes 32 bits
     else:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import importlib
 import random
-import sys
 import warnings
 from array import array
 from typing import Any
 
+from torchdata._importing import loaded
 from torchdata.datapipes._pipe.late_seeding import awaited_seeds, seed_now_or_when_imported
 from torchdata.datapipes._pipe.plain import from_plain, to_plain
 
@@ -27,7 +27,7 @@ def save_generators() -> dict[str, Any]:
     """
     version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {"random": (version, array("I", numbers).tobytes(), gauss)}
-    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    numpy_random, torch = loaded("numpy.random"), loaded("torch")
     if numpy_random is not None:
         state["numpy"] = _of_numpy(numpy_random.get_state(legacy=False))
     if torch is not None and hasattr(torch, "default_generator"):

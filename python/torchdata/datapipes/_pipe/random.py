@@ -10,6 +10,8 @@ import random
 import sys
 from typing import Any
 
+from torchdata._importing import loaded
+
 #: Whether this process runs a replica of a graph, as a worker does. Its runtime says so.
 is_replica = False
 
@@ -28,7 +30,7 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)
-    torch = sys.modules.get("torch")
+    torch = loaded("torch")
     if torch is not None:
         return int(torch.empty((), dtype=torch.int64, device="cpu").random_().item())
     return random.getrandbits(63)
@@ -55,7 +57,7 @@ class PrivateRandomness:
             _restore(self._inside)
             return
         random.seed(self._seed)
-        numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+        numpy_random, torch = loaded("numpy.random"), loaded("torch")
         if numpy_random is not None:
             numpy_random.seed(self._seed & 0xFFFF_FFFF)  # the legacy generator takes 32 bits
         if torch is not None:
@@ -68,7 +70,7 @@ class PrivateRandomness:
 
 def _states() -> list[Any]:
     """The states of the global generators; None for those that are not there."""
-    numpy_random, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    numpy_random, torch = loaded("numpy.random"), loaded("torch")
     return [
         random.getstate(),
         None if numpy_random is None else numpy_random.get_state(),
