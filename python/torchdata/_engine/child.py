@@ -12,6 +12,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -289,11 +290,12 @@ class _Child:
         self.program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(self.program.datapipe)
         self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item
-        iterator = self.program.go_on_from(start.content)
-        if self.due:
-            iterator = self._with_calls(iterator, start.made)
-        if announced:
-            self.sender.send_snapshot()  # a command that waits is obeyed by the pump, which sends the rest after it
+        with self.program.beginning_unread() if announced else nullcontext():
+            iterator = self.program.go_on_from(start.content)
+            if self.due:
+                iterator = self._with_calls(iterator, start.made)
+            if announced:
+                self.sender.send_snapshot()  # a command that waits is obeyed by the pump, which sends the rest after it
         return iterator
 
     def _begin_pass(self) -> Iterator[Any]:

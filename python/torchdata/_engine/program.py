@@ -7,6 +7,7 @@ them. The engine calls a program in the child, between two items; main pickles i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,6 +50,9 @@ class Program(Protocol):
             seeds: the child's seed generator, exported.
             iter_reset_fn: changes the graph before it is read; None leaves it as it is.
         """
+
+    def beginning_unread(self) -> AbstractContextManager[None]:
+        """Context for `go_on_from` in which nothing is read ahead of the first item, so that a snapshot can be made."""
 
     def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
         """Called between two items.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from random_graphs.stages import GLOBAL, OVER_ONE, OVER_SEVERAL, SOURCES, THREAD
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 from torchdata.datapipes._pipe.traversal import walk
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.map import MapDataPipe
 from torchdata.datapipes.state import load_state, save_state
 
@@ -58,6 +59,13 @@ def test_a_random_graph_goes_on_in_another_process(number: int) -> None:
 @pytest.mark.timeout(600)  # a fresh interpreter that starts others, on a machine that may be busy
 def test_a_random_loader_goes_on_in_another_process_with_spawned_workers() -> None:
     assert check_loader(Loader(286, ("workers",)), most=1, methods={"spawn": 1}, away=1) == 1
+
+
+def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting() -> None:
+    """Its snapshot waited for it, main for that, and the item for room in another worker: a minute, over and over."""
+    began = time.monotonic()
+    assert check_loader(Loader(7000026), most=2, methods={"fork": 1}, away=0) == 2
+    assert time.monotonic() - began < Prefetcher.patience
 
 
 @pytest.mark.filterwarnings("ignore")

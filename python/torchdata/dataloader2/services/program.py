@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -31,6 +32,7 @@ from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_shar
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
 from torchdata.datapipes._pipe import random as own_random
+from torchdata.datapipes._pipe.halting import beginning_unread
 from torchdata.datapipes._pipe.late_seeding import seed_when_imported
 from torchdata.datapipes._pipe.traversal import is_pipe, walk
 from torchdata.datapipes.datapipe import token_of
@@ -240,6 +242,10 @@ class GraphProgram:
         )
         if not self._child.dispatches:
             tell_torch(self._child.worker_id, self._child.num_workers, self.datapipe)
+
+    def beginning_unread(self) -> AbstractContextManager[None]:
+        """A thread that waits for a dispatched item would keep the snapshot waiting, and this the others, and that."""
+        return beginning_unread()
 
     def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
         """The state of the graph and of the global generators, as of the last item.

@@ -8,16 +8,37 @@ it had when the state was saved, and no item less or more, before the generators
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torchdata._native import PrefetchQueue
 
-__all__ = ["Ahead", "Halt", "Halts"]
+__all__ = ["Ahead", "Halt", "Halts", "await_beginning", "beginning_unread"]
 
 
 #: Seconds after which a thread that stands looks whether it is waited for.
 _LOOK = 0.02
+
+#: Cleared while passes begin whose threads are not to read yet.
+_may_begin = threading.Event()
+_may_begin.set()
+
+
+@contextmanager
+def beginning_unread() -> Iterator[None]:
+    """Context in which threads of passes that begin wait with their first item, unless a reader waits for that."""
+    _may_begin.clear()
+    try:
+        yield
+    finally:
+        _may_begin.set()
+
+
+def await_beginning(queue: PrefetchQueue) -> None:
+    """Waits, in the thread of a pass, until it may begin."""
+    while not _may_begin.wait(_LOOK) and not queue.is_awaited and not queue.closed:
+        pass
 
 
 class Ahead(NamedTuple):

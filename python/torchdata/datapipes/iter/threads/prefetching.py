@@ -20,7 +20,7 @@ from torchdata._native import PrefetchQueue
 from torchdata._threads import Work, are_there_any, end_at_exit, start
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
-from torchdata.datapipes._pipe.halting import Ahead, Halt
+from torchdata.datapipes._pipe.halting import Ahead, Halt, await_beginning
 from torchdata.datapipes._pipe.record import token_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.traversal import walk
@@ -131,6 +131,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
     """Moves items from the source into the queue until either is done. Runs in the prefetching thread."""
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
+    await_beginning(queue)
     while queue.reserve():
         if halt is not None:
             halt.stand()
