@@ -290,7 +290,9 @@ class _Child:
         self.program.begin_epoch(seeds, iter_reset_fn)
         self.counting.bind(self.program.datapipe)
         self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item
-        with self.program.beginning_unread() if announced else nullcontext():
+        # Who goes on from a snapshot reads; main has that one, and does not wait for another.
+        unread = announced and start.content is None
+        with self.program.beginning_unread() if unread else nullcontext():
             iterator = self.program.go_on_from(start.content)
             if self.due:
                 iterator = self._with_calls(iterator, start.made)

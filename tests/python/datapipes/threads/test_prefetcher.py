@@ -19,6 +19,7 @@ import pytest
 from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept
 from torchdata._native import PrefetchQueue
+from torchdata.datapipes._pipe.halting import beginning_unread
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
@@ -342,6 +343,41 @@ def test_loading_a_state_halts_a_thread_that_still_reads_the_source() -> None:
     load_state(pipe, state)
     assert pipe.source_datapipe.position == expected
     assert next(iter(pipe)) == 1
+
+
+def test_a_pass_that_begins_unread_reads_where_somebody_waits_and_once_it_may() -> None:
+    source = Counting(50)
+    pipe = source.prefetch(3).prefetch(2)
+    with beginning_unread():
+        iterator = iter(pipe)
+        time.sleep(0.1)
+        assert source.taken == 0
+        saved = save_state(pipe)
+        assert source.taken == 0
+        assert next(iterator) == 0
+    assert list(iterator) == list(range(1, 50))
+    load_state(pipe, saved)
+    assert list(pipe) == list(range(50))
+
+
+def test_a_pass_that_begins_unread_can_be_begun_anew_and_replayed() -> None:
+    pipe = IterableWrapper(range(30)).map(drawn).prefetch(4)
+    over = Unstated(pipe)
+    random.seed(3)
+    iterator = iter(over)
+    first = [next(iterator) for _ in range(5)]
+    saved = save_state(over), save_generators()
+    rest = list(iterator)
+    with beginning_unread():
+        began = time.monotonic()
+        iter(pipe)
+        iter(pipe)
+        load_state(over, saved[0])
+        load_generators(saved[1])
+        iterator = iter(over)
+        assert time.monotonic() - began < Prefetcher.patience
+    assert list(iterator) == rest
+    assert len(first + rest) == 30
 
 
 def test_loading_the_beginning_halts_a_thread_that_would_draw_random_numbers() -> None:

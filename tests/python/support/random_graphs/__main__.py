@@ -15,6 +15,9 @@ from random_graphs.check_loaders import check_loader
 from random_graphs.graphs import Graph
 from random_graphs.loaders import METHODS, Loader
 
+#: Seconds that one graph takes at most: beyond them, something was waited for until that was given up.
+LONG = 60.0
+
 
 class Checked:
     """What came of the graphs of one kind."""
@@ -26,6 +29,7 @@ class Checked:
         self.graphs = self.ways = 0
         self.skipped: Counter[str] = Counter()
         self.wrong: list[int] = []
+        self.long: list[int] = []
 
     def check_next(self) -> bool:
         """Checks one more; False where there is none, or enough went wrong."""
@@ -42,7 +46,10 @@ class Checked:
             self.wrong.append(number)
             text = traceback.format_exception(error)
             print(*text[-8:] if self.options.graphs != 1 else text, sep="", flush=True)
-        self.seconds += time.monotonic() - began
+        seconds = time.monotonic() - began
+        self.seconds += seconds
+        if seconds > LONG:
+            self.long.append(number)
         return True
 
     def _check(self, number: int) -> int:
@@ -54,6 +61,8 @@ class Checked:
 
     def __str__(self) -> str:
         said = f"{self.kind}: {self.graphs}, {self.ways} ways through them, {len(self.wrong)} wrong: {self.wrong}"
+        if self.long:
+            said += f"\n  took longer than {LONG:g} s: {self.long}"
         return f"{said}\n  {self.skipped.total()} were not comparable: {self.skipped.most_common(8)}"
 
 

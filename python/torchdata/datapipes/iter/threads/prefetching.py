@@ -131,7 +131,8 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
     """Moves items from the source into the queue until either is done. Runs in the prefetching thread."""
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
-    await_beginning(queue)
+    if halt is None:  # else it is waited for
+        await_beginning(queue)
     while queue.reserve():
         if halt is not None:
             halt.stand()
