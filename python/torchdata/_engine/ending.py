@@ -79,6 +79,8 @@ class ChildProcess:
         self.pid: int | None = None
         #: Its exit code, negative for a signal; None while it runs, and where nobody knows it.
         self.exitcode: int | None = None
+        #: Whether the exit code is not known because the process that had forked it for this one has ended before it.
+        self.is_orphan = False
         self._process = process
         self._ended = False
         self._closed = False
@@ -94,6 +96,7 @@ class ChildProcess:
         """Takes another process, which is not started, for one that has ended."""
         self.close()
         self._process, self.pid, self.exitcode, self._ended, self._closed = process, None, None, False, False
+        self.is_orphan = False
 
     def note_descriptor(self, descriptor: int) -> None:
         """Notes a descriptor of main's that belongs to it: later children close what they inherit of it."""
@@ -113,11 +116,12 @@ class ChildProcess:
 
     def _was_reaped_by_others(self) -> bool:
         if not isinstance(self._process, BaseProcess):
-            return self._process.is_lost
+            self.is_orphan = self._process.is_lost
+            return self.is_orphan
         popen: Any = self._process._popen  # type: ignore[attr-defined]
         if popen.method == "forkserver":  # the server's child, which it reaps itself
-            return False
-        if not _is_nobodys_child(popen.pid):
+            self.is_orphan = popen.is_lost
+        if not self.is_orphan and (popen.method == "forkserver" or not _is_nobodys_child(popen.pid)):
             return False
         # Nobody is to send a signal to this number any more: it may belong to another process by now.
         popen.returncode = 0
@@ -129,7 +133,9 @@ class ChildProcess:
 
     def sentinel(self) -> int:
         """A descriptor that becomes readable when it ends; -1 where there is none."""
-        return self._process.sentinel
+        process: Any = self._process
+        # multiprocessing keeps that of the start, and a child whose fork server has ended gets another one.
+        return int(getattr(process, "_popen", process).sentinel)
 
     def terminate(self) -> None:
         """Sends SIGTERM."""

@@ -7,6 +7,8 @@ must be interruptible. So the loaders have one to themselves, which preloads the
 
 Main waits for a child's process number, and the server may first import the program's main module for seconds. Ctrl-C
 then ends a server that has not served anybody yet, and with it all that was asked of it.
+
+Where the server dies, its children live on: main watches them itself then, and does not learn how they end.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import io
 import os
 import select
 import signal
+import threading
 import time
 from multiprocessing import connection, context, forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
 from torchdata._engine.interrupts import StartGivenUp, interrupt_waits, interrupts_blocked
+from torchdata._engine.watching import Watch
 from torchdata._threads import OUT_OF_TASKS
 
 __all__ = ["ForkServerProcess"]
@@ -120,6 +124,16 @@ def _running() -> _Server:
 class _Popen(popen_forkserver.Popen):
     """A child that the loaders' own server forks."""
 
+    def __init__(self, process_obj: Any) -> None:
+        self._watch: Watch | None = None
+        #: Whether the server, which would tell how it ends, has ended.
+        self._is_orphan = False
+        #: Whether nobody can tell any more how it has ended.
+        self.is_lost = False
+        # What the server tells can be read once. Nobody waits for it, so a fork may copy it held.
+        self._reading = threading.RLock()
+        super().__init__(process_obj)
+
     def _launch(self, process_obj: Any) -> None:
         orders = io.BytesIO()
         set_spawning_popen(self)
@@ -152,12 +166,52 @@ class _Popen(popen_forkserver.Popen):
             with contextlib.suppress(BrokenPipeError), open(orders_to, "wb") as file:
                 file.write(orders)
             self.pid = server.child(status)
+            self._watch = Watch(self.pid)
         except BaseException as error:
             is_unheard = isinstance(error, ConnectionResetError) and server.has_served and not _is_read(alive)
             self.finalizer()
             if is_unheard:
                 raise _Unheard(*error.args) from error
             raise
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """Its exit code; None while it runs, and where that `is_lost`. Waits for its end without that flag."""
+        while self.returncode is None and not self.is_lost:
+            if self._reading.acquire(blocking=False):
+                try:
+                    self._look()
+                finally:
+                    self._reading.release()
+            if flag == os.WNOHANG:
+                break
+            connection.wait([self.sentinel] if self.sentinel >= 0 else [], LOOK)
+        code: int | None = self.returncode
+        return code
+
+    def _look(self) -> None:
+        assert self._watch is not None
+        if not self._is_orphan:
+            if not connection.wait([self.sentinel], 0):
+                return
+            try:
+                self.returncode = forkserver.read_signed(self.sentinel)
+                return
+            except (OSError, EOFError):
+                self._is_orphan = True
+                self.sentinel = self._watch.descriptor
+        if self._watch.has_ended:
+            self.returncode = self._watch.reap()
+            self.is_lost = self.returncode is None
+
+    def _send_signal(self, sig: int) -> None:
+        if self.returncode is None and self._watch is not None:
+            self._watch.send_signal(sig)
+
+    def close(self) -> None:
+        """Gives its descriptors back."""
+        super().close()
+        if self._watch is not None:
+            self._watch.close()
 
 
 class _Unheard(ConnectionResetError):

@@ -33,6 +33,7 @@ from torchdata._engine.crossing import Handle, close_inherited_pipes
 from torchdata._engine.forks import ForkedChild
 from torchdata._engine.interrupts import ignore_interrupts
 from torchdata._engine.starting import start_all
+from torchdata._engine.watching import Watch, is_ready
 from torchdata._native import BellBoard, Link, StatsBoard, drop_inherited
 
 __all__ = ["ForkedProcess", "Forker"]
@@ -122,12 +123,12 @@ class Forker:
                 socket.send_fds(self._socket, [pickle.dumps(message)], descriptors)
                 return
             except BlockingIOError:
-                _is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
+                is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
                 self._check(deadline)
 
     def _receive(self) -> None:
         """Takes a reply, if one comes soon."""
-        if not _is_ready(self._socket.fileno(), _LOOK):
+        if not is_ready(self._socket.fileno(), _LOOK):
             return
         try:
             message = self._socket.recv(_LONGEST)
@@ -167,7 +168,7 @@ class ForkedProcess:
         #: Whether nobody can tell any more how it has ended.
         self.is_lost = False
         self._code: int | None = None
-        self._watch: int | None = None
+        self._watch: Watch | None = None
 
     def start(self) -> None:
         """Has it forked."""
@@ -179,7 +180,7 @@ class ForkedProcess:
         try:
             descriptors = [*(one.fileno() for one in shared), leave]
             self.pid = self._forker.ask("fork", self._index, self._setup.cadence, descriptors=descriptors)
-            self._watch = _watch(self.pid or 0)
+            self._watch = Watch(self.pid or 0)
             with contextlib.suppress(BrokenPipeError):  # it has died already
                 os.write(ours, _LEAVE)
         finally:
@@ -189,20 +190,20 @@ class ForkedProcess:
     @property
     def exitcode(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs, and where that `is_lost`."""
-        if self._code is None and not self.is_lost and self._may_have_ended():
+        watch = self._watch
+        if self._code is None and not self.is_lost and watch and (watch.descriptor < 0 or watch.has_ended):
             try:
                 self._code = self._forker.ask("status", self.pid)
             except OSError:
-                self.is_lost = self._watch is not None or not _exists(self.pid)
+                if watch.has_ended:
+                    self._code = watch.reap()
+                    self.is_lost = self._code is None
         return self._code
-
-    def _may_have_ended(self) -> bool:
-        return self._watch is None or _is_ready(self._watch, 0)
 
     @property
     def sentinel(self) -> int:
         """A descriptor that becomes readable when it ends; -1 where the system has none."""
-        return -1 if self._watch is None else self._watch
+        return -1 if self._watch is None else self._watch.descriptor
 
     def terminate(self) -> None:
         """Sends SIGTERM."""
@@ -213,34 +214,15 @@ class ForkedProcess:
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        if self.exitcode is None and not self.is_lost and self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                if self._watch is not None:  # without the forking process its number may be another's soon
-                    signal.pidfd_send_signal(self._watch, number)
-                else:
-                    os.kill(self.pid, number)
+        if self.exitcode is None and not self.is_lost and self._watch is not None:
+            self._watch.send_signal(number)
 
     def close(self) -> None:
         """Gives its descriptor back."""
         if self._watch is not None:
-            os.close(self._watch)
+            self._watch.close()
             self._watch = None
             self.is_lost = self._code is None
-
-
-def _is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bool:
-    """Whether a descriptor can be read, or written; `select` knows none beyond 1023."""
-    poll = select.poll()
-    poll.register(descriptor, events)
-    return bool(poll.poll(seconds * 1000))
-
-
-def _exists(pid: int | None) -> bool:
-    try:
-        os.kill(pid or 0, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 # -- what runs in the forking process ----------------------------------------------------------------------------------
@@ -255,7 +237,7 @@ def _serve(own: socket.socket, mains: socket.socket, setups: list[ChildSetup], b
     process.current_process()._config["daemon"] = False  # type: ignore[attr-defined] # which may have no children
     on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the user's handler, or none, would take exit codes away
     forking = _Forking(own, setups, bells, on_child)
-    main = _watch(main_pid)
+    main = Watch(main_pid).descriptor
     with contextlib.suppress(ConnectionError):
         while _wait(own, main, main_pid) and forking.serve():
             pass
@@ -321,22 +303,14 @@ class _Forking:
         return code
 
 
-def _watch(pid: int) -> int | None:
-    """A descriptor that becomes readable when a process ends, where the system has such."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
-
-
-def _wait(own: socket.socket, main: int | None, main_pid: int) -> bool:
+def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
     """Waits for a request; False where main is gone."""
     poll = select.poll()
     poll.register(own, select.POLLIN)
-    if main is not None:
+    if main >= 0:
         poll.register(main, select.POLLIN)
     while os.getppid() == main_pid:
-        ready = [descriptor for descriptor, _ in poll.poll(1000 if main is None else None)]
+        ready = [descriptor for descriptor, _ in poll.poll(None if main >= 0 else 1000)]
         if ready:
             return main not in ready
     return False

@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 import sys
+from typing import Protocol
 
 __all__ = ["CANNOT_WATCH", "how_it_died", "obituary", "why_not_started"]
 
@@ -30,26 +31,34 @@ _BY_SIGNAL = {
 }
 
 
-def obituary(name: str, pid: int | None, code: int | None) -> str:
-    """What happened to a child, and what to do; the arguments are those of `how_it_died`."""
-    how, advice = how_it_died(name, pid, code)
+class Dead(Protocol):
+    """What is asked of a child that has ended: `ChildProcess` has it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    @property
+    def is_orphan(self) -> bool: ...
+
+
+def obituary(child: Dead) -> str:
+    """What happened to a child, and what to do."""
+    how, advice = how_it_died(child)
     return f"{how}; {advice}. What it had sent was delivered as far as its turn had come."
 
 
-def how_it_died(name: str, pid: int | None, code: int | None) -> tuple[str, str]:
-    """What happened to a child; and what to do.
-
-    Args:
-        name: what the child is called.
-        pid: its process number.
-        code: its exit code, negative for a signal; None where nobody knows it.
-    """
+def how_it_died(child: Dead) -> tuple[str, str]:
+    """What happened to a child; and what to do."""
+    code = child.exitcode
     if code is None:
         how = "died"
-        advice = (
-            f"how is not known, as {_who_reaped()}: look at its output above and into the system's log (dmesg), or run "
-            "with signal.signal(signal.SIGCHLD, signal.SIG_DFL) to be told"
-        )
+        advice = f"how is not known, as {_why_unknown(child)}"
     elif code < 0:
         try:
             signal_name = signal.Signals(-code).name
@@ -71,16 +80,21 @@ def how_it_died(name: str, pid: int | None, code: int | None) -> tuple[str, str]
                 "; a program that imports mpi4py.MPI at its top has spawned workers fail in MPI_Init, as they are no "
                 'ranks: import it in a function, or under `if __name__ == "__main__":`'
             )
-    return f"{name} (pid {pid}) {how}", advice
+    return f"{child.name} (pid {child.pid}) {how}", advice
 
 
-def _who_reaped() -> str:
+def _why_unknown(child: Dead) -> str:
+    look = "look at its output above and into the system's log (dmesg)"
+    if child.is_orphan:
+        return f"the process that had forked it, and would tell, has died before it: {look}"
     handler = signal.getsignal(signal.SIGCHLD)
     if handler == signal.SIG_IGN:
-        return "this program ignores SIGCHLD"
-    if callable(handler):
-        return "this program's handler of SIGCHLD takes the exit codes of all children"
-    return "something else in this program took its exit code"
+        who = "this program ignores SIGCHLD"
+    elif callable(handler):
+        who = "this program's handler of SIGCHLD takes the exit codes of all children"
+    else:
+        who = "something else in this program took its exit code"
+    return f"{who}: {look}, or run with signal.signal(signal.SIGCHLD, signal.SIG_DFL) to be told"
 
 
 def why_not_started(name: str, error: OSError) -> OSError:

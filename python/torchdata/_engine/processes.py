@@ -444,7 +444,7 @@ class Children(OwnsChildren):
         process.wait(1.0)
         code = process.exitcode
         raise WorkerExitedError(
-            obituary(self._names[index], process.pid, code),
+            obituary(process),
             worker=index if index < self._num_workers else None,
             exitcode=code,
             stage="dispatching items" if index == self._num_workers else "reading items",

@@ -177,7 +177,7 @@ class Restarts:
         is_new = process.pid not in pids
         self._deaths[index] = place, {*pids, process.pid}
         tries = len(self._deaths[index][1])
-        how, advice = how_it_died(crew.names[index], process.pid, process.exitcode)
+        how, advice = how_it_died(process)
         where = f"at {'its' if is_worker else 'the'} item number {item} (counted from 0 in the epoch)"
         if tries >= TRIES:
             text = (
@@ -210,8 +210,8 @@ class Restarts:
                 break
             time.sleep(GLANCE)  # it lives, and has the function or is about to get it
         index = dead[0]
-        name, process = crew.names[index], crew.processes[index]
-        how, advice = how_it_died(name, process.pid, process.exitcode)
+        process = crew.processes[index]
+        how, advice = how_it_died(process)
         raise WorkerExitedError(
             f"{how}; {advice}. No other processes can take the places: a reading service was applying a function to "
             "the graphs in the middle of this epoch (to pause, to resume or to limit them), and how much was "

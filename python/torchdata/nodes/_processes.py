@@ -146,7 +146,7 @@ class _Worker:
 
         process = self._process
         process.wait(1.0)
-        text = obituary(process.name, process.pid, process.exitcode)
+        text = obituary(process)
         raise WorkerExitedError(text, exitcode=process.exitcode, stage="calling map_fn")
 
 

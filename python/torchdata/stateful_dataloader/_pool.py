@@ -198,7 +198,7 @@ class Pool(OwnsChildren):
     def _on_exit(self, number: int) -> NoReturn:
         process = self._processes[number]
         process.wait(1.0)
-        told = obituary(process.name, process.pid, process.exitcode)
+        told = obituary(process)
         raise WorkerExitedError(
             f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {told}",
             worker=number,

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from leftovers import descendants
-from process_checks import is_gone, nothing_is_left, wait_for  # noqa: F401 - a fixture
+from process_checks import is_gone, kill_fork_server, nothing_is_left, wait_for  # noqa: F401 - a fixture
 from restarted import pids_of, pipeline, restarting, undisturbed
 from torchdata._engine import forking
 from torchdata._engine import restarting as taking_places
@@ -65,6 +65,44 @@ def test_one_that_was_forked_before_lives_on_and_can_be_shut_down():
     assert all(map(is_gone, pids))
 
 
+def test_how_one_has_ended_that_was_forked_before_is_not_known_then():
+    loader, iterator, _ = begun()
+    with loader:
+        before = kill_first(loader)
+        while pids_of(loader)[0] == before:
+            next(iterator)
+        os.kill(forker_of(loader), signal.SIGKILL)
+        kill_first(loader)
+        with pytest.raises(WorkerExitedError, match="worker process 0 .* died .*had forked it, .*has died before it"):
+            list(iterator)
+
+
+def test_children_of_a_fork_server_that_is_killed_are_not_replaced(recwarn):
+    expected = undisturbed(pipeline(2000), 2)
+    loader, iterator, got = begun(multiprocessing_context="forkserver")
+    with loader:
+        pids = pids_of(loader)
+        kill_fork_server()
+        assert got + list(iterator) == expected[0]
+        assert list(loader) == expected[1]
+        assert pids_of(loader) == pids
+        assert loader.stats().restarts == 0
+    assert all(map(is_gone, pids))
+    assert not [warning for warning in recwarn if "place" in str(warning.message)]
+
+
+def test_a_child_whose_fork_server_was_killed_before_is_replaced_as_any_other(recwarn):
+    loader, iterator, got = begun(multiprocessing_context="forkserver")
+    with loader:
+        kill_fork_server()
+        pid = kill_first(loader)
+        assert got + list(iterator) == undisturbed(pipeline(2000))[0]
+        assert loader.stats().restarts == 1
+    assert is_gone(pid)
+    [told] = [str(warning.message) for warning in recwarn if "has taken its place" in str(warning.message)]
+    assert "the process that had forked it, and would tell, has died before it" in told
+
+
 def test_how_one_has_ended_is_told_to_all_who_ask_also_where_a_reply_was_lost():
     loader, iterator, got = begun()
     with loader:
@@ -74,7 +112,7 @@ def test_how_one_has_ended_is_told_to_all_who_ask_also_where_a_reply_was_lost():
         process = loader.reading_service._children._crew.processes[0]._process
         assert isinstance(process, forking.ForkedProcess)
         pid = kill_first(loader)
-        wait_for(process._may_have_ended)
+        wait_for(lambda: process._watch.has_ended)
         codes = [process._forker.ask("status", pid) for _ in range(3)]
         assert codes == [-signal.SIGKILL] * 3
         assert got + list(iterator) == undisturbed(pipeline(2000))[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from process_checks import (  # noqa: F401
     ExitsAt,
     identity,
     is_gone,
+    kill_fork_server,
     loader,
     nothing_is_left,
     wait_for,
@@ -500,3 +502,88 @@ def test_a_fork_server_that_dies_whenever_it_is_asked_is_an_error(monkeypatch):
     assert len(asked) == len(set(asked)) == 2
     with loader(datapipe, multiprocessing_context="forkserver") as dl:
         assert sorted(dl) == list(range(9))
+
+
+def test_children_of_a_fork_server_that_has_died_live_on():
+    datapipe = IterableWrapper(range(2000)).sharding_filter()
+    with loader(datapipe, multiprocessing_context="forkserver", worker_prefetch_cnt=4) as dl:
+        iterator = iter(dl)
+        got = [next(iterator) for _ in range(5)]
+        kill_fork_server()
+        got += iterator
+        assert got == list(range(2000))
+        assert list(dl) == list(range(2000))
+        pids = dl.reading_service._children.pids
+    assert all(map(is_gone, pids))
+
+
+def test_one_that_a_fork_server_has_forked_before_it_died_in_the_start_is_not_taken_for_dead(monkeypatch):
+    """So it dies where the limit of processes is reached."""
+    killed = []
+
+    def start(child):
+        if len(killed) < 2:
+            killed.append(fork_server._running()._forkserver_pid)
+            if killed[-1] is not None:
+                os.kill(killed[-1], signal.SIGKILL)
+        real_start(child)
+
+    real_start = ChildProcess.start
+    monkeypatch.setattr(ChildProcess, "start", start)
+    with loader(IterableWrapper(range(99)).sharding_filter(), 3, multiprocessing_context="forkserver") as dl:
+        assert list(dl) == list(range(99))
+        assert killed[1] not in (None, fork_server._running()._forkserver_pid)
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_children_of_a_fork_server_that_has_died_end_with_the_loader(stuck):
+    datapipe = IterableWrapper(range(99)).sharding_filter().map(Sleeps(7, 1000.0 if stuck else 0.0))
+    with loader(datapipe, multiprocessing_context="forkserver") as dl:
+        next(iter(dl))
+        kill_fork_server()
+        pids = dl.reading_service._children.pids
+        assert not any(map(is_gone, pids))
+    assert all(map(is_gone, pids))
+
+
+ORPHAN = """
+    import ctypes, os, signal, sys
+    from torchdata._engine import fork_server
+    from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+    from torchdata.dataloader2.error import WorkerExitedError
+    from torchdata.datapipes.iter import IterableWrapper
+
+    if __name__ == "__main__":
+        if sys.argv[1] == "first":
+            PR_SET_CHILD_SUBREAPER = 36
+            assert ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+        service = MultiProcessingReadingService(2, "forkserver")
+        with DataLoader2(IterableWrapper(range(10**6)).sharding_filter(), reading_service=service) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            os.kill(fork_server._running()._forkserver_pid, signal.SIGKILL)
+            next(iterator)
+            os.kill(loader.reading_service._children.pids[1], signal.SIGKILL)
+            try:
+                list(iterator)
+            except WorkerExitedError as error:
+                print(error.worker, error.exitcode, error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux leaves such processes to others than its first")
+@pytest.mark.parametrize(
+    ("main", "told"),
+    [
+        ("any", "1 None worker process 1 .* died; how is not known, as the process that had forked it, and would tell"),
+        ("first", "1 -9 worker process 1 .* was killed by SIGKILL"),
+    ],
+)
+def test_how_one_has_died_whose_fork_server_died_before_is_told_where_it_is_left_to_main(tmp_path, main, told):
+    """As it is to the first process of a container."""
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(ORPHAN))
+    done = subprocess.run([sys.executable, path, main], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.match(told, done.stdout), done.stdout
+    assert not done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 
 import pytest
@@ -17,6 +18,7 @@ from leftovers import (
     shared_mappings,
     started_children,
 )
+from torchdata._engine import fork_server
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from waiting import wait_for  # noqa: F401
@@ -47,6 +49,14 @@ def loader(datapipe, num_workers=2, **options):
 
 def identity(x):
     return x
+
+
+def kill_fork_server():
+    """Kills the loaders' fork server. Another one takes its place, which reaps it."""
+    server = fork_server._running()
+    os.kill(server._forkserver_pid, signal.SIGKILL)
+    os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOWAIT)
+    server.ensure_running()
 
 
 class ExitsAt:

@@ -4,9 +4,9 @@
     python -m random_restart --seed 17 --runs 1              # one of them again
 
 A plan has a pipeline and a service as those of `random_resume`, and says after which items which processes are killed,
-stopped for a moment, or kill themselves in the middle of an item; where a state is taken, and whether an epoch is left
-early. All items are compared in their order, by worker where workers are taken from as they come; so is what loaders
-give that go on from the states, in which processes are killed, too.
+stopped for a moment, or kill themselves in the middle of an item; whether their fork server is killed, too; where a
+state is taken, and whether an epoch is left early. All items are compared in their order, by worker where workers are
+taken from as they come; so is what loaders give that go on from the states, in which processes are killed, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from functools import partial
 
 import random_resume
 from driving import drive, parser_of
-from leftovers import children
+from leftovers import children, is_gone
+from process_checks import kill_fork_server
 from random_resume import Differs, begin, difference, key
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -85,6 +86,7 @@ class Plan(random_resume.Plan):
         self.deaths = [self._deaths(dice) for _ in range(4)]
         self.saves = sorted(dice.random() for _ in range(dice.choice([0, 1, 2])))
         self.leaves = dice.random() < 0.3 and not self.lasting
+        self.kills_server = self.method == "forkserver" and dice.random() < 0.5
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0), (1000.0, 1.0)])
 
     def _deaths(self, dice):
@@ -154,6 +156,7 @@ class Run:
         self.folder = tempfile.TemporaryDirectory()
         self.loader = plan.loader(state, self.folder.name)
         self.kills = 0
+        self.seen = set()
 
     def epoch(self, size, deaths, saves=(), until=None):
         """Reads an epoch of so many items, up to one of them; returns what came, and the states with their places."""
@@ -177,6 +180,10 @@ class Run:
         for event in [event for event in events if event[0] == place]:
             events.remove(event)
             pids = self.loader.reading_service._children.pids
+            self.seen.update(pids)
+            if self.plan.kills_server and random.Random(place).random() < 0.5:
+                kill_fork_server()
+                self.kills += 1
             for who in event[1] if pids else ():  # none while a thread of main is about to have all of them replaced
                 pid = pids[who % len(pids)]
                 with contextlib.suppress(ProcessLookupError):
@@ -187,6 +194,7 @@ class Run:
                         os.kill(pid, signal.SIGCONT)
 
     def close(self):
+        self.seen.update(self.loader.reading_service._children.pids if self.loader.reading_service._children else ())
         self.loader.shutdown()
         self.folder.cleanup()
 
@@ -199,7 +207,7 @@ def check(plan) -> int:
     with plan.loader(restarts=False) as loader:
         whole = [[key(item) for item in loader] for _ in range(2)]
     begin()
-    run, states, kills = Run(plan, plan.deaths), [], 0
+    run, states, kills, seen = Run(plan, plan.deaths), [], 0, set()
     try:
         for epoch in range(2):
             until = len(whole[0]) // 2 or None if plan.leaves and epoch == 0 else None  # one that is asked for an item
@@ -211,6 +219,7 @@ def check(plan) -> int:
     finally:
         kills += run.kills
         run.close()
+        seen |= run.seen
     for epoch, given, state in states[:2]:
         begin(99)
         run = Run(plan, plan.deaths, state)
@@ -221,8 +230,10 @@ def check(plan) -> int:
         finally:
             kills += run.kills
             run.close()
-    if set(children()) - before:
-        raise Differs(f"processes were left behind: {set(children()) - before}")
+            seen |= run.seen
+    left = set(children()) - before | {pid for pid in seen if not is_gone(pid)}
+    if left:
+        raise Differs(f"processes were left behind: {left}")
     return kills
 
 
