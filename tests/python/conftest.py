@@ -78,6 +78,18 @@ def _small_heap() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def _every_interrupt_is_raised() -> Iterator[None]:
+    """Takes away what hypothesis leaves behind in its process: it has the collector of garbage call Python code.
+
+    An interrupt that comes in such a call is reported, not raised.
+    """
+    callbacks = gc.callbacks[:]
+    gc.callbacks.clear()
+    yield
+    gc.callbacks[:] = callbacks
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the documentation as `make docs` builds it. Whatever Sphinx warns of fails it."""

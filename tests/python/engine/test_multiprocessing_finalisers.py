@@ -27,15 +27,6 @@ from torchdata.datapipes.iter import IterableWrapper
 pytestmark = pytest.mark.alone
 
 
-@pytest.fixture(autouse=True)
-def no_callbacks_of_the_collector():
-    """Hypothesis leaves one behind in its process; an interrupt that comes in such a call is reported, not raised."""
-    callbacks = gc.callbacks[:]
-    gc.callbacks.clear()
-    yield
-    gc.callbacks[:] = callbacks
-
-
 def as_callback(function):
     """A function of C that is called without Python running a line, whatever it is given."""
     function.argtypes, function.restype = [ctypes.py_object], None
