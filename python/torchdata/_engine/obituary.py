@@ -86,7 +86,10 @@ def how_it_died(child: Dead) -> tuple[str, str]:
 def _why_unknown(child: Dead) -> str:
     look = "look at its output above and into the system's log (dmesg)"
     if child.is_orphan:
-        return f"the process that had forked it, and would tell, has died before it: {look}"
+        return (
+            "the process that had forked it, and would tell, has died before it: somebody has killed that one, or "
+            f"{_LIMITS}; {look}"
+        )
     handler = signal.getsignal(signal.SIGCHLD)
     if handler == signal.SIG_IGN:
         who = "this program ignores SIGCHLD"

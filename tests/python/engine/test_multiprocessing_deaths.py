@@ -575,7 +575,7 @@ ORPHAN = """
 @pytest.mark.parametrize(
     ("main", "told"),
     [
-        ("any", "1 None worker process 1 .* died; how is not known, as the process that had forked it, and would tell"),
+        ("any", "1 None worker process 1 .* died; how is not known, as the process that had forked it, .*ulimit -u"),
         ("first", "1 -9 worker process 1 .* was killed by SIGKILL"),
     ],
 )
