@@ -30,8 +30,12 @@ def all_children(pid="self"):
 
 
 def children():
-    """Process numbers of this process's children, multiprocessing's own helpers left out."""
-    return [pid for pid in all_children() if not {b"tracker", b"forkserver"} & words(cmdline(pid))]
+    """Process numbers of this process's children, multiprocessing's own helpers left out.
+
+    The kernel lists one that nobody has to wait for, as SIGCHLD is ignored, a moment longer than it is there.
+    """
+    there = [pid for pid in all_children() if state(pid) != "X"]
+    return [pid for pid in there if not {b"tracker", b"forkserver"} & words(cmdline(pid))]
 
 
 def words(command):
@@ -106,9 +110,14 @@ def started_children():
         BaseProcess.start = start
 
 
+def state(pid):
+    """What a process does, in one of ps's letters; X where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
 def is_gone(pid):
     """Whether a process has ended; a zombie that nobody has waited for yet counts as ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    return state(pid) in "ZX"

@@ -11,12 +11,13 @@ import pytest
 
 from leftovers import (
     children,
-    cmdline,  # noqa: F401 - tests take them from here
+    cmdline,
     descriptors,
-    is_gone,  # noqa: F401
+    is_gone,  # noqa: F401 - tests take it from here
     shared_files,
     shared_mappings,
     started_children,
+    state,
 )
 from torchdata._engine import fork_server
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -35,7 +36,8 @@ def nothing_is_left():
     with started_children() as started:
         yield
     gc.collect()
-    assert set(children()) <= before[1], "a process was left behind"
+    left = set(children()) - before[1]
+    assert not left, f"processes were left behind: {[(state(pid), cmdline(pid)) for pid in left]}"
     assert shared_files(started) <= before[2], "a file was left in /dev/shm"
     # multiprocessing keeps a few descriptors of its own (resource tracker, fork server).
     assert descriptors() <= before[0] + 6, "descriptors were left open"
