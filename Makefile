@@ -171,9 +171,8 @@ format: setup ## Format Rust and Python, and mend what ruff can mend
 stubs: setup ## Write the typed functional forms anew, after a pipe was added or changed
 	$(BIN)/python tools/typed_forms.py
 
-.PHONY: tree
-tree: setup ## Write docs/tree.md and docs/imports.svg anew, after a file was added, moved or described otherwise
-	$(BIN)/python tools/tree.py
+.PHONY: picture
+picture: setup ## Draw docs/imports.svg anew, after imports between folders have changed
 	$(BIN)/python tools/import_picture.py
 
 .PHONY: docs

@@ -1,7 +1,7 @@
 """Draws docs/imports.svg: the folders of the package and what imports what, from the code's own imports.
 
-Role: `make tree` runs it. Folders stand in the layers of `LAYERS`, the highest on top; an arrow goes from who imports
-to what is imported. Folders next to each other in a layer know nothing of each other. A test holds the code against the
+Role: `make picture` runs it. Folders stand in the layers of `LAYERS`, the highest on top; an arrow goes from the importer
+to the imported. Folders next to each other in a layer know nothing of each other. A test holds the code against the
 layers, and the picture against the code.
 """
 
@@ -185,7 +185,7 @@ def main() -> None:
     if not parser.parse_args().check:
         PAGE.write_text(picture(), encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != picture():
-        sys.exit("docs/imports.svg is out of date: run `make tree`")
+        sys.exit("docs/imports.svg is out of date: run `make picture`")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What the documents say is held against what is there: versions, the tree, README's examples."""
+"""Documents are held against the project: versions, descriptions of files, README's examples."""
 
 from __future__ import annotations
 
+import ast
 import doctest
 import os
 import re
@@ -57,19 +58,25 @@ def test_the_changelog_lists_releases_newest_first_and_begins_with_the_current_v
     assert not versions or versions[0] <= tuple(map(int, workspace_version().split(".")))
 
 
-def test_the_tree_is_written_from_the_files_as_they_are() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "tools/tree.py", "--check"], capture_output=True, text=True, timeout=60
-    )
-    if "not a git repository" in done.stderr:
-        pytest.skip("this is no git checkout")
-    assert (done.returncode, done.stderr) == (0, "")
+SOURCES = sorted(
+    path
+    for folder in ("rust", "python/torchdata", "benches", "tests", "tools")
+    for suffix in ("py", "rs")
+    for path in (ROOT / folder).rglob(f"*.{suffix}")
+)
 
 
 def test_every_file_of_the_sources_says_what_it_is() -> None:
-    lines = (ROOT / "docs/tree.md").read_text(encoding="utf-8").splitlines()
-    silent = [line.strip() for line in lines if line.endswith((".py", ".rs"))]
+    assert len(SOURCES) > 300
+    silent = [path for path in SOURCES if not _describes_itself(path)]
     assert not silent, f"begin these with a sentence that says what they are: {silent}"
+
+
+def _describes_itself(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return not text.strip() or bool(ast.get_docstring(ast.parse(text)))
+    return bool(re.match(r"(#!.*\n)?//! \S", text))
 
 
 def examples() -> list[tuple[str, str]]:
