@@ -1,7 +1,7 @@
 """Draws docs/imports.svg: the folders of the package and what imports what, from the code's own imports.
 
-Role: `make picture` runs it. Folders stand in the layers of `LAYERS`, the highest on top; an arrow goes from the importer
-to the imported. Folders next to each other in a layer know nothing of each other. A test holds the code against the
+Role: `make picture` runs it. Folders stand in the layers of `LAYERS`, the highest on top; an arrow goes from importer
+to imported. Folders next to each other in a layer know nothing of each other. A test holds the code against the
 layers, and the picture against the code.
 """
 
