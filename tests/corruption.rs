@@ -16,7 +16,7 @@ use common::stream::{ITEM, Random, Receiver, SMALL, Sender, bytes, open};
 use common::watchdog;
 use proptest::prelude::*;
 use torchdata_core::error::OpenError;
-use torchdata_core::link::check::seal;
+use torchdata_core::integrity::seal;
 use torchdata_core::link::producer::{Part, Push};
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;

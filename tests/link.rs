@@ -401,7 +401,7 @@ fn a_consumer_goes_on_over_the_link_of_another_producer_and_its_leases_stay() {
     let kept: Vec<_> = (0..2).map(|_| receiver.receive().unwrap().unwrap()).collect();
     drop(dead);
     let (link, bells) = open(SMALL);
-    receiver.end = receiver.end.replaced_by(&link).unwrap();
+    receiver.end = link.consumer_after(&receiver.end).unwrap();
     let mut heir = Sender::new(&link, &bells);
     for number in 2..7 {
         heir.send(&item_of(number, &[4096])).unwrap(); // as many as the window has
@@ -414,7 +414,7 @@ fn a_consumer_goes_on_over_the_link_of_another_producer_and_its_leases_stay() {
     for (number, arrived) in kept.iter().enumerate() {
         assert!(arrived.item() == item_of(number, &[4096]), "its memory went with its producer");
     }
-    assert!(matches!(receiver.end.replaced_by(&link), Err(OpenError::Taken(_))), "one consumer has it");
+    assert!(matches!(link.consumer_after(&receiver.end), Err(OpenError::Taken(_))), "one consumer has it");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 use torchdata_core::error::Corrupted;
-use torchdata_core::link::check::seal;
+use torchdata_core::integrity::seal;
 use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::primitive::AtomicU64;
 

@@ -6,6 +6,7 @@ pub mod error;
 pub mod exclusive;
 pub mod formats;
 pub mod glances;
+pub mod integrity;
 pub mod link;
 pub mod primitive;
 pub mod process;

@@ -8,6 +8,7 @@ use torchdata_core::process::fork;
 use torchdata_core::process::liveness::{Watch, exit_with};
 
 mod codec;
+mod descriptors;
 mod errors;
 mod finalized;
 mod forking;

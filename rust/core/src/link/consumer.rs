@@ -7,12 +7,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::check::{Digest, open, seal};
 use super::cursor::{ConsumerCursor, ProducerCursor};
-use super::ends::Link;
 use super::header::{BLOCK_ALIGN, Layout, return_entry};
 use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UNIT_HEADER, UnitHeader, bare_len};
-use crate::error::{Corrupted, NoMemory, OpenError, TakeError};
+use crate::error::{Corrupted, NoMemory, TakeError};
+use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
 use crate::process::fork;
 use crate::protocol::{Grant, Judgement, Receiving, Stream};
@@ -230,13 +229,15 @@ impl Consumer {
         }
     }
 
-    /// The consumer's end of a link that takes this one's place, as another process has taken the producer's: it reads on in the
-    /// same stream and counts on where this one does. Leases stay with this one's memory.
-    pub fn replaced_by(&self, link: &Link) -> Result<Self, OpenError> {
-        let mut next = link.consumer(self.peer.clone())?;
-        next.count_into(self.flow.clone());
-        next.begin(self.receiving.stream(), self.receiving.window());
-        Ok(next)
+    /// The bell of the producer's process.
+    pub(super) fn peer(&self) -> &BellRef {
+        &self.peer
+    }
+
+    /// Reads on in the stream of `earlier` and continues its counts. Leases stay with the memory of `earlier`.
+    pub(super) fn follow(&mut self, earlier: &Self) {
+        self.count_into(earlier.flow.clone());
+        self.begin(earlier.receiving.stream(), earlier.receiving.window());
     }
 
     /// Counts there from now on, on top of what is there.

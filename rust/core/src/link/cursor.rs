@@ -8,8 +8,8 @@
 //! In shared memory a cursor is a sealed word (see `check`): one that something else wrote over is noticed by whoever
 //! reads it, rather than taken for a ring that is shorter or emptier than it is.
 
-use super::check::{open_after, seal};
 use crate::error::Corrupted;
+use crate::integrity::{open_after, seal};
 use crate::primitive::{AtomicU64, Ordering};
 
 /// The shared word of a cursor at its ring's birth.

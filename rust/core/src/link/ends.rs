@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::check::{open, seal};
 use super::consumer::Consumer;
 use super::header::Layout;
 use super::header::LinkConfig;
 use super::producer::Producer;
 use crate::error::{Corrupted, OpenError};
+use crate::integrity::{open, seal};
 use crate::process::board::BellRef;
 use crate::process::region::Region;
 use crate::protocol::Control;
@@ -69,6 +69,13 @@ impl Link {
             return Err(OpenError::Taken("consumer"));
         }
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
+    }
+
+    /// Takes the consumer's end in place of `earlier`, the end of a link whose producer was replaced by another process.
+    pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
+        let mut next = self.consumer(earlier.peer().clone())?;
+        next.follow(earlier);
+        Ok(next)
     }
 
     /// Whether some process has taken the consumer's end.

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::check::{placed, seal};
 use super::cursor;
 use crate::error::OpenError;
+use crate::integrity::{placed, seal};
 use crate::process::bell::Wanted;
 use crate::process::region::Region;
 use crate::stats::{Flow, FlowRef};

@@ -1,6 +1,5 @@
 //! A link: one ring of units, its arena and the ring of returned blocks, between one producer and one consumer.
 
-pub mod check;
 pub mod cursor;
 
 #[cfg(not(loom))]

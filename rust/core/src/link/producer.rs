@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::arena::{Arena, Block};
-use super::check::{Digest, open, seal};
 use super::cursor::ProducerCursor;
 use super::header::Layout;
 use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UnitHeader, sampled_len};
 use super::wake::WakePolicy;
 use crate::error::Corrupted;
 use crate::glances::Glances;
+use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
 use crate::protocol::{Account, Permit, Reader, Sending, Stream};
 use crate::stats::{FlowRef, add};

@@ -4,8 +4,8 @@
 //! a [`UnitHeader`], a table of its blocks and an inline payload, contiguous and padded to 8 bytes; where a unit does not
 //! fit before the ring's end, a pad of one word skips the rest. Each carries a checksum of all that, and of its position.
 
-use super::check::{Checksum, sample};
 use crate::error::Corrupted;
+use crate::integrity::{Checksum, sample};
 
 /// Kind of a unit that carries a piece of a buffer that fits no block.
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;

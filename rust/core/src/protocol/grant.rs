@@ -9,7 +9,7 @@
 //! this could deceive them, and if they were, an item would come early and be left where it is (see `Receiving`).
 
 use super::stream::Stream;
-use crate::link::check::{open, seal};
+use crate::integrity::{open, seal};
 
 const COUNT_BITS: u32 = 30;
 const PASS_BITS: u32 = 2;

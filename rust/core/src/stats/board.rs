@@ -214,7 +214,8 @@ impl PageRef {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);
         flow.direction.store(if sends { 1 } else { 2 }, Relaxed);
-        Some(FlowRef::on(&self.board, flow))
+        // SAFETY: the flow lies in the memory of the board.
+        Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _, true) })
     }
 
     /// Its number.
@@ -224,7 +225,8 @@ impl PageRef {
 
     /// Waits for commands.
     pub fn idle(&self) -> WaitRef {
-        WaitRef::on(&self.board, &self.header().idle, 0)
+        // SAFETY: the wait lies in the memory of the board.
+        unsafe { WaitRef::new(&self.header().idle, 0, Arc::clone(&self.board) as _) }
     }
 
     /// The wait for the first item of an epoch begins, in main.

@@ -4,12 +4,11 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::board::Board;
 use super::clock::nanoseconds;
 use super::layout::{Flow, Wait};
 
 /// What keeps the memory of a counter mapped.
-type Keeper = Arc<dyn std::any::Any + Send + Sync>;
+pub(super) type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
 /// A [`Flow`] in memory that it keeps mapped: on a board, or in the header of a link.
 #[derive(Debug, Clone)]
@@ -31,11 +30,6 @@ impl FlowRef {
     pub(crate) unsafe fn new(flow: *const Flow, keeper: Keeper, on_board: bool) -> Self {
         let flow = NonNull::new(flow.cast_mut()).expect("a reference is never null");
         Self { flow, _keeper: keeper, on_board }
-    }
-
-    pub(super) fn on(board: &Arc<Board>, flow: &Flow) -> Self {
-        // SAFETY: it lies in the board's memory.
-        unsafe { Self::new(flow, Arc::clone(board) as Keeper, true) }
     }
 
     /// Whether somebody else than the two ends can see it.
@@ -73,8 +67,10 @@ impl WaitRef {
         Self { wait: NonNull::from(&flow.wait), whom: 0, _keeper: Arc::clone(&flow._keeper) }
     }
 
-    pub(super) fn on(board: &Arc<Board>, wait: &Wait, whom: u32) -> Self {
-        Self { wait: NonNull::from(wait), whom, _keeper: Arc::clone(board) as Keeper }
+    /// # Safety
+    /// The wait stays valid as long as `keeper` lives.
+    pub(super) unsafe fn new(wait: &Wait, whom: u32, keeper: Keeper) -> Self {
+        Self { wait: NonNull::from(wait), whom, _keeper: keeper }
     }
 
     /// Begins to wait; the wait is over when what is returned is dropped.

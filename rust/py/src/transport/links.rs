@@ -1,10 +1,10 @@
 //! Links and bells as Python objects, and Python buffers over shared memory.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyBufferError, PyIndexError, PyOSError};
+use pyo3::exceptions::{PyBufferError, PyIndexError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
@@ -14,30 +14,13 @@ use torchdata_core::process::board::{BellBoard, BellRef};
 use torchdata_core::process::region::{self, Region};
 
 use super::stats::PyStatsBoard;
+use crate::descriptors::take_fd;
 use crate::errors;
 
 /// Finds the bell of process `index`.
 pub fn bell(board: &Bound<'_, PyBellBoard>, index: usize) -> PyResult<BellRef> {
     let bells = &board.get().0;
     bells.bell(index).ok_or_else(|| PyIndexError::new_err(format!("there are {} bells, not {index}", bells.len())))
-}
-
-/// Takes a duplicate of a descriptor that Python owns.
-pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
-    if fd < 0 {
-        return Err(PyOSError::new_err(format!("{fd} is no file descriptor")));
-    }
-    // SAFETY: borrowed for the duration of the call; a number that is not open makes the system call fail.
-    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    Ok(borrowed.try_clone_to_owned()?)
-}
-
-/// Takes over a descriptor that Python gives away.
-pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
-    let copy = duplicate(fd)?;
-    // SAFETY: the caller gave the descriptor away, and `duplicate` has just shown that it is open.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    Ok(copy)
 }
 
 /// The shared memory of one link: its ends are taken by a `Sender` and a `Collector`.

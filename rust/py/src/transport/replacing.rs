@@ -88,7 +88,7 @@ impl Reader {
     fn inherit(&mut self, (index, link, pid): Heir<'_>) -> PyResult<()> {
         if let Some(link) = link {
             let consumer = &mut self.peers[index].consumer;
-            *consumer = consumer.replaced_by(&link.get().0).map_err(errors::open)?;
+            *consumer = link.get().0.consumer_after(consumer).map_err(errors::open)?;
         }
         self.watches.retain(|&(other, _)| other != index);
         self.watches.push((index, Mortal::of(pid)));

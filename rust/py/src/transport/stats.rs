@@ -11,7 +11,7 @@ use torchdata_core::stats::{
     Board, BoardConfig, FlowCounts, FlowRef, PageCounts, PageRef, PipeCounts, Role, WaitCounts,
 };
 
-use super::links::{duplicate, take_fd};
+use crate::descriptors::{duplicate, take_fd};
 use crate::errors;
 use crate::pipes::clocking;
 use crate::pipes::token::IterationToken;
