@@ -12,8 +12,8 @@ use torchdata_core::strided::{Strided, memory_order};
 
 use super::dtype::{Dtype, LARGEST};
 use super::malformed;
+use crate::buffers::ArenaBuffer;
 use crate::numpy_api::numpy;
-use crate::transport::links::ArenaBuffer;
 
 /// Most dimensions that an array may have.
 pub const MOST_DIMENSIONS: usize = 64;

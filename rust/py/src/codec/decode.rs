@@ -14,8 +14,8 @@ use super::dtype::Dtype;
 use super::helpers::helpers;
 use super::source::LONG_COPY;
 use super::{Tag, malformed};
+use crate::buffers::LeasedBuffer;
 use crate::errors;
-use crate::transport::links::LeasedBuffer;
 
 /// Builds the item from its inline part and its large buffers.
 ///

@@ -15,8 +15,8 @@ use pyo3::prelude::*;
 
 use torchdata_core::process::watching::{CUT, HELD, Pulse, UNWATCHED};
 
-use crate::transport::snapshots::Attached;
-use crate::transport::waiting::duration;
+use crate::gil_cell::GilCell;
+use crate::seconds::duration;
 use crate::watching;
 
 /// No iterator has this number.
@@ -31,7 +31,7 @@ struct Source {
 /// How far a loader's user has come. Numbers are atomics only to be shared without locks; the GIL orders every access.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
-    source: Attached<Option<Source>>,
+    source: GilCell<Option<Source>>,
     valid: AtomicI64,
     /// Whether an item was asked for since the epoch began.
     begun: AtomicBool,
@@ -41,7 +41,7 @@ pub struct Delivery {
     /// is paused or limited, because nobody watches any more, or because the last one was cut off.
     pulse: Arc<Pulse>,
     /// How it is watched: the number that it is known by, and for how long an item may take.
-    watched: Attached<Option<(u64, Duration)>>,
+    watched: GilCell<Option<(u64, Duration)>>,
 }
 
 impl Delivery {
@@ -98,12 +98,12 @@ impl Delivery {
     #[new]
     fn new() -> Self {
         Self {
-            source: Attached::new(None),
+            source: GilCell::new(None),
             valid: AtomicI64::new(NONE),
             begun: AtomicBool::new(true),
             given: Arc::default(),
             pulse: Arc::default(),
-            watched: Attached::new(None),
+            watched: GilCell::new(None),
         }
     }
 

@@ -13,7 +13,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use torchdata_core::prefetch_queue::{LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
 
-use crate::transport::waiting::duration;
+use crate::seconds::duration;
 
 /// Items, and the exception after them.
 type Snapshot = (Vec<Py<PyAny>>, Option<Py<PyAny>>);

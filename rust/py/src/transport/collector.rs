@@ -25,12 +25,14 @@ use super::links::{PyBellBoard, PyLink};
 use super::reader::{Given, Peer, Reader, Signs, Stall, Taken, decode};
 use super::replacing::{Mortal, Replacing};
 use super::snapshots::{
-    Attached, Content, Entry, Kept, KeptDealt, Relay, account, entry, kept, kept_dealt, unkept, unkept_dealt,
+    Content, Entry, Kept, KeptDealt, Relay, account, entry, kept, kept_dealt, unkept, unkept_dealt,
 };
 use super::stats::PyStatsBoard;
-use super::waiting::{duration, wait_until};
+use super::waiting::wait_until;
 use crate::errors;
+use crate::gil_cell::GilCell;
 use crate::pipes::delivery::Delivery;
+use crate::seconds::duration;
 use crate::trace::Origin;
 
 /// The consumer's ends of links, read as one.
@@ -42,7 +44,7 @@ pub struct Collector {
     reader: Exclusive<Reader>,
     signs: Signs,
     /// How far it has come, and what others may go on from: found whole at any time.
-    books: Arc<Attached<Books<Content>>>,
+    books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
     /// Whether streams begin when somebody reads them (a worker's share), not with the epoch.
     on_demand: bool,
@@ -132,7 +134,7 @@ impl Collector {
             pass: AtomicU64::new(0),
             own: own.clone(),
         };
-        let books = Arc::new(Attached::new(Books::new(ends.len())));
+        let books = Arc::new(GilCell::new(Books::new(ends.len())));
         let relay = Arc::new(Relay::default());
         let reader = Reader {
             collecting: Collecting::new(ends.len(), in_order),

@@ -1,14 +1,10 @@
-//! Links and bells as Python objects, and Python buffers over shared memory.
+//! Links and bells as Python objects.
 
-use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyBufferError, PyIndexError};
-use pyo3::ffi;
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use torchdata_core::link::arena::Block;
-use torchdata_core::link::consumer::Lease;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
 use torchdata_core::process::region::{self, Region};
@@ -112,58 +108,4 @@ pub fn drop_inherited(
     own.push(bells.get().0.region());
     own.extend(stats.map(|board| board.get().0.region()));
     region::drop_inherited(&own);
-}
-
-/// Fills in a writable, contiguous view of `len` bytes owned by `owner`.
-///
-/// # Safety
-/// `view` comes from the interpreter; the memory stays valid as long as `owner` lives.
-unsafe fn fill_buffer(
-    owner: *mut ffi::PyObject,
-    view: *mut ffi::Py_buffer,
-    flags: c_int,
-    data: *mut u8,
-    len: usize,
-) -> PyResult<()> {
-    let len = ffi::Py_ssize_t::try_from(len).map_err(|_| PyBufferError::new_err("the buffer is too long"))?;
-    // SAFETY: as promised by the caller; PyBuffer_FillInfo takes its own reference to `owner`.
-    let done = unsafe { ffi::PyBuffer_FillInfo(view, owner, data.cast::<c_void>(), len, 0, flags) };
-    if done == 0 { Ok(()) } else { Err(Python::attach(PyErr::fetch)) }
-}
-
-/// Memory that a received array lies in: a lease on a block of the sender's arena.
-#[pyclass(frozen, module = "torchdata._native")]
-pub struct LeasedBuffer(pub Arc<Lease>);
-
-#[pymethods]
-impl LeasedBuffer {
-    fn __len__(&self) -> usize {
-        self.0.len()
-    }
-
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let lease = &slf.get().0;
-        // SAFETY: the block is valid for `len` bytes as long as the lease, which this object owns.
-        unsafe { fill_buffer(slf.as_ptr(), view, flags, lease.as_mut_ptr(), lease.len()) }
-    }
-}
-
-/// Memory of an array made by `torchdata.empty`: a block of the arena of this process. It goes to the consumer with an item
-/// that is all that refers to the array.
-#[pyclass(frozen, module = "torchdata._native")]
-pub struct ArenaBuffer {
-    pub block: Arc<Block>,
-}
-
-#[pymethods]
-impl ArenaBuffer {
-    fn __len__(&self) -> usize {
-        self.block.len()
-    }
-
-    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let block = &slf.get().block;
-        // SAFETY: the block is valid for `len` bytes as long as this object, which holds it.
-        unsafe { fill_buffer(slf.as_ptr(), view, flags, block.as_mut_ptr(), block.len()) }
-    }
 }

@@ -20,10 +20,11 @@ use torchdata_core::trace::Kind;
 
 use super::kinds as kind;
 use super::replacing::{Mortal, Replacing};
-use super::snapshots::{self, Attached, Content, Opened, Relay, Relayed};
+use super::snapshots::{self, Content, Opened, Relay, Relayed};
 use super::waiting::wait_among;
 use crate::codec;
 use crate::errors;
+use crate::gil_cell::GilCell;
 use crate::trace::{self, Origin};
 
 /// What others tell the thread that reads, which looks at it in each wait.
@@ -110,7 +111,7 @@ pub struct Reader {
     /// The unit taken last, or a place for the next.
     pub current: Taken,
     /// How far it has come with each peer, and their snapshots.
-    pub books: Arc<Attached<Books<Content>>>,
+    pub books: Arc<GilCell<Books<Content>>>,
     /// In a worker: where snapshots of the dispatching process wait to be passed on.
     pub relay: Arc<Relay>,
     /// How many items the user was given, where that is told.

@@ -17,13 +17,15 @@ use torchdata_core::stats::WaitRef;
 
 use super::collector::Collector;
 use super::kinds as kind;
-use super::links::{ArenaBuffer, PyBellBoard, PyLink, bell};
+use super::links::{PyBellBoard, PyLink, bell};
 use super::outlet::{Outlet, Sent, is_interrupted, is_over, tidy};
 use super::snapshots::{Cadence, Entry, account, entry};
 use super::stats::PyStatsBoard;
-use super::waiting::{duration, wait_until};
+use super::waiting::wait_until;
+use crate::buffers::ArenaBuffer;
 use crate::codec::{self, Dtype, OUT_OF_BAND};
 use crate::errors;
+use crate::seconds::duration;
 use crate::trace::{self, Origin};
 
 /// When a wait of so many seconds ends; None: never.

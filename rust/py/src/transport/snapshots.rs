@@ -7,7 +7,6 @@
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
 //! ```
 
-use std::cell::RefCell;
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,26 +23,6 @@ use torchdata_core::protocol::{Account, Dealt, Share, Snapshot};
 
 use super::kinds as kind;
 use crate::errors;
-
-/// A value that threads attached to the interpreter look at, one after the other. A waiting reader does not hold it, so a
-/// signal handler and other threads find it whole.
-pub struct Attached<T>(RefCell<T>);
-
-// SAFETY: `with` asks for a token of the interpreter, which one thread has at a time; nobody lets go of it inside, and should
-// somebody, the cell refuses the second who comes.
-unsafe impl<T: Send> Sync for Attached<T> {}
-
-impl<T> Attached<T> {
-    pub fn new(value: T) -> Self {
-        Self(RefCell::new(value))
-    }
-
-    /// Calls `look` with the value. It must not run Python code.
-    #[inline]
-    pub fn with<R>(&self, _py: Python<'_>, look: impl FnOnce(&mut T) -> R) -> R {
-        look(&mut self.0.borrow_mut())
-    }
-}
 
 /// A snapshot's bytes, as Python has them.
 pub type Content = Py<PyBytes>;

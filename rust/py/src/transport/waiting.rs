@@ -43,12 +43,6 @@ fn turns_to_give() -> u32 {
     if since == TRY_AGAIN { 2 } else { 0 }
 }
 
-/// Seconds as Python gives them. More than a `Duration` can say, infinity too, is as long as there is; what is negative or
-/// no number is no time at all.
-pub fn duration(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds).unwrap_or(if seconds > 0.0 { Duration::MAX } else { Duration::ZERO })
-}
-
 /// Waits until `ready`, which may be called many times and without the GIL.
 ///
 /// `meter` counts the wait, unless it is over after a few looks. `asleep` is called before the first sleep. After each slice Python's signals are handled (so that Ctrl-C works) and `tick`
