@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from os import PathLike
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 __all__ = [
     "ArenaBuffer",
@@ -20,7 +20,9 @@ __all__ = [
     "LeasedBuffer",
     "Link",
     "Meeting",
+    "Obedience",
     "PrefetchQueue",
+    "Replacing",
     "SeedGenerator",
     "Sender",
     "StatsBoard",
@@ -32,6 +34,7 @@ __all__ = [
     "exit_with_parent",
     "fork_waits_for",
     "guard_iterator",
+    "order_of",
     "sample_order",
     "tar_file_header",
     "trace_thread",
@@ -191,6 +194,37 @@ class ArenaBuffer:
     def __len__(self) -> int: ...
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
+def order_of(kind: str, number: int) -> int | None:
+    """The word that main orders before it sends a command; None if the command gives no epoch up."""
+
+@final
+class Obedience:
+    """The state of a child as far as commands go: what a command does to the epoch that runs."""
+    def __new__(cls, dispatches: bool) -> Self: ...
+    @property
+    def runs(self) -> bool: ...
+    def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
+        """The step that a command asks for; whether the command is acknowledged before it, and behind it."""
+    def leave(self) -> None: ...
+    def expect(self, number: int) -> None: ...
+
+@final
+class Replacing:
+    """The places of the children of a loader: whose are taken when children die, and when that is given up."""
+
+    TRIES: int
+    def __new__(cls, workers: int, dispatches: bool) -> Self: ...
+    def begin(self) -> None: ...
+    def rests(self, child: int) -> bool: ...
+    def wanted(self, dead: Sequence[int], ended: Sequence[bool]) -> list[int]: ...
+    def judge(
+        self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
+    ) -> tuple[int, bool, bool]:
+        """How many processes have died at this item, whether this one is new, whether no other one is to try."""
+    def item_of(self, child: int, received: Sequence[int]) -> int: ...
+    def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
+    @staticmethod
+    def repeats_earlier(outlives: bool, begins: bool) -> bool: ...
 
 @final
 class Sender:

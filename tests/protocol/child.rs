@@ -1,6 +1,6 @@
 //! The children: pumps, graphs, shares, commands.
 
-use torchdata_core::protocol::{Control, Deal, Grant, Reader, Step, Stream, Wish};
+use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Step, Stream, Wish};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
 use super::saving::digest;
@@ -73,23 +73,30 @@ impl World {
 
     pub fn obey(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
-        let ordered = child.control.pop_front().expect("a command waits");
-        match Control::obey(ordered.command) {
-            Step::Begin(epoch) => {
-                self.finish(setting, index);
-                let child = &mut self.children[index];
+        let ordered = child.control.front().expect("a command waits").clone();
+        let step = child.obedience.obey(ordered.command);
+        if step == Step::Leave {
+            self.finish(setting, index);
+            self.children[index].rest();
+            return self.obey(setting, index);
+        }
+        child.control.pop_front();
+        match (step, ordered.command) {
+            (Step::Run(_), Command::Epoch(epoch) | Command::Repeat(epoch)) => {
                 child.pump.begin(Stream::first(epoch));
                 child.doing = Doing::Pumping;
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
                 child.begin(setting, &ordered);
             }
-            Step::ApplyAndGoOn => {
+            (Step::Apply | Step::Skip, Command::Call(_)) => {
+                child.applied += u8::from(step == Step::Apply);
                 child.acknowledged += 1;
                 if !setting.rules.calls {
-                    child.doing = Doing::Idle;
+                    child.rest();
                 }
             }
-            Step::End => child.doing = Doing::Gone,
+            (Step::End, Command::Stop) => child.doing = Doing::Gone,
+            _ => self.broken = Some("a command is obeyed by a step of another one"),
         }
     }
 
@@ -151,7 +158,7 @@ impl World {
                     child.doing = Doing::Between;
                 } else {
                     self.finish(setting, index);
-                    self.children[index].doing = Doing::Idle;
+                    self.children[index].rest();
                 }
                 return Some("has ended");
             };
@@ -282,10 +289,9 @@ impl World {
             if link.units.len() < waiting {
                 return Some("drops what is over");
             }
-            if Control::is_superseded(epoch, child.order) {
+            if Obedience::is_superseded(epoch, child.order) {
                 self.finish(setting, index);
-                let child = &mut self.children[index];
-                child.doing = Doing::Idle;
+                self.children[index].rest();
                 self.out[index].starving = 0;
                 return Some("gives the epoch up");
             }

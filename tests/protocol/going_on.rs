@@ -270,7 +270,8 @@ impl World {
             self.delivered = starts.iter().map(|given| given.items as u8).sum();
             self.keep_what_goes_on(going_on);
         }
-        (self.resting, self.told) = (0, 0);
+        self.replacing.begin();
+        self.told = 0;
         self.going_on = going_on;
         self.main = Main::Telling(self.number, setting.children());
     }

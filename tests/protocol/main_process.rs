@@ -1,6 +1,6 @@
 //! Main: begins epochs, asks for items, breaks, halts, calls, ends everything.
 
-use torchdata_core::protocol::{Command, Control, Next, Stream};
+use torchdata_core::protocol::{Command, Next, Stream};
 
 use super::memory::Kind;
 use super::saving::{Ordered, digest};
@@ -83,6 +83,13 @@ impl Setting {
                     children.all(|(index, child)| child.acknowledged > 0 || world.rests(index))
                 };
                 if obeyed(world) {
+                    let mut children = world.children.iter().enumerate();
+                    if !children.all(|(index, child)| child.applied == 1 || world.rests(index)) {
+                        return push(
+                            "has all answers",
+                            Err("a function was not applied once by each child".to_owned()),
+                        );
+                    }
                     let window = if paused { 0 } else { self.window };
                     after.set_window(window);
                     after.main = if paused { Main::Paused } else { Main::Reading(false) };
@@ -94,7 +101,7 @@ impl Setting {
                 }
             }
             Main::Calling(left, paused) => {
-                if tell(&mut after.children[left - 1], plainly(Command::Call)) {
+                if tell(&mut after.children[left - 1], plainly(CALL)) {
                     after.main = Main::Calling(left - 1, paused);
                     push("calls a child", Ok(after));
                 }
@@ -194,6 +201,9 @@ impl Setting {
     }
 }
 
+/// The one function of main's.
+pub const CALL: Command = Command::Call(1);
+
 pub fn plainly(command: Command) -> Ordered {
     Ordered { command, epoch: 0, start: None }
 }
@@ -202,7 +212,7 @@ pub fn tell(child: &mut Child, ordered: Ordered) -> bool {
     if child.control.len() == CONTROL || child.doing == Doing::Gone {
         return child.doing == Doing::Gone; // a death is found elsewhere
     }
-    if let Some(order) = Control::order_of(ordered.command) {
+    if let Some(order) = ordered.command.order() {
         child.order = order;
     }
     child.control.push_back(ordered);

@@ -5,22 +5,28 @@
 
 use std::sync::Arc;
 
-use torchdata_core::protocol::{Account, Command, Judgement};
+use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 
 use super::going_on::Place;
-use super::main_process::{plainly, tell};
+use super::main_process::{CALL, plainly, tell};
 use super::memory::{Kind, Link, Unit};
-use super::saving::{Ordered, digest};
-use super::world::{Child, Doing, Setting, World};
+use super::saving::{Ordered, Resumption, digest};
+use super::world::{Doing, Main, Setting, World};
 
-/// So many deaths without an item between them are an error.
-const TRIES: u8 = 3;
+/// More items than an epoch has.
+const ALL: u64 = 1 << 62;
 
 impl Setting {
     /// Whether a failure is one too early: somebody can be replaced still.
     pub fn is_to_go_on(&self, world: &World) -> bool {
-        self.restarts && self.fails_at.is_none() && self.deaths - world.deaths < TRIES
+        self.restarts && self.fails_at.is_none() && usize::from(self.deaths - world.deaths) < TRIES
     }
+}
+
+/// The resumption of a child that repeats its epoch: the reader has all items that it makes.
+fn repeated(start: &Resumption) -> Resumption {
+    let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
+    Resumption { starts, ..start.clone() }
 }
 
 impl World {
@@ -30,7 +36,7 @@ impl World {
     }
 
     pub fn rests(&self, index: usize) -> bool {
-        self.resting >> index & 1 == 1
+        self.replacing.rests(index)
     }
 
     /// Sees to those who have died: others take their places, or they are wanted no more in this epoch. False where that was tried
@@ -41,15 +47,16 @@ impl World {
         self.drain(setting, dead.iter().copied());
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(setting, worker)).collect();
-        let replaced: Vec<usize> = match setting.dispatches && setting.rules.together {
-            true if ended.iter().all(|&ended| ended) => Vec::new(),
-            true => (0..setting.children()).collect(),
-            false => dead.iter().copied().filter(|&index| setting.is_dispatcher(index) || !ended[index]).collect(),
+        let replaced = match setting.rules.together {
+            true => self.replacing.wanted(&dead, &ended),
+            false => dead.clone(),
         };
+        let halted = matches!(self.main, Main::Paused | Main::Calling(_, true));
+        let items: Vec<u64> = received.iter().map(|account| account.items).collect();
+        let died = u64::from(setting.deaths - self.deaths); // tells the processes of a place apart
         for index in dead {
-            if !replaced.contains(&index) {
-                self.resting |= 1 << index;
-            } else if !self.is_worth_trying(index, received.get(index).map_or(0, |account| account.items)) {
+            let judge = |this: &mut Self| this.replacing.judge(index, died, this.number, &items, halted);
+            if replaced.contains(&index) && judge(self).is_final() {
                 return false;
             }
         }
@@ -65,7 +72,7 @@ impl World {
         }
         for index in replaced {
             let is_worker = !setting.is_dispatcher(index);
-            self.children[index] = Child::new(if is_worker { 1 } else { setting.workers });
+            self.children[index] = setting.fresh_child(index);
             if is_worker {
                 let window = self.ends[index].receiving.window();
                 let stream = self.ends[index].receiving.stream();
@@ -74,22 +81,17 @@ impl World {
             }
             self.told |= 1 << index;
             if self.called > 0 {
-                tell(&mut self.children[index], plainly(Command::Call)); // what was applied to the others
+                tell(&mut self.children[index], plainly(CALL)); // the others have it
             }
-            let start = Some(Arc::clone(&starts[index]));
-            tell(&mut self.children[index], Ordered { command: Command::Epoch(self.number), epoch: self.epoch, start });
+            let mut start = Arc::clone(&starts[index]);
+            let mut command = Command::Epoch(self.number);
+            if self.replacing.repeats(index, &ended) {
+                command = Command::Repeat(self.number);
+                start = Arc::new(repeated(&start));
+            }
+            tell(&mut self.children[index], Ordered { command, epoch: self.epoch, start: Some(start) });
         }
         true
-    }
-
-    /// Notes a death; whether another process is to take the place, as something was received since the last ones.
-    fn is_worth_trying(&mut self, who: usize, received: u64) -> bool {
-        let (number, before, tries) = &mut self.tries[who];
-        if (*number, *before) != (self.number, received) {
-            (*number, *before, *tries) = (self.number, received, 0);
-        }
-        *tries += 1;
-        *tries < TRIES
     }
 
     /// Takes in what some children had sent. Snapshots go into the books at once.

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-use torchdata_core::protocol::{Account, Books, Collecting, Dealt};
+use torchdata_core::protocol::{Account, Books, Collecting, Dealt, Obedience, Replacing};
 
 use super::explore::{self, Model};
 use super::going_on::GoingOn;
@@ -128,7 +128,10 @@ pub struct Child {
     pub doing: Doing,
     pub control: VecDeque<Ordered>,
     pub order: u64,
+    pub obedience: Obedience,
+    /// How many calls it has acknowledged, and how many functions it has applied.
     pub acknowledged: u8,
+    pub applied: u8,
     pub pump: Pump,
     /// Whose share the item is that the graph makes, and whether it goes nowhere.
     pub target: usize,
@@ -159,12 +162,15 @@ pub struct Child {
 }
 
 impl Child {
-    pub fn new(links: usize) -> Self {
+    /// A worker has one link; the dispatching process has one to each worker.
+    pub fn new(links: usize, dispatches: bool) -> Self {
         Self {
             doing: Doing::Idle,
             control: VecDeque::new(),
             order: 0,
+            obedience: Obedience::new(dispatches),
             acknowledged: 0,
+            applied: 0,
             pump: Pump::new(links),
             target: 0,
             skips: false,
@@ -182,6 +188,12 @@ impl Child {
             share_start: Account::default(),
             relay: None,
         }
+    }
+
+    /// Has left the epoch, or has come to its end.
+    pub fn rest(&mut self) {
+        self.doing = Doing::Idle;
+        self.obedience.leave();
     }
 }
 
@@ -247,10 +259,8 @@ pub struct World {
     pub all: Arc<Books<Graph>>,
     /// Where the epoch that is being begun goes on.
     pub going_on: Option<Arc<GoingOn>>,
-    /// By child: the epoch's number, items received when one died last, and how many died there.
-    pub tries: Vec<(u32, u64, u8)>,
-    /// By child, a bit each: dead and wanted no more in this epoch; told to begin it when it took a place.
-    pub resting: u8,
+    pub replacing: Replacing,
+    /// By child, a bit each: told to begin the epoch when it took a place.
     pub told: u8,
     /// What a child did that it must not.
     pub broken: Option<&'static str>,
@@ -280,9 +290,13 @@ impl Setting {
         self.workers + usize::from(self.dispatches)
     }
 
+    pub fn fresh_child(&self, index: usize) -> Child {
+        let dispatches = self.is_dispatcher(index);
+        Child::new(if dispatches { self.workers } else { 1 }, dispatches)
+    }
+
     pub fn fresh_children(&self) -> Shared<Child> {
-        let workers = (0..self.workers).map(|_| Child::new(1));
-        workers.chain(self.dispatches.then(|| Child::new(self.workers))).collect()
+        (0..self.children()).map(|index| self.fresh_child(index)).collect()
     }
 
     /// What a worker makes of the items of its share, in order: (item of the source, place among what was made of it).
@@ -342,8 +356,7 @@ impl Model for Setting {
             books: Arc::new(Books::remembering(self.workers, self.look_back, self.look_back)),
             all: Arc::new(Books::new(self.workers)),
             going_on: None,
-            tries: vec![(0, 0, 0); self.children()],
-            resting: 0,
+            replacing: Replacing::new(self.workers, self.dispatches),
             told: 0,
             broken: None,
             children: self.fresh_children(),

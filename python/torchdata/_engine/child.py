@@ -1,9 +1,11 @@
 """What runs in a child: a worker, or the dispatching process.
 
 Role: takes commands from main over the control link (start an epoch, call a function on the graph, stop) and runs
-the pipe graph in between, sending what it yields. Commands are obeyed between two items, as `protocol::Control` in the
-engine says: an epoch gives up the one that runs, a call leaves it running. A child ignores Ctrl-C, which is main's to
-handle, and ends when main does.
+the pipe graph in between, sending what it yields. Commands are taken between two items; `protocol::Obedience` in the
+engine decides what a command does to the epoch that runs, and this module carries it out. A child ignores Ctrl-C, which
+is main's to handle, and ends when main does.
+
+A command is a tuple: its kind, its number on the link, the number of the epoch or function, and the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torchdata._engine.garbage import settle
 from torchdata._engine.program import ChildInfo, Program
 from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
 from torchdata._importing import call_when_imported
-from torchdata._native import BellBoard, Collector, Link, Sender, StatsBoard
+from torchdata._native import BellBoard, Collector, Link, Obedience, Sender, StatsBoard
 from torchdata._stats.counting import Counting
 from torchdata._tracing.following import follow
 
@@ -157,17 +159,16 @@ class _Child:
         self.counting = Counting(setup.stats.shared, setup.page)
         self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
         self.program: Program
+        #: What commands do to the epoch that runs.
+        self.obedience = Obedience(setup.dispatches)
         #: A command that was taken while an epoch ran, and ends it.
         self.pending: tuple[Any, ...] | None = None
         #: The epoch that runs, where this run of it began, and whether a stream of the share was opened in it.
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: Why there is no graph to run: reported in each epoch.
         self.failure: tuple[Any, ...] | None = None
-        #: The latest function of main's that was applied, or is due: those are numbered, and may come twice.
-        self.applied = 0
         #: Those that are to be applied behind later items than the next one, in their order.
         self.due: list[Call] = []
-        self.runs = False
 
     @staticmethod
     def _failed_command(_peer: int, description: Any) -> None:
@@ -179,39 +180,31 @@ class _Child:
         except BaseException as error:
             self.failure = describe(error, self.setup.where)
         settle(self.setup.gc_thresholds)
-        while True:
-            command = self._next_command()
-            if command[0] == "stop":
-                self.counting.close()
-                gc.unfreeze()  # cycles in the user's graph are to be finalised where the interpreter ends in order
-                return
-            if command[0] == "epoch":
-                _, number, *epoch = command
-                self.commands.acknowledge(number)
-                self._run_epoch(*epoch)
-            elif command[0] == "repeat":
-                self._repeat(*command[1:])
-            else:
-                self._call(*command[1:])
+        while self._obey(self._next_command()) != "end":
+            pass
+        self.counting.close()
+        gc.unfreeze()  # cycles in the user's graph are to be finalised where the interpreter ends in order
 
-    def _repeat(self, number: int, *epoch: Any) -> None:
-        """Runs an earlier epoch to its end, for what outlives it; it is acknowledged when that is done.
-
-        The dispatching process acknowledges at once: it waits for its readers to the end of the epoch.
-        """
-        if self.setup.dispatches:
-            self.commands.acknowledge(number)
-        self._run_epoch(*epoch)
-        self.commands.acknowledge(number)
+    def _obey(self, command: tuple[Any, ...]) -> str:
+        """Carries out a command, and returns the step that it asked for. "leave" leaves the command pending."""
+        kind, serial, number, *content = command
+        step, before, behind = self.obedience.obey(kind, number)
+        if before:
+            self.commands.acknowledge(serial)
+        if step == "leave":
+            self.pending = command
+        elif step == "run":
+            self._run_epoch(number, *content)
+        elif step == "apply":
+            self._apply_due(BETWEEN)  # functions that are due come before this one
+            self._apply(*content)
+        if behind:
+            self.commands.acknowledge(serial, place_of(*self.sender.made()) if self.obedience.runs else BETWEEN)
+        return step
 
     def _goes_on(self) -> bool:
-        """Takes the command that waits. Whether the epoch goes on after it: it does after a call."""
-        command = self._next_command()
-        if command[0] != "call":
-            self.pending = command
-            return False
-        self._call(*command[1:])
-        return True
+        """Obeys the command that waits; returns whether the epoch goes on after it."""
+        return self._obey(self._next_command()) != "leave"
 
     def _next_command(self) -> tuple[Any, ...]:
         """Waits for a command, and gives shared memory back that is not used any more."""
@@ -264,18 +257,17 @@ class _Child:
         self.start = start = start or Resumption()
         self.epoch, self.opened = epoch, False
         self.due = list(start.calls)
-        self.applied = max([self.applied, *(serial for _, serial, _ in self.due)])
+        self.obedience.expect(max((serial for _, serial, _ in self.due), default=0))
         self.sender.start_epoch(epoch, 1, start.starts, start.turn)
         if self.dispatched is not None:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
             if announced == Announced.DEALT:
                 self.dispatched.await_relayed(epoch)
                 self.sender.send_relayed()  # before the graph, which may read on at once, meets later ones
-        self.runs = True
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, start))
         finally:
-            self.runs = False
+            self.obedience.leave()
             self._apply_due(BETWEEN)
             self.counting.end()
             if self.dispatched is not None:
@@ -318,8 +310,7 @@ class _Child:
                         return False
                     failure = self.failure  # of a call
         except Interrupted:
-            self.pending = self._superseding()
-            if self.pending is not None:
+            if self._meets_superseding():
                 return False
             failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
         except BaseException as error:
@@ -340,21 +331,12 @@ class _Child:
         self.counting.begin()
         return True
 
-    def _superseding(self) -> tuple[Any, ...] | None:
-        """The command that has ended a wait in the graph; calls before it are obeyed. None where none comes."""
-        while True:
-            command: tuple[Any, ...] | None = self.commands.receive(0, ORDERED)
-            if command is None or command[0] != "call":
-                return command
-            self._call(*command[1:])
-
-    def _call(self, number: int, function: Callable[[Any], Any], serial: int) -> None:
-        """Applies a function of main's to the graph, behind those that are due; says where that was."""
-        if serial > self.applied:
-            self.applied = serial
-            self._apply_due(BETWEEN)
-            self._apply(function)
-        self.commands.acknowledge(number, place_of(*self.sender.made()) if self.runs else BETWEEN)
+    def _meets_superseding(self) -> bool:
+        """Obeys commands up to the one that has ended a wait in the graph. Returns False if that does not come."""
+        while (command := self.commands.receive(0, ORDERED)) is not None:
+            if self._obey(command) == "leave":
+                return True
+        return False
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
         """Applies a function to the graph. What it raises ends the epoch that runs, and each one after it."""

@@ -14,7 +14,7 @@ from torchdata._engine.child import MAIN, ChildSetup, Lines
 from torchdata._engine.crossing import Handle
 from torchdata._engine.ending import ChildProcess
 from torchdata._engine.snapshots import Announced, Resumption
-from torchdata._native import BellBoard, Link, Sender
+from torchdata._native import BellBoard, Link, Sender, order_of
 
 __all__ = ["Crew"]
 
@@ -96,18 +96,26 @@ class Crew:
         self,
         index: int,
         kind: str,
+        number: int,
         *content: Any,
-        order: int | None = None,
         seconds: float | None = None,
         tick: Callable[[], object] | None = None,
         numbers: dict[int, int] | None = None,
     ) -> None:
-        """Sends a command: its kind, its number, and the rest. The arguments are those of `Sender.send_message`.
+        """Sends a command to a child.
 
-        Its number is noted in `numbers` before it is sent.
+        Args:
+            index: the child.
+            kind: "epoch", "repeat" or "call".
+            number: of the epoch, or of the function.
+            content: the rest of the command.
+            seconds: how long to wait for room; None for ever.
+            tick: is called meanwhile.
+            numbers: takes, by child, the number of the command on its link, before the command is sent.
         """
         with self.sending:
             self.sent[index] += 1
             if numbers is not None:
                 numbers[index] = self.sent[index]
-            self.commanders[index].send_message((kind, self.sent[index], *content), seconds, order, tick)
+            command = kind, self.sent[index], number, *content
+            self.commanders[index].send_message(command, seconds, order_of(kind, number), tick)

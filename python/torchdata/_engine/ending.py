@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from torchdata._engine.crossing import note_descriptor, note_pipes
 from torchdata._engine.interrupts import InterruptsDeferred
-from torchdata._native import BellBoard, Finalized, Link, Sender
+from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
 __all__ = ["ChildProcess", "Ending", "OwnsChildren", "wait_for_any"]
 
@@ -32,8 +32,8 @@ TERMINATED = 1.0
 TERMINATED_IN_A_HURRY = 0.2
 #: How long it may take after SIGKILL, which nothing but the kernel can hold up.
 KILLED = 5.0
-#: The order that is later than any epoch.
-STOP = 1 << 32
+#: The command to end, and the word that is ordered with it.
+_STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 #: Seconds between two looks at who has ended, where nothing tells.
 LOOK = 0.02
 
@@ -285,7 +285,7 @@ class Ending:
         """Asks all children to stop, as far as that can be done before the deadline, and does not wait for them."""
         for commander in list(self.commanders):
             with contextlib.suppress(Exception):
-                commander.send_message(("stop",), min(0.1, max(0.0, deadline - time.monotonic())), STOP)
+                commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)
 
 
 #: Those of this process that were not run to their end.

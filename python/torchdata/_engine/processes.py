@@ -279,7 +279,7 @@ class Children(OwnsChildren):
                 start,
                 _trace_of(self.room, index, self._names[index]),
             )
-            self._send(index, "epoch", *command, order=self._epoch, to=processes[index])
+            self._send(index, "epoch", *command, to=processes[index])
         while announced:
             collector.await_snapshots(self.dispatches)
             if restarts is None or not self._check_alive():
@@ -311,11 +311,11 @@ class Children(OwnsChildren):
             if self._is_resting(index):
                 noted.places[index] = snapshots.BETWEEN  # for the one that takes its place in the next epoch
             else:
-                self._send(index, "call", function, noted.serial, numbers=noted.numbers)
+                self._send(index, "call", noted.serial, function, numbers=noted.numbers)
         self._await_obedience()
 
     def _is_resting(self, index: int) -> bool:
-        return self._restarts is not None and index in self._restarts.resting
+        return self._restarts is not None and self._restarts.rests(index)
 
     def _await_obedience(self) -> None:
         """Waits until all have obeyed their last command."""
@@ -335,7 +335,7 @@ class Children(OwnsChildren):
     def ask_whether_ready(self) -> None:
         """Asks children that have just been started to say when they can begin; see `are_ready`."""
         for index in range(len(self._processes)):
-            self._send(index, "call", _nothing, 0)
+            self._send(index, "call", 0, _nothing)
 
     def are_ready(self) -> bool:
         """Whether all have obeyed their last command. Does not wait.
@@ -385,8 +385,8 @@ class Children(OwnsChildren):
         self,
         index: int,
         kind: str,
+        number: int,
         *content: Any,
-        order: int | None = None,
         to: ChildProcess | None = None,
         numbers: dict[int, int] | None = None,
     ) -> None:
@@ -394,7 +394,7 @@ class Children(OwnsChildren):
         while to is None or self._processes[index] is to:
             try:
                 tick = self._look_at(index)
-                self._crew.send(index, kind, *content, order=order, seconds=self._timeout, tick=tick, numbers=numbers)
+                self._crew.send(index, kind, number, *content, seconds=self._timeout, tick=tick, numbers=numbers)
                 return
             except _Dying:
                 self._check_alive()
@@ -408,14 +408,14 @@ class Children(OwnsChildren):
         """What is looked at while a child is waited for."""
         if self._restarts is None:
             return self._check_alive
-        process, resting = self._processes[index], self._restarts.resting
+        process, rests = self._processes[index], self._restarts.rests
         # Whoever waits for the dispatching process in the midst of an item obeys when that goes on.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:
             if process.ended or self._processes[index] is not process:
                 raise _Dying
-            if any(self._processes[other].ended for other in others if other not in resting):
+            if any(self._processes[other].ended for other in others if not rests(other)):
                 raise _Dying
 
         return look
@@ -429,8 +429,8 @@ class Children(OwnsChildren):
                 self._check(index)
             return False
         while True:
-            resting = self._restarts.resting
-            dead = [i for i, process in enumerate(self._processes) if process.ended and i not in resting]
+            rests = self._restarts.rests
+            dead = [i for i, process in enumerate(self._processes) if process.ended and not rests(i)]
             if not dead or self.collector.replace_dead(dead):
                 return bool(dead)
             time.sleep(GLANCE)  # a thread that reads finds out by itself

@@ -1,10 +1,9 @@
 """Other processes in the places of children that have died, in the middle of an epoch.
 
-Role: main's side, called by the engine in the thread that reads, or by `Children` before it commands. What a dead
-worker had sent counts as received; the one that takes its place goes on behind the newest snapshot, makes again what
-main has, and drops it, as a loaded loader does. Without a dispatching process each worker is replaced alone. With one,
-whoever dies, all are: what they had of each other's is nowhere but in their memory, and a place of all together is what
-the books of main have.
+Role: main's side, called by the engine in the thread that reads, or by `Children` before it commands.
+`protocol::Replacing` in the engine decides whose places are taken, and when that is given up; this module carries it
+out. Items that a dead worker had sent count as received. The process that takes its place goes on behind the newest
+snapshot, makes the items again that main has, and drops them, as a loaded loader does.
 
 Whatever interrupts this (Ctrl-C, a warning that is an error) finds it done or not begun, and the next try goes on.
 """
@@ -30,21 +29,19 @@ from torchdata._engine.interrupts import InterruptsDeferred
 from torchdata._engine.obituary import how_it_died
 from torchdata._engine.snapshots import Account, Announced, Call, Kept, KeptDealt, Resumption
 from torchdata._engine.starting import new_child, start_all
-from torchdata._native import Link
+from torchdata._native import Link, Replacing
 
-__all__ = ["TRIES", "Received", "Restarts", "Run"]
+__all__ = ["Received", "Restarts", "Run"]
 
-#: Deaths at one item after which the loader gives up.
-TRIES = 3
-#: How long the dispatching process may take to obey a function when a worker has died, and how often main looks.
-ACKNOWLEDGED, GLANCE = 1.0, 0.001
+#: How long the dispatching process may take to obey a function when a worker has died.
+ACKNOWLEDGED = 1.0
 #: More items than an epoch has.
 ALL = 1 << 62
 #: Seconds within which a process has to run what is left of an epoch that is over.
 REPEATED = 600.0
 #: Seconds within which the system may find room for another process.
 ROOM = 3.0
-#: Seconds between two looks at it.
+#: Seconds between two looks at whatever is waited for.
 GLANCE = 0.01
 
 #: By worker, what was received and the newest snapshot before that; the dispatching process's that fits to these.
@@ -93,11 +90,8 @@ class Restarts:
         self._forker: Forker | None = None
         #: The epoch that runs, if any has begun.
         self.run: Run | None = None
-        #: Those that have died and are wanted no more in this epoch.
-        self.resting: set[int] = set()
+        self._replacing = Replacing(crew.num_workers, crew.dispatches)
         self._calls = Calls(crew)
-        #: By child: how far the loader was with it when it died, and the processes that died there.
-        self._deaths: dict[int, tuple[tuple[int, int], set[int | None]]] = {}
         #: Those that run what is left of an epoch of which main has everything.
         self._repeating: set[int] = set()
         #: By child: how the last one that died there has ended.
@@ -119,8 +113,12 @@ class Restarts:
         with self._crew.sending:
             self._calls.begin(run.before is not None)
         self.run = run
-        self.resting.clear()
+        self._replacing.begin()
         self._repeating.clear()
+
+    def rests(self, index: int) -> bool:
+        """Whether a child has died, and is not wanted any more in this epoch."""
+        return self._replacing.rests(index)
 
     def note_call(self, function: Callable[[Any], Any]) -> Noted:
         """Notes a function of main's that is about to be sent: those who take a place get it, too."""
@@ -144,17 +142,11 @@ class Restarts:
         if self._made is not None:
             return [index for index, *_ in self._made]
         crew = self._crew
-        if crew.dispatches:
-            wanted = list(range(len(crew.processes))) if dead and not all(ended) else []
-        else:
-            wanted = [index for index in dead if not ended[index]]
-        self.resting.update(index for index in dead if index not in wanted)
+        wanted = self._replacing.wanted(dead, ended)
         for index in dead:
             crew.processes[index].wait(1.0)
             if index in wanted:
-                if paused:
-                    self._deaths.pop(index, None)
-                self._judge(index, received)
+                self._judge(index, received, paused)
         if wanted and crew.dispatches:
             self._check_calls(dead)
         for index in wanted:
@@ -163,25 +155,21 @@ class Restarts:
             crew.processes[index].wait(KILLED)
         return wanted
 
-    def _judge(self, index: int, received: Sequence[int]) -> None:
+    def _judge(self, index: int, received: Sequence[int], paused: bool) -> None:
         """Notes a death, and gives up where it has come too often without progress."""
         crew, process = self._crew, self._crew.processes[index]
         if process.pid is None:  # the place was left empty
             return
         self._exitcodes[index] = process.exitcode
         is_worker = index < crew.num_workers
-        item = received[index] if is_worker else sum(received)
-        place = 0 if self.run is None else self.run.number, item
-        known, pids = self._deaths.get(index, (None, set()))
-        pids = pids if known == place else set()
-        is_new = process.pid not in pids
-        self._deaths[index] = place, {*pids, process.pid}
-        tries = len(self._deaths[index][1])
+        item = self._replacing.item_of(index, received)
+        epoch = 0 if self.run is None else self.run.number
+        deaths, is_new, is_final = self._replacing.judge(index, process.pid, epoch, received, paused)
         how, advice = how_it_died(process)
         where = f"at {'its' if is_worker else 'the'} item number {item} (counted from 0 in the epoch)"
-        if tries >= TRIES:
+        if is_final:
             text = (
-                f"{how} {where}, as {tries - 1} before it in its place; {advice}. Whatever makes that item ends its "
+                f"{how} {where}, as {deaths - 1} before it in its place; {advice}. Whatever makes that item ends its "
                 "process each time: leave the item out, or mend the pipe"
             )
         elif self._ending.has_begun:
@@ -319,25 +307,27 @@ class Restarts:
             self._apply(indices, calls.now)
             return
         starts = run.resume(received)
-        if run.before is not None and any(_begins(starts[index]) for index in indices):
+        begins = any(_begins(starts[index]) for index in indices)
+        if Replacing.repeats_earlier(run.before is not None, begins):
+            assert run.before is not None
             self._repeat(indices, *run.before)
         else:
             self._apply(indices, calls.earlier)
         for index in reversed(indices):  # the dispatching process first: the others wait for it
-            if index < self._crew.num_workers and ended[index]:
+            if self._replacing.repeats(index, ended):
                 self._send_repeat(index, run, starts[index], calls.now)
                 continue
             announced = Announced.NONE if run.before is None else self._crew.announced(index, starts)
             trace = self._trace(index, self._crew.names[index])
             start = _with_calls(starts[index], calls.of(index, calls.now))
             command = (run.number, *run.commands(index), announced, start, trace)
-            self._send(index, "epoch", *command, order=run.number)
+            self._send(index, "epoch", *command)
 
     def _apply(self, indices: Sequence[int], calls: Sequence[Noted]) -> None:
         """Has functions applied before what is commanded next."""
         for noted in calls:
             for index in filter(noted.concerns, indices):
-                self._send(index, "call", noted.function, noted.serial)
+                self._send(index, "call", noted.serial, noted.function)
 
     def _repeat(self, indices: Sequence[int], run: Run, starts: Sequence[Resumption | None]) -> None:
         """Has the rest of an epoch that is over run again, for what outlives it."""
@@ -351,7 +341,7 @@ class Restarts:
         if index < self._crew.num_workers:
             ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
             start = replace(start, starts=[(sent, ALL, None)])
-        self._send(index, "repeat", run.number, *run.commands(index), Announced.NONE, start, None, order=run.number)
+        self._send(index, "repeat", run.number, *run.commands(index), Announced.NONE, start, None)
         self._repeating.add(index)
 
     def await_repeated(self) -> None:
@@ -368,9 +358,9 @@ class Restarts:
                             "its pipe is stuck"
                         )
 
-    def _send(self, index: int, kind: str, *content: Any, order: int | None = None) -> None:
+    def _send(self, index: int, kind: str, number: int, *content: Any) -> None:
         with contextlib.suppress(_Gone):  # whose death is noticed like any other
-            self._crew.send(index, kind, *content, order=order, tick=self._look_at(index))
+            self._crew.send(index, kind, number, *content, tick=self._look_at(index))
 
     def _look_at(self, index: int) -> Callable[[], None]:
         def look() -> None:

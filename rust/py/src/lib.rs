@@ -18,6 +18,7 @@ mod gil_cell;
 mod numpy_api;
 mod panics;
 mod pipes;
+mod protocol;
 mod ranks;
 mod seconds;
 mod seed;
@@ -65,6 +66,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::sender::Sender>()?;
     module.add_class::<transport::collector::Collector>()?;
     module.add_class::<transport::item_stream::ItemStream>()?;
+    module.add_class::<protocol::PyObedience>()?;
+    module.add_class::<protocol::PyReplacing>()?;
+    module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;
     module.add_class::<pipes::prefetch::PyPrefetchQueue>()?;
     module.add_class::<ranks::PyMeeting>()?;
     module.add_class::<seed::PySeedGenerator>()?;

@@ -13,7 +13,7 @@ use crate::error::{Corrupted, OpenError};
 use crate::integrity::{open, seal};
 use crate::process::board::BellRef;
 use crate::process::region::Region;
-use crate::protocol::Control;
+use crate::protocol::Obedience;
 
 /// How long attaching waits for the creator to finish.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -123,7 +123,7 @@ impl Probe {
         // SYNC(order): pairs with Producer::order.
         let word = self.layout.header().order.0.load(Ordering::Acquire);
         let order = open(word).ok_or(Corrupted("the epoch that was ordered cannot be read"))?;
-        Ok(Control::is_superseded(epoch, order))
+        Ok(Obedience::is_superseded(epoch, order))
     }
 
     /// In which place the consumer was when it had dealt with its last message; None where it has not dealt with `count` of them.

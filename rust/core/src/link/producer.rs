@@ -198,7 +198,7 @@ impl Producer {
         self.sending.reader(word).ok_or(Corrupted("what a consumer wants cannot be read"))
     }
 
-    /// Orders an epoch or the end, ahead of the command (see `protocol::Control`): for producers of control links.
+    /// Orders an epoch or the end, ahead of the command (see `protocol::Command::order`): for producers of control links.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
         self.layout.header().order.0.store(seal(order), Ordering::Release);

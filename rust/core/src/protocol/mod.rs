@@ -11,7 +11,8 @@
 //! | [`Dealing`] | a worker's pump, the dispatching process | to whom the next item goes; when a pass is over, and the next one begins |
 //! | [`Collecting`] | main, a worker that reads dispatched items | whose item is next; whether to wait, to take in, to fail |
 //! | [`Books`] | main, a worker that reads dispatched items | which snapshots are kept, and where everybody was some items ago |
-//! | [`Control`] | a child | what a command does to the epoch that it runs |
+//! | [`Obedience`] | a child | what a command does to the epoch that it runs, and when it is acknowledged |
+//! | [`Replacing`] | main | whose places are taken when children die, and when that is given up |
 //!
 //! What they promise together, as the checker shows: nobody waits without somebody who will end the wait; no item is
 //! lost, doubled, or delivered to another epoch than its own; a death is an error and never an end.
@@ -19,19 +20,21 @@
 mod account;
 mod books;
 mod collecting;
-mod control;
 mod dealing;
 mod grant;
+mod obedience;
 mod receiving;
+mod replacing;
 mod sending;
 mod stream;
 
 pub use account::Account;
 pub use books::{Books, Dealt, Place, Share, Snapshot};
 pub use collecting::{Collecting, Next};
-pub use control::{Command, Control, Step};
 pub use dealing::{Deal, Dealing};
 pub use grant::{Grant, Reader, Wish};
+pub use obedience::{Acknowledged, Command, Obedience, Step};
 pub use receiving::{Judgement, Receiving};
+pub use replacing::{Replacing, TRIES, Verdict};
 pub use sending::{Permit, Sending};
 pub use stream::Stream;
