@@ -782,7 +782,11 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> list[IterDataPipe[Any]]:
         """Returns one child per column of the items, which are sequences of equal length."""
 
-    def webdataset(self) -> IterDataPipe[Any]:
+    def webdataset(
+        self,
+        *,
+        strict: bool = True,
+    ) -> IterDataPipe[Any]:
         """Gathers consecutive files with the same name but for the extension into one dict."""
 
     @overload

@@ -94,7 +94,14 @@ def test_a_mark_of_the_encoding_is_no_part_of_the_text(tmp_path, encoding, mode)
         return FileLister(str(tmp_path)).open_files(mode=mode, encoding=encoding if mode == "t" else None)
 
     cell = "1\r\n2" if mode == "b" else "1\n2"
-    assert list(files().parse_csv(**options)) == [["key", "item"], ["a", cell], [], ["b", "é"], ["c", "3", "extra"], ["d"]]
+    assert list(files().parse_csv(**options)) == [
+        ["key", "item"],
+        ["a", cell],
+        [],
+        ["b", "é"],
+        ["c", "3", "extra"],
+        ["d"],
+    ]
     assert next(iter(files().parse_csv_as_dict(**options))).keys() == {"key", "item"}
     assert list(files().readlines(return_path=False, **options)) == TABLE.splitlines()
     for build in (

@@ -271,8 +271,8 @@ class Decompressor(_Decompressing):
     Args:
         source_datapipe: yields pairs of path and binary stream. A stream is closed with the one that is made of it.
         file_type: `"gzip"`, `"bz2"`, `"lzma"` (xz, too), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
-            None: what the path's suffix says, in small letters or capitals and before the query of a URL: `.gz`, `.bz2`,
-            `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`, `.txz`, `.tzst`.
+            None: what the path's suffix says, in capitals, too, and before the query of a URL: `.gz`, `.bz2`, `.xz`,
+            `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`, `.txz`, `.tzst`.
         max_ratio: how many times larger than its compressed form a file may become, where that is more than 1 GiB.
             None: no limit.
 

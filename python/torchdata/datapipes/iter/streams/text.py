@@ -43,10 +43,11 @@ def _drop(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
     if not _told:
+        line = error.object[max(error.start - 60, 0) :][:120]
         warnings.warn(
-            f"bytes that are no {error.encoding} were left out of {error.object[max(error.start - 60, 0) :][:120]!r}, and "
-            f"will be elsewhere without a further word ({error.reason}). Pass the right encoding, or errors='strict' for "
-            "an error, or errors='ignore' to leave them out",
+            f"bytes that are no {error.encoding} were left out of {line!r}, and others will be without a further word "
+            f"({error.reason}). Pass the right encoding, or errors='strict' for an error, or errors='ignore' to leave "
+            "them out",
             UserWarning,
             stacklevel=2,
         )
@@ -157,7 +158,7 @@ class _Text(HoldsStream):
         self._skip_lines = check_int(name, "skip_lines", skip_lines, least=0)
         for argument, value, look_up in (
             ("encoding", encoding, codecs.lookup),
-            ("errors", _DROPPED if errors is None else errors, codecs.lookup_error),
+            ("errors", "ignore" if errors is None else errors, codecs.lookup_error),
         ):
             try:
                 look_up(value)
@@ -165,7 +166,8 @@ class _Text(HoldsStream):
                 raise ValueError(f"{name}: {argument} must be one that Python knows, but got {value!r}") from error
         self._decode = decode
         self._encoding = encoding
-        self._errors = _DROPPED if errors is None else errors
+        self._errors = "ignore" if errors is None else errors
+        self._warns = errors is None
         self._return_path = return_path
 
     def _source(self) -> Any:
@@ -177,13 +179,14 @@ class _Text(HoldsStream):
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # The bare file object: wrappers iterate at the price of one more frame a line.
         file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
+        errors = _DROPPED if self._warns else self._errors
         self._units = None
         if type(file_obj) is io.TextIOWrapper and self._start is not None and file_obj.seekable():
             self._units = _Units(file_obj, self._start)
         lines: Iterator[Any] = iter(file_obj) if self._units is None else chain.from_iterable(self._units)
         self._is_ahead = self._decode and not _cuts_lines(self._encoding) and _reads_bytes(file_obj)
         if self._is_ahead:
-            lines = _decoded_lines(file_obj, self._encoding, self._errors)
+            lines = _decoded_lines(file_obj, self._encoding, errors)
         first = next(islice(lines, self._lines_before, None), None)
         if first is None:
             return iter(())
@@ -199,7 +202,7 @@ class _Text(HoldsStream):
         elif strip:
             lines = map(str.strip, lines, repeat("\r\n"))
         if self._decode and in_bytes:
-            lines = map(bytes.decode, lines, repeat(self._encoding), repeat(self._errors))
+            lines = map(bytes.decode, lines, repeat(self._encoding), repeat(errors))
         return lines
 
     def _mark(self, in_bytes: bool) -> Any:
@@ -237,8 +240,8 @@ class LineReader(_Text):
         strip_newline: whether `\r` and `\n` are taken off both ends of a line.
         decode: whether lines of bytes are decoded.
         encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left out,
-            as in torchdata 0.9, with one warning.
+        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
+            out, as in torchdata 0.9, with one warning.
         return_path: whether pairs of path and line are yielded, or lines alone.
 
     Raises:
@@ -333,8 +336,8 @@ class CSVParser(_CSV):
         skip_lines: lines to leave out at the start of each stream.
         decode: whether lines of bytes are decoded.
         encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left out,
-            as in torchdata 0.9, with one warning.
+        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
+            out, as in torchdata 0.9, with one warning.
         return_path: whether pairs of path and row are yielded, or rows alone.
         as_tuple: whether rows are tuples.
         **fmtparams: options of `csv.reader`: `delimiter`, `quotechar`, `strict`, …
@@ -383,8 +386,8 @@ class CSVDictParser(_CSV):
         skip_lines: lines to leave out at the start of each stream, before the row of field names.
         decode: whether lines of bytes are decoded.
         encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left out,
-            as in torchdata 0.9, with one warning.
+        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
+            out, as in torchdata 0.9, with one warning.
         return_path: whether pairs of path and row are yielded, or rows alone.
         **fmtparams: options of `csv.DictReader`: `fieldnames`, `restkey`, `delimiter`, …
 
