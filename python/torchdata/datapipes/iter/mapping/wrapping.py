@@ -55,7 +55,7 @@ class LengthSetter(IterDataPipe[T_co]):
         length: what `len()` returns.
 
     Raises:
-        ValueError: `length` is negative.
+        AssertionError: `length` is negative.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -68,7 +68,7 @@ class LengthSetter(IterDataPipe[T_co]):
     def __init__(self, source_datapipe: Iterable[T_co], length: int) -> None:
         source_datapipe = check_source("LengthSetter", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
-        self.length = check_int("LengthSetter", "length", length, least=0)
+        self.length = check_int("LengthSetter", "length", length, least=0, error=AssertionError)
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(self.source_datapipe)
