@@ -325,7 +325,7 @@ class Decompressor(_Decompressing):
         if kind is None:
             raise RuntimeError(
                 f"Decompressor cannot tell by its suffix how {path!r} is compressed; the suffixes that it knows are "
-                f"{[*_SUFFIXES]}, for others pass file_type"
+                f"{[*_SUFFIXES]}, for others pass file_type (its file extension does not match what are supported)"
             )
         return kind
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 from typing import Any
 
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import POSITIVE, check_int
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import token_of
@@ -155,7 +155,7 @@ class _Text(HoldsStream):
     ) -> None:
         name = type(self).__name__
         self.source_datapipe = source_pipe(source_datapipe, self)
-        self._skip_lines = check_int(name, "skip_lines", skip_lines, least=0)
+        self._skip_lines = check_int(name, "skip_lines", skip_lines, least=0, words=POSITIVE.format("skip_lines"))
         for argument, value, look_up in (
             ("encoding", encoding, codecs.lookup),
             ("errors", "ignore" if errors is None else errors, codecs.lookup_error),
