@@ -61,7 +61,8 @@ OLD_MODULES: dict[str, tuple[str, str]] = {
     ),
     f"{_ITER}.load.online": (
         _ITER,
-        "GDriveReaderDataPipe HTTPReaderIterDataPipe=HttpReader OnlineReaderIterDataPipe",
+        "GDriveReaderDataPipe HTTPReaderIterDataPipe=HttpReader OnlineReaderIterDataPipe "
+        f"_get_proxies={_ITER}.web.client:_get_proxies",
     ),
     f"{_ITER}.load.s3io": (_ITER, "S3FileListerIterDataPipe S3FileLoaderIterDataPipe"),
     f"{_ITER}.transform": (_ITER, ""),

@@ -12,10 +12,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-__all__ = ["RAISED_IN", "explain", "fold", "name_of"]
+__all__ = ["RAISED_IN", "explain", "fold", "name_of", "note_index"]
 
 #: The attribute of an exception that came from another process: that process, in words.
 RAISED_IN = "_torchdata_raised_in"
+#: The attribute in which an exception carries the index at which a data set has failed, until a pipe is asked for more.
+_INDEX = "_torchdata_index"
 #: The attribute in which an exception carries its place in the graph.
 _ORIGIN = "_torchdata_origin"
 
@@ -79,20 +81,31 @@ def explain(error: BaseException, frames: TracebackType | None, datapipe: Any, y
     if hasattr(error, RAISED_IN):
         return  # the note tells the place in that process
     if _ORIGIN not in error.__dict__:
-        error.__dict__[_ORIGIN] = _origin_of(datapipe, yielded)
+        error.__dict__[_ORIGIN] = _origin_of(error, datapipe, yielded)
     _note(error, error.__dict__[_ORIGIN], datapipe)
 
 
-def _origin_of(datapipe: Any, yielded: int | None) -> dict[str, Any]:
+def note_index(error: BaseException, index: Any) -> None:
+    """Lets the note of the first pipe that the exception passes name the index at which a data set was asked."""
+    error.__dict__.setdefault(_INDEX, repr(index)[:80])
+
+
+def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict[str, Any]:
     """Where an exception was raised: the first pipe that it passed. In plain words, as it is pickled with the error."""
     from torchdata.datapipes._pipe.traversal import sources_of  # late: its package imports this module
 
     sources = [_represented(source) for source in sources_of(datapipe)]
+    did = "began to iterate"
+    if yielded is not None:
+        did = f"made {'their' if getattr(datapipe, 'is_several', False) else 'its'} {_ordinal(yielded + 1)} item"
+    index = error.__dict__.pop(_INDEX, None)
+    if index is not None:
+        did = f"{did}, of index {index}"
     return {
         "pipe": id(datapipe),  # in this process
         "name": name_of(datapipe),
         "behind": f", behind {' and '.join(sources)}" if sources else "",
-        "did": "began to iterate" if yielded is None else f"made its {_ordinal(yielded + 1)} item",
+        "did": did,
         "note": None,
     }
 

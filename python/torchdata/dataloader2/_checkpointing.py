@@ -221,7 +221,7 @@ class Checkpointing:
         begun = self._datapipe_iter is not None
         if begun and self._reset_iter:
             raise RuntimeError(
-                "DataLoader2 iterator has already been created, `load_state_dict()` can't be called. "
+                "DataLoaderV2 iterator has already been created, `load_state_dict()` can't be called. "
                 "Please create a new dataloader in order to use load state dict."
             )
         state_dict, places = checked(state_dict)

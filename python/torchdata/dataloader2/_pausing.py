@@ -59,4 +59,5 @@ class Pausing:
             self.datapipe = limit_fn(self.datapipe, num_batches)
 
     def _warn_unsupported(self, what: str) -> None:
-        warnings.warn(f"{type(self.reading_service).__name__} doesn't support `{what}`.", stacklevel=4)
+        name = type(self.reading_service).__name__
+        warnings.warn(f"{name}: ReadingService doesn't support `{what}`.", stacklevel=4)

@@ -28,6 +28,8 @@ from torchdata.dataloader2._epochs import Epochs
 from torchdata.dataloader2._identity import Identity
 from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
 from torchdata.dataloader2._length import length_of_epoch, skeleton
+from torchdata.dataloader2._loader_state import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
+from torchdata.dataloader2._loader_state import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
 from torchdata.dataloader2._loader_state import unpack_randomness
 from torchdata.dataloader2._pausing import Pausing
 from torchdata.dataloader2._rank_states import SavedPlaces, checked
@@ -43,6 +45,9 @@ from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import (
     InProcessReadingService,
     MultiProcessingReadingService,
+)
+from torchdata.dataloader2.services.interface import (
+    READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME,
 )
 from torchdata.dataloader2.services.interface import (
     ReadingServiceInterface,

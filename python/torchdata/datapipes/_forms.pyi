@@ -491,7 +491,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         skip_lines: int = 0,
         decode: bool = True,
         encoding: str = "utf-8",
-        errors: str = "ignore",
+        errors: str | None = None,
         return_path: bool = False,
         as_tuple: bool = False,
         **fmtparams: Any,
@@ -504,7 +504,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         skip_lines: int = 0,
         decode: bool = True,
         encoding: str = "utf-8",
-        errors: str = "ignore",
+        errors: str | None = None,
         return_path: bool = False,
         **fmtparams: Any,
     ) -> IterDataPipe[Any]:
@@ -585,7 +585,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         strip_newline: bool = True,
         decode: bool = False,
         encoding: str = "utf-8",
-        errors: str = "ignore",
+        errors: str | None = None,
         return_path: bool = True,
     ) -> IterDataPipe[Any]:
         """Yields the lines of streams, as pairs of path and line."""
@@ -782,7 +782,11 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> list[IterDataPipe[Any]]:
         """Returns one child per column of the items, which are sequences of equal length."""
 
-    def webdataset(self) -> IterDataPipe[Any]:
+    def webdataset(
+        self,
+        *,
+        strict: bool = True,
+    ) -> IterDataPipe[Any]:
         """Gathers consecutive files with the same name but for the extension into one dict."""
 
     @overload

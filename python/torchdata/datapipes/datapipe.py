@@ -57,10 +57,13 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     A pipe that is replayed starts anew and drops what it had yielded.
     """
     forwarded: Iterator[Any] | None = datapipe.__dict__.pop("_fast_forward_iterator", None)
+    marked = datapipe.__dict__.pop("_snapshot_state", None)
     if forwarded is not None:  # torch's helper for snapshots has read the beginning
-        datapipe.__dict__.pop("_snapshot_state", None)
         return forwarded
-    started = start_pass(datapipe)
+    number, resumed, dropped, to_the_end = start_pass(datapipe)
+    if getattr(marked, "name", "") == "Restored" and not type(datapipe)._not_copied:
+        resumed = True  # as torch has it, a copy that somebody marked so goes on with what was pickled of it
+    started = number, resumed, dropped, to_the_end
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)

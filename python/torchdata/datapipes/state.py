@@ -14,6 +14,8 @@ before those that read them:
 - `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
   among it. What only pickle can hold lies in it as bytes under `"__pickled__"`.
 - `seed`: what is to be given to the `set_seed` of a user's pipe.
+- `follows`: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
+  (`set_graph_random_seed`); else they are drawn from the global generators.
 - `later`: the seed that it is to be given after what is dropped.
 - `left`: of a pipe in a pass that may not be gone on with, the entry with which its next pass begins if it is not;
   `given`: the seed that it had before, once another one may have been set.
@@ -51,9 +53,12 @@ from torchdata.datapipes._pipe.iteration import (
     is_torchs,
     iterate,
     load_entry,
+    may_be_over,
     name_of,
     pending_seed,
+    perhaps_over,
     replay_torchs,
+    seeds_of,
     unnoticed,
     with_pending,
 )
@@ -98,6 +103,10 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
 def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """The state of the graph that ends in `datapipe`, as of the last item that it yielded.
 
+    A pipe that is read again in one epoch (`cycle`) has another seed each time. In a graph seeded by
+    `set_graph_random_seed`, and in loaders, it follows from the last one, and the state is all that is needed. Without
+    that it is drawn from the global generators: save `save_generators()` beside the state, too.
+
     Args:
         datapipe: the end of the graph.
         described: whether the state tells what the pipes were made with, so that another pipeline refuses it. Whoever
@@ -105,7 +114,8 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     Raises:
         TypeError: something in a pipe's state cannot be pickled; a pipe makes pipes while it is iterated; a random pipe
-            of torch's is in the graph; or one of torch's ends it, of which nobody noticed when it began.
+            of torch's is in the graph; or one of torch's ends it, of which nobody noticed when its pass began, or
+            whether it is over (see `iterate`).
     """
     pipes = walk(datapipe)
     with standing_still(pipes):
@@ -233,6 +243,8 @@ class _Saving:
     def entries(self) -> list[dict[str, Any]]:
         """The entries of all pipes."""
         found: dict[int, dict[str, Any]] = {}
+        if is_torchs(self.end) and id(self.end) in self._in_use and may_be_over(self.end):
+            raise perhaps_over(self.end)
         for pipe in self._to_replay():
             beginning = beginning_of(pipe)
             if beginning is not None:
@@ -298,7 +310,8 @@ class _Saving:
         if not isinstance(pipe, IterDataPipe):  # read by index: it has no place, but may have a state
             if not is_restorable(pipe):
                 return {"type": name_of(pipe), "how": "begin"}
-            return {"type": name_of(pipe), "how": "restore", "yielded": 0, "state": self._state_of(pipe)}
+            entry = {"type": name_of(pipe), "how": "restore", "yielded": 0, "state": self._state_of(pipe)}
+            return entry | seeds_of(record)
         # A pipe of a user's without a `reset` may still show the place of the pass before.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or replayed or is_stale:
@@ -315,9 +328,7 @@ class _Saving:
             "finished": self._has_finished(pipe),
             "state": self._state_of(pipe),
         }
-        if record.seed is not None:
-            entry["seed"] = record.seed
-        return entry
+        return entry | seeds_of(record)
 
     def _state_of(self, pipe: Any) -> dict[str, Any]:
         return to_plain(pipe.state_dict(), name_of(pipe))

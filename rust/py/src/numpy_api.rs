@@ -154,6 +154,22 @@ impl NumPy {
         }
     }
 
+    /// Whether a user has given a dtype metadata.
+    ///
+    /// # Safety
+    /// `dtype` is a built-in one, and lives.
+    pub unsafe fn has_metadata(self, dtype: *const c_void) -> bool {
+        // SAFETY: as for `item_size`.
+        unsafe {
+            let metadata = if SECOND.load(Ordering::Relaxed) {
+                (*dtype.cast::<SecondDescr>()).metadata
+            } else {
+                (*dtype.cast::<PyArray_DescrProto>()).metadata
+            };
+            !metadata.is_null() && metadata != ffi::Py_None()
+        }
+    }
+
     /// The unit of a dtype of times; NULL where this NumPy keeps it elsewhere.
     ///
     /// # Safety

@@ -284,11 +284,11 @@ def test_a_pipeline_may_pause_itself():
 
 def test_a_service_that_cannot_pause_is_warned_about():
     iterator = iter(loader_of(numbers()))
-    with pytest.warns(UserWarning, match="Recorder doesn't support `limit`"):
+    with pytest.warns(UserWarning, match="Recorder: ReadingService doesn't support `limit`"):
         iterator.limit(1)
-    with pytest.warns(UserWarning, match="Recorder doesn't support `pause`"):
+    with pytest.warns(UserWarning, match="Recorder: ReadingService doesn't support `pause`"):
         assert next(iterator) == 0
-    with pytest.warns(UserWarning, match="Recorder doesn't support `resume`"):
+    with pytest.warns(UserWarning, match="Recorder: ReadingService doesn't support `resume`"):
         iterator.resume()
 
 

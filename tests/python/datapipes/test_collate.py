@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from array import array
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,7 +44,7 @@ def test_structures_are_collated_member_by_member() -> None:
     result = default_collate(DataChunk([item, item]))
     assert type(result["point"]) is Point
     np.testing.assert_array_equal(result["point"].y, [2.0, 2.0])
-    assert result["names"] == [["a", "a"], [b"b", b"b"]]
+    assert result["names"] == [("a", "a"), (b"b", b"b")]
     assert type(result["ordered"]) is OrderedDict
     np.testing.assert_array_equal(result["ordered"]["z"], [[1, 1], [2, 2]])
 
@@ -76,12 +80,100 @@ def test_with_torch_batches_become_the_tensors_that_torch_makes() -> None:
         assert torch.equal(ours, theirs)
     ours = default_collate([{"a": (1, "x"), "b": Point(1, torch.ones(1))}] * 2)
     assert torch.equal(ours["a"][0], torch.tensor([1, 1]))
-    assert ours["a"][1] == ["x", "x"]
+    assert ours["a"][1] == ("x", "x")
     assert torch.equal(ours["b"].y, torch.ones(2, 1))
     with pytest.raises(RuntimeError, match="equal size"):
         default_collate([torch.zeros(2), torch.zeros(3)])
     with pytest.raises(TypeError):
         default_collate([np.array(["a"])])
+
+
+class Items(list[Any]):
+    """A list of a user's."""
+
+
+class Pair(tuple[Any, ...]):
+    """A tuple of a user's."""
+
+
+class Table(dict[str, Any]):
+    """A dict of a user's."""
+
+
+class Name(str):
+    """A str of a user's."""
+
+
+class Kind(IntEnum):
+    """Numbers with names."""
+
+    SMALL = 1
+
+
+#: Items of which a batch holds two.
+VALUES: dict[str, list[Any]] = {
+    "numbers": [1, -1, 1.5, True, 1j, Kind.SMALL, 2**70, None],
+    "text": ["a", b"a", Name("a"), bytearray(b"a"), memoryview(b"a")],
+    "tuples and lists": [
+        (1, "a"), [1, b"a"], [(1, "a"), ["b"]], Items([1, "a"]), Pair((1, "a")), Point("a", 2.0), (), [], (1, None),
+    ],
+    "dicts": [
+        {"a": 1, "b": "x"}, Table(a="x"), OrderedDict(a=(1, "x")), defaultdict(int, a="x"), UserDict(a="x"),
+        MappingProxyType({"a": "x"}), ChainMap({"a": "x"}, {"b": 1}), Counter("ab"), {},
+        {"a": (1, {"b": ["x", 2.5]})},
+    ],
+    "other collections": [
+        UserList([1, "x"]), deque([1, "x"]), range(3), array("i", [1, 2]), {1}, frozenset({"a"}), SimpleNamespace(a=1),
+    ],
+    "arrays": [
+        np.ones(2), np.ones((2, 0)), np.array(1), np.float32(1), np.float64(1), np.int64(1), np.bool_(True),
+        np.ones(2, np.uint16), np.ones(2, "c8"), np.str_("a"), np.bytes_(b"a"), np.array(["a"]), np.array([None]),
+        np.array("2020-01-01", "M8[s]"), np.zeros(2, "i4,f4"), np.broadcast_to(np.ones(1), (3,)),
+        {"a": np.ones(2), "b": ("x", np.float32(2))},
+    ],
+}  # fmt: skip
+
+
+def looked_at(value: Any) -> Any:
+    """A collated value in a form that can be compared, with the types of all that is in it."""
+    if hasattr(value, "requires_grad"):
+        return "tensor", value.dtype, value.layout, value.requires_grad, value.detach().to_dense().tolist()
+    if isinstance(value, Mapping):
+        return type(value), [(key, looked_at(member)) for key, member in value.items()]
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return type(value), [looked_at(member) for member in value]
+    return type(value), value
+
+
+def outcome(collate: Any, batch: Any) -> Any:
+    try:
+        return looked_at(collate(batch))
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("kind", [*VALUES, "tensors"])
+def test_with_torch_each_kind_of_value_is_collated_as_by_torch(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = [
+        torch.ones(2), torch.tensor(1), torch.ones(2, dtype=torch.bfloat16), torch.ones(2, requires_grad=True),
+        torch.eye(2).to_sparse(), torch.nn.Parameter(torch.ones(2)), ("x", torch.ones(2)),
+    ]  # fmt: skip
+    values = tensors if kind == "tensors" else VALUES[kind]
+    batches = [[value, value] for value in values] + [
+        [1, 2.5],
+        [1.5, 2],
+        [True, 2],
+        ["a", 1],
+        [1, "a"],
+        ("a", "b"),
+        (1, 2),
+    ]
+    batches += [[(1, 2), (1,)], [[1], [1, 2]], [{"a": 1}, {"b": 1}], [{"a": 1}, {"a": 2, "b": 1}]]
+    for batch in batches:
+        theirs = outcome(torch.utils.data.default_collate, batch)
+        assert outcome(default_collate, batch) == theirs, batch
 
 
 @pytest.mark.usefixtures("no_torch")

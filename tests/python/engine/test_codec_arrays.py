@@ -160,3 +160,16 @@ def test_empty_is_a_plain_array_outside_of_workers():
     assert _engine.current_sender is None
     assert torchdata.empty(3).base is None
     assert torchdata.empty((2, 2), "int8").dtype == np.int8
+
+
+@pytest.mark.parametrize("dtype", ["?", "i4", "f8", "c8", "M8[us]", "m8[3h]"])
+@pytest.mark.parametrize("size", [0, 3, 30_000])
+def test_what_a_user_has_written_into_a_dtype_arrives_with_it(loopback: Loopback, dtype: str, size: int) -> None:
+    marked = np.dtype(dtype, metadata={"unit": "m", "scale": (2, [3])})
+    array = np.zeros(size, dtype).astype(marked)
+    for sent in (array, {"a": [array, array.reshape(1, -1).T]}, np.zeros((4, max(size, 1)), marked)[::2]):
+        received = loopback.one(sent)
+        inner = received if isinstance(received, np.ndarray) else received["a"][1]
+        assert dict(inner.dtype.metadata) == {"unit": "m", "scale": (2, [3])}
+        np.testing.assert_array_equal(inner, sent if isinstance(sent, np.ndarray) else sent["a"][1])
+    assert loopback.one(np.zeros(size, dtype)).dtype.metadata is None

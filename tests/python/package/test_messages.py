@@ -15,8 +15,10 @@ import pytest
 
 from cache_checks import cached
 from process_checks import loader
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, ReadingServiceInterface
 from torchdata.dataloader2.graph import remove_dp, traverse_dps
-from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
+from torchdata.dataloader2.random import SeedGenerator
+from torchdata.datapipes.iter import Concater, IterableWrapper, IterDataPipe, SampleMultiplexer, Zipper
 from torchdata.datapipes.map import SequenceWrapper
 
 
@@ -56,6 +58,29 @@ def remove_source() -> None:
 def remove_last() -> None:
     last = ints().map(same)
     remove_dp(traverse_dps(last), last)
+
+
+def remove_joint() -> None:
+    joint = ints().zip(ints())
+    remove_dp(traverse_dps(joint.map(same)), joint)
+
+
+def loaded_too_late() -> None:
+    dataloader = DataLoader2(ints())
+    state = dataloader.state_dict()
+    next(iter(dataloader))
+    dataloader.load_state_dict(state)
+
+
+class Plain(ReadingServiceInterface):
+    """A service that can do what it must."""
+
+    def initialize(self, datapipe: Any) -> Any:
+        return datapipe
+
+
+def limited() -> None:
+    iter(DataLoader2(ints(), reading_service=Plain())).limit(2)
 
 
 def length_of_uneven_split() -> None:
@@ -137,6 +162,200 @@ ROWS: dict[str, tuple[Callable[[], Any], type[BaseException], tuple[str, ...]]] 
         lambda: list(IterableWrapper([("f", io.BytesIO())]).check_hash({})),
         RuntimeError,
         ("Unspecified hash for file",),
+    ),
+    "batch": (lambda: ints().batch(0), AssertionError, ("Batch size is required to be larger than 0!$",)),
+    "batch of a map pipe": (
+        lambda: SequenceWrapper([1]).batch(0),
+        AssertionError,
+        ("Batch size is required to be larger than 0!$",),
+    ),
+    "bucketbatch": (lambda: ints().bucketbatch(0), AssertionError, ("Batch size is required to be larger than 0!$",)),
+    "map_batches, its size": (
+        lambda: ints().map_batches(same, 0),
+        AssertionError,
+        ("Batch size is required to be larger than 0!$",),
+    ),
+    "unbatch": (
+        lambda: list(ints().unbatch(unbatch_level=3)),
+        IndexError,
+        ("unbatch_level 3 exceeds the depth of the DataPipe",),
+    ),
+    "shuffle": (lambda: ints().shuffle(buffer_size=0), AssertionError, ("buffer_size should be larger than 0$",)),
+    "shuffled_flatmap": (
+        lambda: ints().shuffled_flatmap(same, buffer_size=0),
+        AssertionError,
+        ("buffer_size should be larger than 0$",),
+    ),
+    "concat": (
+        lambda: Concater([1]),  # type: ignore[arg-type]
+        TypeError,
+        ("Expected all inputs to be `IterDataPipe`$",),
+    ),
+    "zip": (lambda: Zipper([1]), TypeError, ("All inputs are required to be `IterDataPipe`",)),  # type: ignore[arg-type]
+    "groupby": (
+        lambda: ints().groupby(same, group_size=0),
+        AssertionError,
+        ("group_size must be > 0 and <= buffer_size$",),
+    ),
+    "groupby, guaranteed": (
+        lambda: ints().groupby(same, guaranteed_group_size=3),
+        AssertionError,
+        ("guaranteed_group_size must be > 0 and <= group_size and group_size must be set",),
+    ),
+    "prefetch": (
+        lambda: ints().prefetch(0),
+        ValueError,
+        ("'buffer_size' is required to be a positive integer.$",),
+    ),
+    "threadpool_map": (
+        lambda: ints().threadpool_map(same, scheduled_tasks=0),
+        ValueError,
+        ("'scheduled_tasks' is required to be a positive integer.$",),
+    ),
+    "readlines": (
+        lambda: ints().readlines(skip_lines=-1),
+        ValueError,
+        ("'skip_lines' is required to be a positive integer.$",),
+    ),
+    "zip_with_iter, its size": (
+        lambda: ints().zip_with_iter(ints(), same, buffer_size=0),
+        ValueError,
+        ("'buffer_size' is required to be either None or a positive integer.$",),
+    ),
+    "zip_with_iter, its reference": (
+        lambda: ints().zip_with_iter(1, same),  # type: ignore[arg-type]
+        TypeError,
+        ("ref_datapipe must be a IterDataPipe, but its type is <class 'int'> instead.$",),
+    ),
+    "zip_with_iter, missing key": (
+        lambda: list(ints().zip_with_iter(IterableWrapper([9]), same)),
+        BufferError,
+        ("No matching key can be found from reference DataPipe for the data 0",),
+    ),
+    "max_token_bucketize, limits": (
+        lambda: ints().max_token_bucketize(5, min_len=3, max_len=2),
+        ValueError,
+        ("``min_len`` should be larger than 0 and equal to or smaller than ``max_len``.$",),
+    ),
+    "max_token_bucketize, limit of a batch": (
+        lambda: ints().max_token_bucketize(5, max_len=9),
+        ValueError,
+        ("``max_token_count`` must be equal to or greater than ``max_len``.$",),
+    ),
+    "unzip of a map pipe": (
+        lambda: SequenceWrapper([(1, 2)]).unzip(sequence_length=0),
+        ValueError,
+        ("Expected `sequence_length` larger than 0, but 0 is found$",),
+    ),
+    "sample_multiplex, weights": (
+        lambda: SampleMultiplexer({ints(): 0}),
+        ValueError,
+        ("Expecting a positive and non-zero weight, got 0$",),
+    ),
+    "shard_expand, ends of unequal length": (
+        lambda: list(IterableWrapper(["f{10..9}"]).shard_expand()),
+        ValueError,
+        ("shard_expand: low bound must be shorter than high bound$",),
+    ),
+    "shard_expand, ends": (
+        lambda: list(IterableWrapper(["f{3..1}"]).shard_expand()),
+        ValueError,
+        ("shard_expand: bad range in .*shard spec",),
+    ),
+    "filter": (
+        lambda: list(ints().filter(same)),
+        ValueError,
+        ("Boolean output is required for `filter_fn` of FilterIterDataPipe, got",),
+    ),
+    "map, parameters": (
+        lambda: ints().map(remove_dp),
+        ValueError,
+        ("The function remove_dp takes 2 positional parameters, but 1 are required.$",),
+    ),
+    "async_map_batches": (
+        lambda: ints().async_map_batches(same, 2),  # type: ignore[arg-type]
+        ValueError,
+        ("Expected a corotine function with an async def syntax, but got a <class 'function'>$",),
+    ),
+    "decompress": (
+        lambda: ints().decompress(file_type="x"),
+        ValueError,
+        ("'x' is not a valid CompressionType$",),
+    ),
+    "check_hash, its type": (
+        lambda: ints().check_hash({}, hash_type="x"),
+        ValueError,
+        (r"Invalid hash_type requested, should be one of \[",),
+    ),
+    "check_hash, another hash": (
+        lambda: list(IterableWrapper([("f", io.BytesIO())]).check_hash({"f": "0"})),
+        RuntimeError,
+        ("does not match",),
+    ),
+    "random_split, its length": (
+        lambda: Unsized().random_split({"a": 1}, 0),
+        TypeError,
+        ("RandomSplitter needs `total_length`, but it is unable to infer it from the `source_datapipe`",),
+    ),
+    "random_split, its target": (
+        lambda: ints().random_split({"a": 1}, 0, target="b"),
+        KeyError,
+        ("does not match any key in `weights`",),
+    ),
+    "header, neither limit nor length": (
+        lambda: len(Unsized().header(None)),
+        TypeError,
+        ("The length of this HeaderIterDataPipe cannot be determined.",),
+    ),
+    "fork, no limit": (
+        lambda: ints().fork(2, buffer_size=-1),
+        UserWarning,
+        ("Unlimited buffer size is set for `fork`, please be aware of OOM at random places",),
+    ),
+    "round_robin_demux into one": (
+        lambda: ints().round_robin_demux(1),
+        UserWarning,
+        ("is an no-op and returns the provided `datapipe` in a list directly",),
+    ),
+    "slice, columns and a stop": (
+        lambda: list(IterableWrapper([[1]]).slice([0], stop=1)),
+        UserWarning,
+        ("A list of indices was passed as well as a stop or step for the slice",),
+    ),
+    "slice, a dict": (
+        lambda: list(IterableWrapper([{"a": 1}]).slice(0)),
+        UserWarning,
+        ("Dictionaries are not sliced by steps, only direct index",),
+    ),
+    "slice, no container": (
+        lambda: list(ints().slice(0)),
+        UserWarning,
+        ("The next item was not an iterable and cannot be filtered",),
+    ),
+    "load_state_dict of a loader that was iterated": (
+        loaded_too_late,
+        RuntimeError,
+        ("DataLoaderV2 iterator has already been created",),
+    ),
+    "limit by a service that cannot": (
+        limited,
+        UserWarning,
+        ("ReadingService doesn't support `limit`.$",),
+    ),
+    "MultiProcessingReadingService, start method": (
+        lambda: MultiProcessingReadingService(1, "x"),
+        ValueError,
+        ("Please choose one available multiprocessing context from",),
+    ),
+    "spawn of a SeedGenerator": (
+        lambda: SeedGenerator(1).spawn(-1),
+        ValueError,
+        ("Expected `rank` equal or larger than 0, but got -1.$",),
+    ),
+    "remove_dp of a pipe that reads from several": (
+        remove_joint,
+        RuntimeError,
+        ("Cannot remove the receiving DataPipe",),
     ),
     "remove_dp of a source": (remove_source, RuntimeError, ("Cannot remove the source DataPipe",)),
     "remove_dp of the last pipe": (

@@ -21,8 +21,9 @@ from torchdata.dataloader2.graph._serialization import (
 from torchdata._engine import ending
 from torchdata._old_modules import OLD_MODULES, homes_of, names_of
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.graph import traverse_dps
 from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.map import SequenceWrapper
+from torchdata.datapipes.map import IterToMapConverter, SequenceWrapper
 
 
 @pytest.mark.parametrize("old", sorted(OLD_MODULES))
@@ -94,6 +95,7 @@ def test_old_modules_of_the_linter_and_of_services_are_places_still() -> None:
         "torchdata.dataloader2.utils.dispatch._DummyIterDataPipe",
         "torchdata.datapipes.iter.TFRecordExample",
         "torchdata.datapipes.iter.TFRecordExampleSpec",
+        "torchdata.datapipes.iter.load.online._get_proxies",
         "torchdata.datapipes.iter.util.cacheholder._hash_check",
         "torchdata.datapipes.utils.common.validate_pathname_binary_tuple",
     ],
@@ -171,6 +173,53 @@ def test_the_old_generator_draws_from_the_new_one_and_says_so() -> None:
     assert spawned[0] == spawned[2] != spawned[1]
     with (
         pytest.warns(DeprecationWarning, match="PhiloxEngine is deprecated"),
-        pytest.raises(RuntimeError, match="no seed yet; call its `seed`"),
+        pytest.raises(AssertionError, match="Please provide seed to PhiloxEngine: call its `seed`"),
     ):
         PhiloxEngine().generate()
+
+
+@pytest.mark.filterwarnings("ignore:PhiloxEngine is deprecated")
+def test_the_old_generator_takes_its_seed_early_or_late_and_any_integer() -> None:
+    from torchdata.dataloader2.random._philox import PhiloxEngine
+
+    for seed in (1, -1, 2**64 + 1, 2**70):
+        numbers = [
+            PhiloxEngine().seed(seed).generate(),
+            PhiloxEngine(seed).generate(),
+            PhiloxEngine(seed).clone().generate(),
+        ]
+        assert len(set(numbers)) == 1
+    assert PhiloxEngine(2**64 + 1).generate() == PhiloxEngine(1).generate() != PhiloxEngine(-1).generate()
+    with pytest.raises(AssertionError, match="Expected a non-negative value"):
+        PhiloxEngine().spawn(-1)
+    with pytest.raises(AssertionError, match="Please provide seed"):
+        PhiloxEngine().spawn(0)
+
+
+def test_the_keys_of_a_state_are_found_by_their_names() -> None:
+    from torchdata.dataloader2 import dataloader2 as module
+
+    state = DataLoader2(IterableWrapper([0])).state_dict()
+    for name in ("SERIALIZED_DATAPIPE_KEY_NAME", "READING_SERVICE_STATE_KEY_NAME", "RANDOMNESS_STATE_KEY_NAME"):
+        assert getattr(module, name) in state
+
+
+def test_a_map_that_old_code_loads_by_itself_is_read() -> None:
+    class Squares(IterToMapConverter):
+        def _load_map(self) -> None:
+            super()._load_map()
+            self._map = {key: value**2 for key, value in self._map.items()}
+
+    pipe = Squares(IterableWrapper([(1, 2), (3, 4)]))
+    assert (pipe[3], len(pipe)) == (16, 2)
+    plain = IterToMapConverter(IterableWrapper([(1, 2)]))
+    plain._load_map()
+    assert plain._map == {1: 2}
+
+
+def test_branches_without_a_stand_in_for_dispatched_items_are_found() -> None:
+    from torchdata.dataloader2.utils.dispatch import _DummyIterDataPipe, find_non_dispatching_branches
+
+    plain = IterableWrapper([1])
+    assert find_non_dispatching_branches(traverse_dps(_DummyIterDataPipe().zip(plain))) == [plain]
+    assert find_non_dispatching_branches(traverse_dps(_DummyIterDataPipe().map(str))) == []

@@ -57,6 +57,12 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
         "parquet",
         lambda: list(IterableWrapper(["a"]).load_parquet_as_df()),
     ),
+    (
+        "reading zstd",
+        "zstandard",
+        "zstd",
+        lambda: list(IterableWrapper([("a.zst", BytesIO(b"x"))], deepcopy=False).decompress()),
+    ),
     ("FSSpecFileLister", "fsspec", "fsspec", lambda: list(pipes.FSSpecFileLister("memory://a"))),
     ("FSSpecFileOpener", "fsspec", "fsspec", lambda: list(pipes.FSSpecFileOpener(["memory://a"]))),
     (

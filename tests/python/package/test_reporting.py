@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 import traceback
@@ -14,8 +15,10 @@ import pytest
 
 import torchdata
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left  # noqa: F401 - a fixture
+from torchdata._reporting import explain
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.datapipes.map import SequenceWrapper
 
 OURS = str(Path(torchdata.__file__).parent) + os.sep
 
@@ -176,6 +179,41 @@ def test_an_error_of_the_dispatching_process_has_the_place_there_and_passes_the_
         error = failure_of(dl, ValueError)
     assert place_in(error) == "Mapper(decode) (2nd of 3 pipes, behind IterableWrapper) made its 18th item."
     assert str(error).count("Original Traceback") == 1
+
+
+class Images:
+    """A data set with a bad image."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return decode(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_note_on_a_data_set_names_the_index_that_it_was_asked_for(workers):
+    for build in (
+        lambda: DataLoader2.from_dataset(Images(), 4, shuffle=True, num_workers=workers),
+        lambda: DataLoader2.from_dataset(Images(), 4, sampler=[3, 17, 4], num_workers=workers),
+        lambda: DataLoader2.from_dataset(Images(), 4, num_workers=workers),
+    ):
+        with build() as dl:
+            dl.seed(1)
+            assert re.search(r" made its \d+(st|nd|rd|th) item, of index 17\.$", place_in(failure_of(dl, ValueError)))
+    pipe = SequenceWrapper(Images(), deepcopy=False)
+    for each in (pipe.shuffle().set_seed(1), pipe.sample_by([3, 17]), pipe.to_iter_datapipe(indices=[1, 17])):
+        assert place_in(failure_of(each.batch(2), ValueError)).endswith(" item, of index 17.")
+
+
+def test_what_fails_behind_the_workers_is_told_in_the_plural():
+    with loader(IterableWrapper(range(9)).sharding_filter(), 1) as dl:
+        iterator = iter(dl)
+        next(iterator)
+        error = ValueError("broken")
+        explain(error, None, dl._position.output, 5)
+        assert place_in(error).endswith("the worker processes made their 6th item.")
+        list(iterator)
 
 
 def test_alike_branches_are_told_apart_by_their_place():

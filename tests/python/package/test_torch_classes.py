@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -264,3 +265,21 @@ def test_torchs_snapshots_restore_our_pipes_by_the_number_of_items_that_were_yie
     assert list(fresh) == list(iterator)
     assert fresh._number_of_samples_yielded == 10
     assert len(list(fresh)) == 10, "the next iteration begins anew"
+
+
+def test_a_pickle_of_a_shuffle_in_batches_that_torch_marks_as_restored_goes_on_in_the_same_order() -> None:
+    from torch.utils.data.datapipes._hook_iterator import _SnapshotState
+    from torch.utils.data.datapipes.utils.snapshot import _simple_graph_snapshot_restoration as restore
+
+    pipe = IterableWrapper(range(23)).batch(3).in_batch_shuffle()
+    for shuffle in (True, False):
+        pipe.set_shuffle(shuffle)
+        iterator = iter(pipe)
+        for _ in range(2):
+            next(iterator)
+        pickled: Any = pickle.loads(pickle.dumps(pipe))
+        restore(pickled.datapipe, pipe.datapipe._number_of_samples_yielded)  # type: ignore[attr-defined]
+        pickled._snapshot_state = _SnapshotState.Restored
+        rest = list(iterator)
+        assert list(pickled) == rest
+        assert len(list(pickled)) == 8, "the next iteration begins anew"

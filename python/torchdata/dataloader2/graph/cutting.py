@@ -67,7 +67,7 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
     """What stood in a worker's graph in 0.9 until a function of the worker connected it to the dispatching process.
 
     Functions that users put in place of `process_init_fn` look for it. They find none, because `DispatchedSource` is
-    connected by the worker runtime, and have nothing to do.
+    connected by the worker runtime, and have nothing to do. In graphs of their own it stands for dispatched items.
     """
 
 
@@ -117,7 +117,9 @@ def cut_dispatched(datapipe: DataPipe, source: DispatchedSource | None = None) -
 
 
 def find_non_dispatching_branches(graph: DataPipeGraph) -> list[DataPipe]:
-    """The ends of the branches that no item of a `DispatchedSource` passes; workers shard these themselves.
+    """The ends of the branches that no item of the dispatching process passes; workers shard these themselves.
+
+    Its items come out of a `DispatchedSource`, or of the `_DummyIterDataPipe` that old code puts there.
 
     Args:
         graph: what `traverse_dps` returned for a worker's graph.
@@ -127,7 +129,8 @@ def find_non_dispatching_branches(graph: DataPipeGraph) -> list[DataPipe]:
     """
     end = end_of(graph)
     pipes = walk(end)
-    fed = {id(pipe) for pipe in pipes if any(isinstance(source, DispatchedSource) for source in walk(pipe))}
+    dispatched = (DispatchedSource, _DummyIterDataPipe)
+    fed = {id(pipe) for pipe in pipes if any(isinstance(source, dispatched) for source in walk(pipe))}
     if id(end) not in fed:
         return [end]
     ends = {id(source): source for pipe in pipes if id(pipe) in fed for source in sources_of(pipe)}

@@ -12,15 +12,17 @@ from torchdata.dataloader2.random.seed_generator import SeedGenerator
 
 __all__ = ["PhiloxEngine"]
 
+_UINT64 = (1 << 64) - 1
+
 
 class PhiloxEngine:
     """A stream of seeds that follow from one number. Deprecated: use `SeedGenerator`, which it draws from.
 
     Args:
-        seed: an integer from 0 to 2**64 - 1; None: `seed` is called before numbers are drawn.
+        seed: an integer, of which the lower 64 bits count; None: `seed` is called before numbers are drawn.
 
     Raises:
-        TypeError, ValueError: the seed is no integer, or out of range.
+        TypeError: the seed is no integer.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -30,23 +32,25 @@ class PhiloxEngine:
             DeprecationWarning,
             stacklevel=2,
         )
-        self._generator = None if seed is None else SeedGenerator(seed)
+        self._generator: SeedGenerator | None = None
+        if seed is not None:
+            self.seed(seed)
 
     def _seeded(self) -> SeedGenerator:
         if self._generator is None:
-            raise RuntimeError("PhiloxEngine has no seed yet; call its `seed` first")
+            raise AssertionError("PhiloxEngine has no seed yet. Please provide seed to PhiloxEngine: call its `seed`")
         return self._generator
 
     def seed(self, seed: int) -> PhiloxEngine:
         """Starts over from `seed`. Returns the engine itself."""
-        self._generator = SeedGenerator(seed)
+        self._generator = SeedGenerator(seed & _UINT64)
         return self
 
     def generate(self) -> int:
         """The next number, from 0 to 2**64 - 1.
 
         Raises:
-            RuntimeError: there is no seed yet.
+            AssertionError: there is no seed yet.
         """
         return self._seeded().generate_seed()
 
@@ -58,8 +62,10 @@ class PhiloxEngine:
         """The engine number `index` of those that are independent of this one and of each other.
 
         Raises:
-            RuntimeError: there is no seed yet.
+            AssertionError: there is no seed yet, or `index` is negative.
         """
+        if index < 0:
+            raise AssertionError(f"Expected a non-negative value for spawn, but found {index}")
         spawned = copy.copy(self)
         spawned._generator = self._seeded().spawn(index)
         return spawned

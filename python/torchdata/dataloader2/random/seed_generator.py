@@ -78,7 +78,9 @@ class SeedGenerator:
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
             raise TypeError(f"worker_id must be an integer, not {worker_id!r}")
         if worker_id < 0:
-            raise ValueError(f"worker_id must not be negative, but is {worker_id}")
+            raise ValueError(
+                f"worker_id must not be negative. Expected `rank` equal or larger than 0, but got {worker_id}."
+            )
         if inplace:
             self._native.spawn_in_place(worker_id)
             return self

@@ -119,7 +119,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         methods = multiprocessing.get_all_start_methods()
         if multiprocessing_context is not None and multiprocessing_context not in methods:
             raise ValueError(
-                f"multiprocessing_context must be one of {methods} or None, not {multiprocessing_context!r}"
+                f"multiprocessing_context must be one of {methods} or None, not {multiprocessing_context!r}. Please "
+                f"choose one available multiprocessing context from {methods}"
             )
         self.multiprocessing_context = multiprocessing_context
         self.worker_prefetch_cnt = _check_count("worker_prefetch_cnt", worker_prefetch_cnt)

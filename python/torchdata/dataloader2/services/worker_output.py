@@ -257,6 +257,9 @@ class WorkerOutput(IterDataPipe[Any]):
         measured = map(next, map(current, Looks(self, self._steering)))
         return chain.from_iterable(chain([measured], map(current, [self])))
 
+    #: Whether its name is a plural.
+    is_several = True
+
     def __repr__(self) -> str:
         return "the worker processes"
 

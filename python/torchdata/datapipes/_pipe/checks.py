@@ -98,13 +98,20 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
         return _wrappers[MapDataPipe](value, deepcopy=False)
     wrapper = "IterableWrapper" if kind is IterDataPipe else "SequenceWrapper"
     raise TypeError(
-        f"{pipe}: {argument} must be of type {kind.__name__}, but got {value!r} of type {type(value).__name__}; "
-        f"wrap data in {wrapper}"
+        f"{pipe}: {argument} is {value!r}; wrap data in {wrapper}. {argument} must be a {kind.__name__}, but its type "
+        f"is {type(value)} instead."
     )
 
 
-def check_sources(pipe: str, values: Iterable[Any]) -> tuple[Any, ...]:
+def check_sources(
+    pipe: str, values: Iterable[Any], words: str = "Expected all inputs to be `IterDataPipe`"
+) -> tuple[Any, ...]:
     """The pipes to read: each of `values`, or for a data set among them an IterableWrapper over it.
+
+    Args:
+        pipe: who reads them, for messages.
+        values: what was given.
+        words: what torchdata 0.9 says of others.
 
     Raises:
         TypeError: one of them is no IterDataPipe, ours or another library's, and no data set; plain data is to be
@@ -118,8 +125,8 @@ def check_sources(pipe: str, values: Iterable[Any]) -> tuple[Any, ...]:
             pipes.append(check_source(pipe, value, f"input {position}"))
         else:
             raise TypeError(
-                f"{pipe}: every input must be an `IterDataPipe`, but input {position} is {value!r} of type "
-                f"{type(value).__name__}; wrap it in IterableWrapper"
+                f"{pipe}: input {position} is {value!r} of type {type(value).__name__}; wrap it in IterableWrapper. "
+                f"{words}"
             )
     return tuple(pipes)
 
@@ -135,10 +142,31 @@ def _is_foreign_pipe(value: Any) -> bool:
     return not isinstance(value, MapDataPipe) and any(cls.__name__ == "IterDataPipe" for cls in type(value).__mro__)
 
 
+#: What torchdata 0.9 says of numbers that have to be positive, by their names.
+POSITIVE = "'{}' is required to be a positive integer."
+
+#: What torchdata 0.9 says of a batch size that is none.
+BATCH_SIZE = "Batch size is required to be larger than 0!"
+
+
 def check_int(
-    pipe: str, argument: str, value: Any, *, least: int | None = None, error: type[Exception] = ValueError
+    pipe: str,
+    argument: str,
+    value: Any,
+    *,
+    least: int | None = None,
+    error: type[Exception] = ValueError,
+    words: str = "",
 ) -> int:
     """The integer `value`, which must be at least `least`.
+
+    Args:
+        pipe: who was given it, for messages.
+        argument: as what.
+        value: what was given.
+        least: how small it may be.
+        error: what is raised where it is smaller.
+        words: what torchdata 0.9 says then: old code looks for it at the end of the message.
 
     Raises:
         TypeError: it is no integer (a bool is none either).
@@ -147,7 +175,7 @@ def check_int(
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
     if least is not None and value < least:
-        raise error(f"{pipe}: {argument} must be at least {least}, but got {value}")
+        raise error(f"{pipe}: {argument} must be at least {least}, but got {value}{words and '. '}{words}")
     return int(value)
 
 
@@ -168,8 +196,10 @@ def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> li
                 f"{pipe}: {argument} must hold numbers, but got {weight!r} of type {type(weight).__name__} for {key!r}"
             )
         if weight < 0 or (positive and weight == 0):
-            wanted = "a positive and non-zero weight" if positive else "a weight that is not negative"
-            raise ValueError(f"{pipe}: {argument} must hold {wanted} for {key!r}, but got {weight!r}")
+            words = (
+                "Expecting a positive and non-zero weight" if positive else "Expecting a weight that is not negative"
+            )
+            raise ValueError(f"{pipe}: {argument} has a wrong weight for {key!r}. {words}, got {weight!r}")
     weights = [float(weight) for weight in value.values()]
     if not 0 < sum(weights) < inf:
         raise ValueError(f"{pipe}: {argument} must have weights with a finite and positive sum, but got {value!r}")
@@ -233,8 +263,8 @@ def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if wanted < required or (wanted > len(positional) and not takes_any):
         raise ValueError(
-            f"{pipe}: the function {name} takes {len(positional)} positional parameters ({required} without default), "
-            f"but input_col={input_col!r} passes {wanted}"
+            f"{pipe}: {required} parameters of {name} have no default, and input_col={input_col!r} passes {wanted}. "
+            f"The function {name} takes {len(positional)} positional parameters, but {wanted} are required."
         )
 
 

@@ -35,8 +35,10 @@ __all__ = [
     "is_torchs",
     "iterate",
     "load_entry",
+    "may_be_over",
     "name_of",
     "replay_torchs",
+    "seeds_of",
     "start_pass",
     "unnoticed",
 ]
@@ -94,8 +96,8 @@ def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
     if record is not None and record.loaded is not None and (not is_torchs(pipe) or awaits_iteration(pipe)):
         return with_pending(pipe, record, record.loaded), None
     entry: dict[str, Any] = {"type": type(pipe).__name__, "how": "begin"}
-    if record is not None and record.seed is not None:
-        entry["seed"] = record.seed
+    if record is not None:
+        entry |= seeds_of(record)
     kind = type(pipe)
     if hasattr(kind, "iteration_state"):
         lasting = pipe._lasting_state()
@@ -126,11 +128,13 @@ def _keeps_state_between(pipe: Any) -> bool:
 def iterate(datapipe: Any) -> Iterator[Any]:
     """`iter` of the end of a graph whose state is saved.
 
-    Where that is a pipe of torch's, its next iteration counts as begun from now on. Torch's pipes notice that with
-    their first item only: to `save_state` they stand at the end of the last iteration until then.
+    Where that is a pipe of torch's, its next iteration counts as begun from now on, and its end is noted. Torch's pipes
+    notice the beginning with their first item only, and never the end. So `save_state` refuses a pipe of torch's that
+    was iterated otherwise, once its iteration may be over.
     """
     if is_torchs(datapipe):
         _note_pass(datapipe)
+        record_of(datapipe).tells_end = True
         if awaits_iteration(datapipe) and "drop" in (entry := record_of(datapipe).loaded or {}):
             replay_later(datapipe, None)
             return _noting_end(datapipe, _begun_again(datapipe, entry))
@@ -150,7 +154,7 @@ def _note_pass(datapipe: Any) -> None:
     record = record_of(datapipe)
     record.asked = datapipe._valid_iterator_id
     _note_beginning(datapipe, record, record.loaded if awaits_iteration(datapipe) else None)
-    record.stamp, record.ended = _tick(), False
+    record.stamp, record.ended, record.tells_end = _tick(), False, False
 
 
 def _notice_pass(datapipe: Any) -> None:
@@ -184,14 +188,52 @@ def beginning_of(datapipe: Any) -> Beginning | None:
     return beginning if datapipe._valid_iterator_id == (0 if before is None else before + 1) else None
 
 
+_BEGIN_BY_ITERATE = (
+    "Begin each pass by torchdata.datapipes.state.iterate(pipe) instead of iter(pipe), as loaders do, or append a pipe "
+    "of this package, such as .map()"
+)
+
+
 def unnoticed(datapipe: Any) -> TypeError:
     """The error of a pipe of torch's whose pass cannot be made again, because nobody noticed its beginning."""
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)} cannot be saved or gone on with, because its pass began "
-        "unnoticed: it is a pipe of torch's whose __iter__ is no generator function. Begin each pass by "
-        "torchdata.datapipes.state.iterate(pipe) instead of iter(pipe), as loaders do, or append a pipe of this "
-        "package, such as .map()"
+        f"unnoticed: it is a pipe of torch's whose __iter__ is no generator function. {_BEGIN_BY_ITERATE}"
     )
+
+
+def perhaps_over(datapipe: Any) -> TypeError:
+    """The error of a pipe of torch's of which nobody knows whether its pass ends or the next one begins."""
+    return TypeError(
+        f"a pipeline that ends in {name_of(datapipe)} cannot be saved here, because it is a pipe of torch's, which "
+        f"does not tell whether its pass is over or the next one was begun. {_BEGIN_BY_ITERATE}"
+    )
+
+
+def may_be_over(datapipe: Any) -> bool:
+    """Whether the running pass of a pipe of torch's may have ended, as far as is known.
+
+    Torch tells neither that a pass has ended nor that the next one was asked for, before its first item. So a pass that
+    `iterate` did not begin may be over once a source of it has no more items, or it has yielded as many as there are.
+    """
+    if record_of(datapipe).tells_end:
+        return False
+    sources: list[Any] = []
+    seen = {id(datapipe)}
+    waiting = [datapipe]
+    while waiting:
+        for source in filter(is_iter_pipe, sources_of(waiting.pop())):
+            if not is_torchs(source):
+                sources.append(source)
+            elif id(source) not in seen:
+                seen.add(id(source))
+                waiting.append(source)
+    if sources:
+        return any(token_of(source).finished for source in sources)
+    try:
+        return bool(datapipe._number_of_samples_yielded >= len(datapipe))
+    except (TypeError, NotImplementedError):
+        return True
 
 
 def replay_torchs(datapipe: Any, entry: dict[str, Any]) -> None:
@@ -238,12 +280,19 @@ def can_reset(kind: type) -> bool:
     )
 
 
+def seeds_of(record: Record) -> dict[str, Any]:
+    """What an entry tells of the seeds of a pipe, beyond those that are part of its state."""
+    entry: dict[str, Any] = {} if record.seed is None else {"seed": record.seed}
+    return {**entry, "follows": True} if record.seeded else entry
+
+
 def with_pending(pipe: Any, record: Record, loaded: dict[str, Any]) -> dict[str, Any]:
     """A loaded entry that is saved again, with what was set meanwhile for the pass to come."""
     if "left" in loaded:
         loaded = {**loaded, "given": record.given}
+    loaded = {**loaded, **seeds_of(record)}
     if record.seed is not None:
-        return {**loaded, "seed": record.seed}
+        return loaded
     if not hasattr(type(pipe), "iteration_state"):
         return loaded
     if loaded["how"] == "begin":
@@ -411,7 +460,7 @@ def _forget(pipe: Any) -> None:
 
 def _kept(pipe: Any, loaded: dict[str, Any]) -> dict[str, Any]:
     """What of a loaded entry holds for a pass that begins anew."""
-    kept: dict[str, Any] = {key: loaded[key] for key in ("state", "seed") if key in loaded}
+    kept: dict[str, Any] = {key: loaded[key] for key in ("state", "seed", "follows") if key in loaded}
     if loaded["how"] == "restore" and hasattr(type(pipe), "iteration_state"):
         lasting = pipe._lasting_state()
         kept["state"] = to_plain(lasting, name_of(pipe))
@@ -439,6 +488,7 @@ def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
             pipe.load_state_dict(state)
     if entry.get("seed") is not None:
         pipe.set_seed(entry["seed"])
+    record.seeded = entry.get("follows", record.seeded)
     record.loaded, record.given = entry, entry.get("given", pending_seed(pipe))
 
 

@@ -39,6 +39,7 @@ class Record:
         "seed",
         "seeded",
         "stamp",
+        "tells_end",
         "watches",
     )
 
@@ -49,6 +50,8 @@ class Record:
         self.before: Any = NEVER
         #: When the running pass began; 0 where none did.
         self.stamp = 0
+        #: Of a pipe of torch's, whether its running pass was begun by `iterate`, which notes its end.
+        self.tells_end = False
         #: The entry that was loaded and not gone on with yet.
         self.loaded: dict[str, Any] | None = None
         #: Whether the running pass goes on from a state that was saved after the last item.

@@ -47,15 +47,16 @@ class FunctionalForms:
         """Makes `function(pipe, ...)` available as `pipe.function_name(...)`.
 
         Raises:
-            ValueError: the name is taken.
+            ValueError: the name is taken, by something else than a class that this one was made anew of.
         """
-        if function_name in cls.functions:
+        before = cls.functions.get(function_name)
+        if before is not None and not _is_made_anew(before, function):
             raise ValueError(
                 f"the functional form {function_name!r} is already taken by {cls.functions[function_name]!r}; "
                 "choose another name"
             )
         cls.functions[function_name] = function
-        cls.counterpart.offer(function_name, function)
+        cls.counterpart.offer(function_name, function, before)
 
     @classmethod
     def register_datapipe_as_function(
@@ -80,11 +81,21 @@ class FunctionalForms:
         cls.register_function(function_name, construct)
 
 
+def _is_made_anew(before: Any, now: Any) -> bool:
+    """Whether two forms make pipes of one class, of which the second is newer: a cell of a notebook was run again."""
+    classes = [getattr(form, "__wrapped__", None) for form in (before, now)]
+    names = {(kind.__module__, kind.__qualname__) for kind in classes if isinstance(kind, type)}
+    return all(isinstance(kind, type) for kind in classes) and len(names) == 1
+
+
 class functional_datapipe:
     """Class decorator that registers a pipe under a functional form.
 
     Type checkers cannot know forms that are registered when a program runs, and take them for misspelt ones. Typed
     code calls the class, `Doubler(pipe)`, or marks the line: `pipe.doubled()  # type: ignore[attr-defined]`.
+
+    A class of the same module and qualified name takes the place of the one that was there, so that the cell of a
+    notebook can be run again. Pipes that exist stay what they are.
 
     Args:
         name: the method name under which the pipe is found on every pipe of its kind.

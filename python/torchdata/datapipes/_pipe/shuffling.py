@@ -20,7 +20,7 @@ __all__ = ["Shuffling"]
 class Shuffling:
     """Seeds and switch of a pipe that shuffles. Subclasses add to `reset` and to `iteration_state`."""
 
-    _shuffling: bool = state(True)  # whether the current iteration shuffles
+    _shuffling: bool = state(True, copied=True)  # whether the current iteration shuffles
     _rng: random.Random = random_state()
     _epoch_seed: int | None = state(lasts=True, copied=True)  # of the current iteration
     _seed: int | None = state(lasts=True, copied=True)  # of the next one

@@ -62,8 +62,16 @@ class Counterpart:
         for name, method in vars(ours).items():
             self.offer(name, method)
 
-    def offer(self, name: str, method: Any) -> None:
-        """Lets torch's pipes find a form or a method of ours by its name, if they have none of that name."""
+    def offer(self, name: str, method: Any, before: Any = None) -> None:
+        """Lets torch's pipes find a form or a method of ours by its name, if they have none of that name.
+
+        Args:
+            name: the name.
+            method: the form or method.
+            before: the one of ours whose place it takes.
+        """
+        if before is not None and self.base is not None and self.base.functions.get(name) is before:
+            self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
             self.base.functions.setdefault(name, method)
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from torchdata._reporting import explain
+from torchdata._reporting import explain, note_index
 from torchdata.datapipes.datapipe import begin_iteration
 
-__all__ = ["Load", "Step", "Unloadable", "begin_unloaded", "can_wait"]
+__all__ = ["Load", "Step", "Unloadable", "begin_unloaded", "can_wait", "items_at"]
 
 #: Makes the item of an index.
 Load = Callable[[Any], Any]
@@ -55,6 +55,20 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     return indices, loads[0] if loads else datapipe._loads()  # one that goes on from its end does not begin
 
 
+def items_at(datapipe: Any, indices: Iterator[Any]) -> Iterator[Any]:
+    """The items of a map pipe at some indices; an error of one names its index.
+
+    A generator rather than map(): a StopIteration from the pipe must not look like the end.
+    """
+    item_at = datapipe.__getitem__
+    for index in indices:
+        try:
+            yield item_at(index)  # no name keeps it alive
+        except Exception as error:
+            note_index(error, index)
+            raise
+
+
 class Step:
     """Loads, or goes on with what was loaded, on behalf of a pipe, which is named where that fails.
 
@@ -76,6 +90,8 @@ class Step:
             made = self._function(item)
         except Exception as error:
             if not isinstance(error, StopIteration):  # which the iterator of the filter reports
+                if self._before is None:
+                    note_index(error, index)
                 explain(error, error.__traceback__, self._datapipe, self._made)
             raise
         self._made += 1

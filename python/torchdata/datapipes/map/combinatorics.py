@@ -18,7 +18,7 @@ from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.random import PrivateRandomness, draw_seed
 from torchdata.datapipes._pipe.record import record_of
 from torchdata.datapipes._pipe.seeking import iterate_from
-from torchdata.datapipes._pipe.unloaded import Load, Step
+from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
 from torchdata.datapipes.map._sources import check_map_pipe
 
@@ -86,9 +86,7 @@ class Shuffler(IterDataPipe[T_co]):
         return iterate_from(self._order, token_of(self).yielded)
 
     def __iter__(self) -> Iterator[T_co]:
-        # A generator rather than map(): a StopIteration from the pipe must not look like the end.
-        for index in self._left():
-            yield self.datapipe[index]
+        return items_at(self.datapipe, self._left())
 
     def _can_wait(self) -> bool:
         return True
@@ -176,9 +174,7 @@ class IndexSampler(IterDataPipe[T_co]):
         self._epoch += 1
 
     def __iter__(self) -> Iterator[T_co]:
-        item_at = self.datapipe.__getitem__
-        for index in self._indices():
-            yield item_at(index)
+        return items_at(self.datapipe, self._indices())
 
     def _can_wait(self) -> bool:
         return True

@@ -125,7 +125,8 @@ class UnZipper(MapDataPipe[Any]):
         columns_to_skip: Sequence[int] | None = None,
     ) -> list[MapDataPipe[Any]]:
         check_map_pipe("UnZipper", source_datapipe, "source_datapipe")
-        check_int("UnZipper", "sequence_length", sequence_length, least=1)
+        words = f"Expected `sequence_length` larger than 0, but {sequence_length} is found"
+        check_int("UnZipper", "sequence_length", sequence_length, least=1, words=words)
         skipped = set(columns_to_skip or ())
         outside = sorted(column for column in skipped if not 0 <= column < sequence_length)
         if outside:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from torchdata.datapipes._pipe.checks import check_callable, check_int, length_of
+from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import DataChunk, MapDataPipe
 from torchdata.datapipes.map._sources import check_map_pipe
@@ -43,7 +43,9 @@ class Batcher(MapDataPipe[DataChunk[T]]):
         check_map_pipe("Batcher", datapipe)
         check_callable("Batcher", "wrapper_class", wrapper_class)
         self.datapipe = datapipe
-        self.batch_size = check_int("Batcher", "batch_size", batch_size, least=1, error=AssertionError)
+        self.batch_size = check_int(
+            "Batcher", "batch_size", batch_size, least=1, error=AssertionError, words=BATCH_SIZE
+        )
         self.drop_last = drop_last
         self.wrapper_class = wrapper_class
 

@@ -95,20 +95,25 @@ class IterToMapConverter(MapDataPipe[Any]):
         self.datapipe = datapipe
         self.key_value_fn = key_value_fn
 
+    def _load_map(self) -> None:
+        """Reads the iter pipe into the dict. Old code overrides or calls it."""
+        # Complete or not at all: an error while loading must not leave half a map behind.
+        loaded: dict[Any, Any] = {}
+        for item in self.datapipe:
+            key, value = self._pair(item)
+            if key in loaded:
+                warnings.warn(
+                    f"Found duplicate key {key!r}: its later value is kept. Please check your `key_value_fn`",
+                    UserWarning,
+                    stacklevel=4,
+                )
+            loaded[key] = value
+        self._map = loaded
+
     def _loaded(self) -> dict[Any, Any]:
         if self._map is None:
-            # Complete or not at all: an error while loading must not leave half a map behind.
-            loaded: dict[Any, Any] = {}
-            for item in self.datapipe:
-                key, value = self._pair(item)
-                if key in loaded:
-                    warnings.warn(
-                        f"Found duplicate key {key!r}: its later value is kept. Please check your `key_value_fn`",
-                        UserWarning,
-                        stacklevel=3,
-                    )
-                loaded[key] = value
-            self._map = loaded
+            self._load_map()
+        assert self._map is not None, "_load_map has set no _map"
         return self._map
 
     def _pair(self, item: Any) -> Any:

@@ -24,9 +24,9 @@ def default_collate(batch: Any) -> Any:
     """Stacks the members of a batch, field by field.
 
     Arrays are stacked along a new first dimension; numbers become a one-dimensional array (Python's floats
-    one of float64, integers of int64); strings and bytes stay a list; dicts, named tuples, tuples and lists
-    are collated member by member, tuples into lists. With PyTorch loaded the results are tensors, as
-    `torch.utils.data.default_collate` makes them; without it, NumPy arrays.
+    one of float64, integers of int64); strings and bytes stay as they are, a column of tuples or lists as a tuple;
+    dicts, named tuples, tuples and lists are collated member by member, tuples into lists. With PyTorch loaded the
+    results are tensors, as `torch.utils.data.default_collate` makes them; without it, NumPy arrays.
 
     Args:
         batch: a non-empty sequence of items of the same structure.
@@ -45,7 +45,7 @@ def default_collate(batch: Any) -> Any:
         raise ValueError("default_collate: cannot collate an empty batch")
     first = batch[0]
     if isinstance(first, (str, bytes)):
-        return list(batch)
+        return batch  # the columns of tuples and lists are tuples, as with torch
     if isinstance(first, (bool, int, float)) and not hasattr(first, "dtype"):
         return _numbers(batch, first)
     if isinstance(first, Mapping):

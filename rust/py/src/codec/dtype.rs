@@ -60,6 +60,10 @@ impl Dtype {
         if !(is_number(number) || is_time(number)) || !matches!(fields.byteorder as u8, b'=' | b'|') {
             return None;
         }
+        // SAFETY: the descriptor of a live object, and a built-in one.
+        if unsafe { numpy(py).ok()?.has_metadata(descr.cast()) } {
+            return None; // which pickle keeps
+        }
         let mut unit = None;
         if is_time(number) {
             // SAFETY: the descriptor of a dtype of times.

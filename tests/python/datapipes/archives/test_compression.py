@@ -8,12 +8,15 @@ import io
 import lzma
 import os
 import pickle
+import re
 import subprocess
 import tarfile
+import tracemalloc
 import zipfile
 import zlib
 
 import pytest
+import zstandard
 
 from stream_checks import check_abandoned, check_restore, open_files, read
 from torchdata.datapipes.iter import (
@@ -30,7 +33,7 @@ from torchdata.datapipes.utils import StreamWrapper
 
 TEXT = b"".join(b"line %d of a text\n" % number for number in range(5000))
 CONTENT = {"a.txt": b"alpha\n", "b.txt": b"", "c.bin": bytes(range(256)) * 9, "d.txt": TEXT}
-TOOLS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz"}
+TOOLS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": None}
 LOADERS = {"bz2": Bz2FileLoader, "xz": XzFileLoader}
 
 each_kind = pytest.mark.parametrize("kind", TOOLS)
@@ -41,10 +44,12 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("compressed")
     for name, content in CONTENT.items():
         (root / name).write_bytes(content)
-        for tool in TOOLS.values():
+        for tool in filter(None, TOOLS.values()):
             subprocess.run([tool, "--keep", name], cwd=root, check=True)
+        (root / f"{name}.zst").write_bytes(zstandard.ZstdCompressor(write_checksum=True).compress(content))
     for flag, suffix in (("", "tar"), ("z", "tar.gz"), ("J", "tar.xz"), ("j", "tar.bz2")):
         subprocess.run(["tar", f"-c{flag}f", f"all.{suffix}", *CONTENT], cwd=root, check=True)
+    (root / "all.tar.zst").write_bytes(zstandard.compress((root / "all.tar").read_bytes()))
     with zipfile.ZipFile(root / "all.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for name in CONTENT:
             archive.write(root / name, name)
@@ -131,7 +136,7 @@ def test_a_compressed_stream_in_the_middle_of_a_file_is_read_rewound_and_restore
 
     def build():
         pairs = FileOpener([str(path)], mode="b").map(behind_header)
-        return pairs.decompress({"gz": "gzip", "xz": "lzma"}.get(kind, kind))
+        return pairs.decompress({"gz": "gzip", "xz": "lzma", "zst": "zstd"}.get(kind, kind))
 
     check_restore(build)
     [(_, stream)] = build()
@@ -170,7 +175,7 @@ def test_nothing_is_decompressed_before_it_is_read(tmp_path):
         stream.read()
 
 
-@pytest.mark.parametrize("name", ["all.tar", "all.tar.gz", "all.tar.xz"])
+@pytest.mark.parametrize("name", ["all.tar", "all.tar.gz", "all.tar.xz", "all.tar.zst"])
 def test_tar_archives_come_out_open_and_can_be_loaded(folder, name):
     before = open_files()
     [(path, stream)] = opened(folder, name).decompress()
@@ -225,16 +230,28 @@ def test_zip_archives_come_out_open_and_can_be_loaded(folder):
         ("a.tar.bz2", "BZIP2"),
         ("a.xz", "LZMA"),
         ("a.zip", "ZIP"),
+        ("a.zst", "ZSTD"),
+        ("a.tar.zst", "TAR"),
+        ("a.tgz", "TAR"),
+        ("a.TAR.GZ", "TAR"),
+        ("A.TGZ", "TAR"),
+        ("a.GZ", "GZIP"),
+        ("https://host/a.tar.gz?token=x.zip", "TAR"),
+        ("https://host/a.xz?path=/b/c#top", "LZMA"),
+        ("HTTPS://host/a.zst#top", "ZSTD"),
+        ("https://host/get?file=a.bz2", "BZIP2"),
+        ("folder/a.gz?token=x", "GZIP"),
+        ("s3://bucket/what?.tar", "TAR"),
     ],
 )
 def test_the_suffix_tells_the_type(path, kind):
     assert Decompressor([])._kind_of(path) is Decompressor.types[kind]
 
 
-@pytest.mark.parametrize("path", ["a", "a.7z", "a.gz/b", "a.GZ", ".gz"])
+@pytest.mark.parametrize("path", ["a", "a.7z", "a.gz/b", "gz", ".gz", "https://host/a?gz"])
 def test_a_suffix_that_tells_nothing_is_an_error_that_names_the_path(folder, path):
     stream = StreamWrapper(open(folder / "a.txt.gz", "rb"))  # noqa: SIM115
-    with pytest.raises(RuntimeError, match=rf"{path!r}.*pass file_type"):
+    with pytest.raises(RuntimeError, match=rf"{re.escape(repr(path))}.*pass file_type"):
         list(Decompressor([(path, stream)]))
     assert stream.closed
 
@@ -247,6 +264,60 @@ def test_the_type_can_be_given(folder, file_type):
 
 def renamed(pair):
     return "unnamed", pair[1]
+
+
+def decompressed(data, file_type):
+    [(_, stream)] = Decompressor([("a", io.BytesIO(data))], file_type)
+    with stream:
+        whole = stream.read()
+        for place in (len(whole) // 2, 0, len(whole)):  # forwards, back, to the end
+            assert stream.seek(place) == place
+            assert stream.read() == whole[place:]
+    return whole
+
+
+@pytest.mark.parametrize("padding", [0, 4, 64 << 10, (64 << 10) + 4])
+def test_streams_of_xz_are_read_with_the_padding_between_and_behind_them(padding):
+    zeros = bytes(padding)
+    data = lzma.compress(b"alpha\n") + zeros + lzma.compress(TEXT) + zeros
+    assert decompressed(data, "lzma") == b"alpha\n" + TEXT
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        info = tarfile.TarInfo("a.txt")
+        info.size = len(TEXT)
+        archive.addfile(info, io.BytesIO(TEXT))
+    first, second = tar.getvalue()[:2000], tar.getvalue()[2000:]
+    data = lzma.compress(first) + zeros + lzma.compress(second) + zeros
+    [(_, stream)] = IterableWrapper([("a.tar.xz", io.BytesIO(data))], deepcopy=False).load_from_tar()
+    assert stream.read() == TEXT
+
+
+def test_what_stands_behind_a_stream_of_xz_and_is_no_padding_is_an_error():
+    with pytest.raises(lzma.LZMAError, match=r"'a' in Decompressor"):
+        decompressed(lzma.compress(b"alpha\n") + bytes(4) + b"rubbish", "lzma")
+    assert decompressed(lzma.compress(b"alpha\n", lzma.FORMAT_ALONE), "lzma") == b"alpha\n"
+
+
+def test_frames_of_zstd_are_read_one_behind_the_other_and_in_pieces():
+    noise = os.urandom(200_000)
+    skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"12345"
+    unsized = zstandard.ZstdCompressor(write_content_size=False, write_checksum=True)
+    data = zstandard.compress(TEXT) + skippable + unsized.compress(noise) + zstandard.compress(b"") + skippable
+    assert decompressed(data, "zstd") == TEXT + noise
+    for cut in (1, 3, 9, 5000, len(zstandard.compress(TEXT)) + 4, len(data) - 1):
+        with pytest.raises(EOFError, match=r"'a' in Decompressor"):
+            decompressed(data[:cut], "zstd")
+
+
+def test_what_a_frame_of_zstd_grows_to_is_made_in_pieces():
+    data = zstandard.compress(bytes(300 << 20))
+    [(_, stream)] = Decompressor([("a.zst", io.BytesIO(data))])
+    tracemalloc.start()
+    size = sum(map(len, iter(lambda: stream.read(1 << 20), b"")))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == 300 << 20
+    assert most < 80 << 20
 
 
 def test_extractor_is_an_older_name_of_decompressor(folder):
@@ -313,7 +384,7 @@ def test_lengths_are_what_the_user_declared():
             len(pipe)
 
 
-DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
 @each_kind

@@ -62,7 +62,7 @@ def test_what_nobody_asked_for_is_closed_when_the_iteration_ends() -> None:
 
 def test_a_key_that_is_nowhere_is_a_buffer_error_that_names_it() -> None:
     pipe = IterableWrapper("abx").zip_with_iter(IterableWrapper("ba"), itself)
-    with pytest.raises(BufferError, match=r"No matching key .* for 'x'; every key of source_datapipe must be"):
+    with pytest.raises(BufferError, match=r"No matching key .* for the data 'x'; every key of source_datapipe must be"):
         list(pipe)
     again = IterableWrapper("aa").zip_with_iter(IterableWrapper("ab"), itself)
     with pytest.raises(BufferError, match="'a'"):
@@ -73,7 +73,7 @@ def test_a_key_that_was_dropped_is_a_buffer_error_that_says_so() -> None:
     pipe = IterableWrapper("da").zip_with_iter(IterableWrapper("abcd"), itself, buffer_size=1)
     with (
         pytest.warns(UserWarning, match="upper limit of 1 items"),
-        pytest.raises(BufferError, match=r"for 'a'; 2 items were dropped .* enlarge buffer_size"),
+        pytest.raises(BufferError, match=r"for the data 'a'; 2 items were dropped .* enlarge buffer_size"),
     ):
         list(pipe)
 

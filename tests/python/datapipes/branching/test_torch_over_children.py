@@ -34,6 +34,7 @@ class Seeded:
     number: int = 5
     epochs: int = 2
     is_seeded: bool = True
+    seeding: str = "pipes"
     names: tuple[str, ...] = ()
 
 

@@ -95,7 +95,7 @@ def test_every_item_that_lacks_a_column_is_warned_of() -> None:
 
 @pytest.mark.parametrize("form", [lambda pipe: pipe.slice([0], 1), lambda pipe: Slicer(pipe, [0], None, 2)])
 def test_stop_and_step_beside_a_list_of_columns_are_warned_of_where_the_pipe_is_built(form: Any) -> None:
-    with pytest.warns(UserWarning, match="not used with a list") as caught:
+    with pytest.warns(UserWarning, match="A list of indices was passed as well as a stop or step") as caught:
         pipe = form(over([1, 2]))
     assert [warning.filename for warning in caught] == [__file__]
     assert list(pipe) == [[1]]

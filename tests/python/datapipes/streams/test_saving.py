@@ -213,9 +213,9 @@ def test_without_rewinding_a_stream_stands_at_its_end():
         (
             sha256(b"other"),
             "sha256",
-            r"sha256 hash of '.*a\.bin' is .*was expected; delete the file",
+            r"sha256 hash .* of '.*a\.bin' does not match the expected hash .*; delete the file",
         ),
-        (sha256(b"other"), "md5", r"md5 hash of '.*a\.bin'.*md5' has 32 digits"),
+        (sha256(b"other"), "md5", r"md5 hash .* of '.*a\.bin'.*md5' has 32 digits"),
         (None, "md5", r"Unspecified hash for file '.*a\.bin'; add it"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import warnings
 
 import pytest
 
@@ -16,6 +17,7 @@ from torchdata.datapipes.iter import (
     IterableWrapper,
     LineReader,
 )
+from torchdata.datapipes.iter.streams import text
 from torchdata.datapipes.utils import StreamWrapper
 
 TABLE = 'key,item\r\na,"1\r\n2"\r\n\r\nb,é\r\nc,3,extra\r\nd\r\n'
@@ -60,6 +62,71 @@ def test_lines_of_bytes_are_decoded_on_demand():
 @pytest.mark.parametrize(("errors", "line"), [("ignore", "ab"), ("replace", "a\ufffdb")])
 def test_bytes_that_do_not_decode_become_what_errors_says(errors, line):
     assert list(blobs(b"a\xffb\n").readlines(decode=True, errors=errors)) == [("file0", line)]
+
+
+def test_where_errors_says_nothing_bytes_are_left_out_with_one_warning(monkeypatch):
+    monkeypatch.setattr(text, "_told", False)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        lines = list(blobs(b"a\xffb\nc\xe9\n", b"\xfe\n").readlines(decode=True, return_path=False))
+        rows = list(blobs(b"a,\xffb\n").parse_csv())
+    assert (lines, rows) == (["ab", "c", ""], [["a", "b"]])
+    [warning] = told
+    assert r"bytes that are no utf-8 were left out of b'a\xffb'" in str(warning.message)
+    assert "errors='strict'" in str(warning.message)
+
+
+def test_where_that_warning_is_an_error_it_is_one_each_time(monkeypatch):
+    monkeypatch.setattr(text, "_told", False)
+    for _ in range(2):
+        with pytest.raises(UserWarning, match="left out"):
+            list(blobs(b"a\xffb\n").parse_csv())
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+@pytest.mark.parametrize("mode", ["b", "t"])
+def test_a_mark_of_the_encoding_is_no_part_of_the_text(tmp_path, encoding, mode):
+    content = "\ufeff" + TABLE if encoding in ("utf-8", "utf-16-le") else TABLE
+    (tmp_path / "a.csv").write_bytes(content.encode(encoding))
+    options = {} if mode == "t" else {"decode": True, "encoding": encoding}
+
+    def files():
+        return FileLister(str(tmp_path)).open_files(mode=mode, encoding=encoding if mode == "t" else None)
+
+    cell = "1\r\n2" if mode == "b" else "1\n2"
+    assert list(files().parse_csv(**options)) == [
+        ["key", "item"],
+        ["a", cell],
+        [],
+        ["b", "é"],
+        ["c", "3", "extra"],
+        ["d"],
+    ]
+    assert next(iter(files().parse_csv_as_dict(**options))).keys() == {"key", "item"}
+    assert list(files().readlines(return_path=False, **options)) == TABLE.splitlines()
+    for build in (
+        lambda: files().parse_csv(**options),
+        lambda: files().parse_csv_as_dict(**options),
+        lambda: files().readlines(skip_lines=1, **options),
+        lambda: files().readlines(strip_newline=False, **options),
+    ):
+        check_restore(build)
+
+
+def test_a_file_of_nothing_but_a_mark_has_no_rows():
+    assert list(blobs(b"\xef\xbb\xbf").parse_csv()) == []
+    assert list(blobs(b"\xef\xbb\xbf").readlines(decode=True)) == []
+    assert list(blobs(b"\xef\xbb\xbfa\n").readlines(return_path=False)) == [b"\xef\xbb\xbfa"]  # bytes stay bytes
+
+
+def test_lines_of_utf_16_are_cut_where_their_text_ends():
+    odd = "\u0a0a\u0d0aone\n\u010a two\n"  # characters with the byte of a newline in them
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+        files = blobs(odd.encode(encoding))
+        lines = files.readlines(decode=True, encoding=encoding, return_path=False, strip_newline=False)
+        assert list(lines) == ["\u0a0a\u0d0aone\n", "\u010a two\n"]
+    with pytest.raises(UnicodeDecodeError, match="of 'file0'"):
+        list(blobs("a\n".encode("utf-16") + b"x").parse_csv(encoding="utf-16", errors="strict"))
 
 
 @pytest.mark.parametrize("make", ["readlines", "parse_csv", "parse_csv_as_dict"])

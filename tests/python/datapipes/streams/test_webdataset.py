@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import tarfile
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from stream_checks import check_abandoned, check_restore, open_files
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, FileOpener, IterableWrapper, WebDataset
+from torchdata.datapipes.iter.streams import webdataset
 from torchdata.datapipes.utils import StreamWrapper
 
 
@@ -52,12 +55,55 @@ def numbered(paths: list[str]) -> Any:
     ],
 )
 def test_consecutive_files_with_one_stem_are_one_sample(paths: list[str]) -> None:
-    assert list(numbered(paths).webdataset()) == gathered(paths)
+    assert list(numbered(paths).webdataset(strict=False)) == gathered(paths)
 
 
 @given(st.lists(st.text("ab./\\", max_size=5)))
 def test_any_paths_are_gathered_as_the_model_says(paths: list[str]) -> None:
-    assert list(numbered(paths).webdataset()) == gathered(paths)
+    assert list(numbered(paths).webdataset(strict=False)) == gathered(paths)
+
+
+def outcome(paths: list[str], generation: int = 1 << 15) -> str:
+    """What WebDataset says of wrongly packed files: of which kind its error is, and of which sample."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(webdataset, "_GENERATION", generation)
+        try:
+            assert list(numbered(paths).webdataset()) == gathered(paths)
+        except ValueError as error:
+            kind = "twice" if "has two files" in str(error) else "scattered"
+            return f"{kind} " + re.findall(r"sample '(.*?)'", str(error))[0]
+        return "right"
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["1.txt", "1.cls", "2.txt", "2.cls"], "right"),
+        (["1.txt", "1.cls", "1.txt"], "twice 1"),
+        (["1.txt", "2.txt", "1.cls", "2.cls"], "scattered 1"),
+        (["1.txt", "1.cls", "2.txt", "1.txt"], "scattered 1"),  # a file that was appended to change the first
+        (["a.tar/1.txt", "a.tar/2.txt", "a.tar/1.txt", "a.tar/2.txt"], "right"),  # a shard that is read again
+        (["a.tar/1.txt", "b.tar/1.cls"], "right"),
+        (["1.txt", "2.txt", "3.txt", "README", "3.cls", "1.cls"], "scattered 1"),
+    ],
+)
+def test_wrongly_packed_files_are_errors_that_name_the_sample(paths: list[str], expected: str) -> None:
+    assert outcome(paths) == expected
+
+
+def test_scattered_files_are_noticed_within_some_thousands_of_samples_and_memory_has_an_end() -> None:
+    near = ["1.txt", *(f"{n}.txt" for n in range(2, 9)), "1.cls"]
+    assert outcome(near, generation=8) == "scattered 1"
+    pipe = numbered([f"{n}.txt" for n in range(100)]).webdataset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(webdataset, "_GENERATION", 8)
+        assert max(sum(map(len, pipe._gathered)) for _ in pipe) == 16
+
+
+@given(st.permutations(["1.a", "1.b", "2.a", "2.b", "3.a"]))
+def test_any_order_of_files_is_right_or_an_error(paths: list[str]) -> None:
+    adjacent = len({path[0] for path in paths}) == sum(a[0] != b[0] for a, b in pairwise(["0", *paths]))
+    assert (outcome(paths) == "right") == adjacent
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +167,7 @@ def test_streams_of_files_that_are_left_out_or_replaced_are_closed() -> None:
     streams = {name: StreamWrapper(io.BytesIO(b"")) for name in ("README", "1.txt", "1.cls")}
     again = StreamWrapper(io.BytesIO(b"again"))
     files = [*streams.items(), ("1.txt", again)]
-    [sample] = IterableWrapper(files, deepcopy=False).webdataset()
+    [sample] = IterableWrapper(files, deepcopy=False).webdataset(strict=False)
     assert sample[".txt"] is again
     assert [streams[name].closed for name in streams] == [True, True, False]
 

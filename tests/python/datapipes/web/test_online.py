@@ -356,3 +356,12 @@ def test_a_pipe_and_its_errors_pickle(web):
     with pytest.raises(requests.HTTPError) as failure:
         opened(HttpReader, web.url("nothing"))
     assert str(pickle.loads(pickle.dumps(failure.value))) == str(failure.value)
+
+
+def test_a_function_that_old_code_puts_in_place_of_the_one_for_proxies_is_asked(web, monkeypatch):
+    url = web.url("a", b"x")
+    monkeypatch.delenv("NO_PROXY")
+    monkeypatch.setattr("torchdata.datapipes.iter.load.online._get_proxies", lambda: {"http": "http://127.0.0.1:9/"})
+    with pytest.raises(requests.exceptions.ProxyError):
+        opened(HttpReader, url)
+    assert opened(HttpReader, url, proxies={"http": None}) == [(url, b"x")]

@@ -401,7 +401,7 @@ ROWS: list[Row] = [
 
 BAD_ARGUMENTS: list[BadArgument] = [
     ("wrapper_of_int", lambda: IterableWrapper(3), TypeError, "iterable"),
-    ("set_length_negative", lambda: ints().set_length(-1), ValueError, "length"),
+    ("set_length_negative", lambda: ints().set_length(-1), AssertionError, "length"),
     ("set_length_float", lambda: ints().set_length(1.5), TypeError, "length"),
     ("map_without_function", lambda: ints().map(3), TypeError, "fn"),
     ("map_over_int", lambda: Mapper(3, plus_one), TypeError, "datapipe"),

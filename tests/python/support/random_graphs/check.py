@@ -14,6 +14,8 @@ from typing import Any
 from pipes_table import seed
 from random_graphs.elsewhere import elsewhere
 from random_graphs.graphs import Graph
+from torchdata.dataloader2.graph.settings import set_graph_random_seed
+from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.state import (
     iterate,
@@ -46,8 +48,13 @@ class Plain:
 
     def begin(self, epoch: int) -> None:
         """Gives the graph the seed of an epoch."""
-        if self.graph.is_seeded:
-            seed(self.pipe, 1000 * self.graph.number + epoch)
+        if not self.graph.is_seeded:
+            return
+        number = 1000 * self.graph.number + epoch
+        if self.graph.seeding == "pipes":
+            seed(self.pipe, number)
+        elif epoch == 0 or self.graph.seeding == "graph":
+            set_graph_random_seed(self.pipe, SeedGenerator(number))
 
     def items(self) -> Iterator[Any]:
         self.iterator: Any = iterate(self.pipe)
@@ -63,7 +70,9 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        load_generators(generators)
+        # Where no function draws, the state of a graph that was seeded as a whole is all that is needed.
+        if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
+            load_generators(generators)
 
     def close(self) -> None:
         # An iteration that is only put aside keeps its claims on files, so another run of the graph would read further.

@@ -38,6 +38,8 @@ class Graph:
         self.flavour = dice.choice(["plain", "plain", "global", "threads"])
         #: Whether each epoch is given a seed. Those with threads are: threads draw in no order that repeats.
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
+        #: How: each random pipe by `set_seed`, or the graph as a whole, before each epoch or before the first alone.
+        self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
         #: Whether a thread reads what draws from the global generators.
@@ -115,5 +117,5 @@ class Graph:
 
     def __str__(self) -> str:
         self.build()
-        how = "seeded" if self.is_seeded else "not seeded"
+        how = f"seeded: {self.seeding}" if self.is_seeded else "not seeded"
         return f"graph {self.number} ({self.flavour}, {how}, {self.epochs} epochs): {', '.join(self.names)}"

@@ -120,7 +120,7 @@ def is_damage(error: Exception) -> bool:
     """Whether the error comes from the data, and not from the operating system or the code."""
     if isinstance(error, OSError):  # damage to gzip and bzip2 files has no number; EINVAL comes of a wrong offset
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
-    return isinstance(error, DAMAGE)
+    return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # of whichever module there is
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
@@ -184,27 +184,6 @@ class Counted:
         self._ahead = b""
         self.count = self._file_obj.seek(offset, whence) - self._start
         return self.count
-
-
-def gzip_reader(file_obj: Any) -> Any:
-    """A file object of what is compressed in `file_obj`."""
-    import gzip
-
-    return gzip.GzipFile(fileobj=file_obj, mode="rb")
-
-
-def bzip2_reader(file_obj: Any) -> Any:
-    """A file object of what is compressed in `file_obj`."""
-    import bz2
-
-    return bz2.BZ2File(file_obj)
-
-
-def lzma_reader(file_obj: Any) -> Any:
-    """A file object of what is compressed in `file_obj`, in the format of xz or the older one of lzma."""
-    import lzma
-
-    return lzma.LZMAFile(file_obj)
 
 
 class Archive:

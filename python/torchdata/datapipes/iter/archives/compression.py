@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
@@ -26,14 +27,12 @@ from torchdata.datapipes.iter.archives.archive import (
     Counted,
     Refused,
     bare,
-    bzip2_reader,
     check_max_ratio,
-    gzip_reader,
     is_damage,
-    lzma_reader,
     position,
     refuse_bomb,
 )
+from torchdata.datapipes.iter.archives.decompressing import bzip2_reader, gzip_reader, lzma_reader, zstd_reader
 from torchdata.datapipes.iter.archives.tar import open_tar, open_zip
 from torchdata.datapipes.iter.streams.pairs import path_and_stream, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
@@ -52,6 +51,7 @@ class CompressionType(Enum):
     TAR = "tar"
     ZIP = "zip"
     BZIP2 = "bz2"
+    ZSTD = "zstd"
 
 
 _SUFFIXES = {
@@ -60,14 +60,37 @@ _SUFFIXES = {
     ".gz": CompressionType.GZIP,
     ".zip": CompressionType.ZIP,
     ".bz2": CompressionType.BZIP2,
+    ".zst": CompressionType.ZSTD,
+    ".tgz": CompressionType.TAR,
+    ".txz": CompressionType.TAR,
+    ".tzst": CompressionType.TAR,
 }
 
+#: What a compressed tar archive is called, beyond those names.
+_TARS = (".tar.gz", ".tar.xz", ".tar.zst")
 
 _READERS: dict[CompressionType, Callable[[Any], Any]] = {
     CompressionType.GZIP: gzip_reader,
     CompressionType.BZIP2: bzip2_reader,
     CompressionType.LZMA: lzma_reader,
+    CompressionType.ZSTD: zstd_reader,
 }
+
+
+def _kind_of_name(path: str) -> CompressionType | None:
+    """The format of a file by its suffix, whatever its case; None where that tells nothing."""
+    suffixes = PurePath(path.lower()).suffixes
+    if "".join(suffixes) in _TARS:
+        return CompressionType.TAR
+    return _SUFFIXES.get(suffixes[-1]) if suffixes else None
+
+
+def _kind_by_suffix(path: str) -> CompressionType | None:
+    """The same of a file whose name may be a URL, with a query or a fragment behind the suffix."""
+    names = [path, re.split("[?#]", path, maxsplit=1)[0]]
+    if path.lower().startswith(("http://", "https://")):  # elsewhere a name may have a question mark in it
+        names.reverse()
+    return next(filter(None, map(_kind_of_name, names)), None)
 
 
 class _Recipe:
@@ -247,13 +270,16 @@ class Decompressor(_Decompressing):
 
     Args:
         source_datapipe: yields pairs of path and binary stream. A stream is closed with the one that is made of it.
-        file_type: `"gzip"`, `"bz2"`, `"lzma"` (xz, too), `"tar"` or `"zip"`, or one of `Decompressor.types`; None: what
-            the path's suffix says: `.gz`, `.bz2`, `.xz`, `.tar`, `.zip`, and for tar archives `.tar.gz` and `.tar.xz`.
+        file_type: `"gzip"`, `"bz2"`, `"lzma"` (xz, too), `"zstd"`, `"tar"` or `"zip"`, or one of `Decompressor.types`;
+            None: what the path's suffix says, in capitals, too, and before the query of a URL: `.gz`, `.bz2`, `.xz`,
+            `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`, `.tgz`, `.txz`, `.tzst`.
         max_ratio: how many times larger than its compressed form a file may become, where that is more than 1 GiB.
             None: no limit.
 
     Raises:
         ValueError: there is no such type, or `max_ratio` is less than 1.
+        ModuleNotFoundError: while iterating, a file is one of zstd, and neither Python (from 3.14 on) nor the extra
+            `zstd` reads that.
         RuntimeError: while iterating, with `file_type=None`, the suffix is another one.
         OSError, EOFError, zlib.error, lzma.LZMAError: while reading a stream, it is damaged or truncated, or becomes
             larger than `max_ratio` lets it (OSError).
@@ -283,7 +309,8 @@ class Decompressor(_Decompressing):
             except ValueError as error:
                 names = [kind.value for kind in CompressionType]
                 raise ValueError(
-                    f"Decompressor: file_type must be one of {names} or None, but got {file_type!r}"
+                    f"Decompressor: file_type must be one of {names} or None, but {file_type!r} is not a valid "
+                    "CompressionType"
                 ) from error
         self.file_type = file_type
         self.max_ratio = check_max_ratio("Decompressor", max_ratio)
@@ -294,14 +321,11 @@ class Decompressor(_Decompressing):
     def _kind_of(self, path: str) -> CompressionType:
         if self.file_type is not None:
             return self.file_type
-        suffixes = PurePath(path).suffixes
-        if "".join(suffixes) in (".tar.gz", ".tar.xz"):
-            return CompressionType.TAR
-        kind = _SUFFIXES.get(suffixes[-1]) if suffixes else None
+        kind = _kind_by_suffix(path)
         if kind is None:
             raise RuntimeError(
                 f"Decompressor cannot tell by its suffix how {path!r} is compressed; the suffixes that it knows are "
-                f"{[*_SUFFIXES]}, for others pass file_type"
+                f"{[*_SUFFIXES]}, for others pass file_type (its file extension does not match what are supported)"
             )
         return kind
 

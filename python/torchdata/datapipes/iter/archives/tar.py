@@ -32,15 +32,14 @@ from torchdata.datapipes.iter.archives.archive import (
     IndexedLoader,
     MemberFile,
     bare,
-    bzip2_reader,
     explained,
     folder_of,
-    lzma_reader,
     path_in,
     refuse_bomb,
     seekable,
     seeks_cheaply,
 )
+from torchdata.datapipes.iter.archives.decompressing import bzip2_reader, lzma_reader, zstd_reader
 from torchdata.datapipes.iter.archives.forwards import Forwards, Pieces
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -69,11 +68,7 @@ def _pieces_of_lzma(source: Any) -> Pieces:
 
 
 def _pieces_of_zstd(source: Any) -> Pieces:
-    try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise tarfile.CompressionError("zstd archives need Python 3.14") from error
-    return partial(zstd.ZstdFile(source).read, AT_ONCE)
+    return partial(zstd_reader(source).read, AT_ONCE)
 
 
 def _pieces_of_plain(source: Any) -> Pieces:

@@ -68,8 +68,8 @@ class Main(IterDataPipe[Any]):
         self.buffer_size = check_int(self.name, "buffer_size", buffer_size)
         if self.buffer_size < 0:
             warnings.warn(
-                f"Unlimited buffer size is set for `{self.name}`: where one child is read far ahead of another, the "
-                "items in between all stay in memory.",
+                f"Unlimited buffer size is set for `{self.name}`, please be aware of OOM at random places: where one "
+                "child is read far ahead of another, the items in between all stay in memory.",
                 UserWarning,
                 stacklevel=4,
             )

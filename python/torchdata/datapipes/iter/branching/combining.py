@@ -38,6 +38,8 @@ R = TypeVar("R")
 def _checked(pipe: str, datapipes: tuple[Any, ...]) -> tuple[Any, ...]:
     if not datapipes:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
+    if pipe == "Zipper":
+        return check_sources(pipe, datapipes, "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`.")
     return check_sources(pipe, datapipes)
 
 

@@ -20,6 +20,9 @@ __all__ = ["IterKeyZipper", "MapKeyZipper"]
 
 _NOTHING: Any = object()
 
+#: What torchdata 0.9 says of a wrong size.
+_BUFFER_SIZE = "'buffer_size' is required to be either None or a positive integer."
+
 
 @functional_datapipe("zip_with_iter")
 class IterKeyZipper(IterDataPipe[Any]):
@@ -74,7 +77,9 @@ class IterKeyZipper(IterDataPipe[Any]):
         self.key_fn = key_fn
         self.ref_key_fn = key_fn if ref_key_fn is None else ref_key_fn
         self.keep_key = keep_key
-        self.buffer_size = None if buffer_size is None else check_int(name, "buffer_size", buffer_size, least=1)
+        self.buffer_size = (
+            None if buffer_size is None else check_int(name, "buffer_size", buffer_size, least=1, words=_BUFFER_SIZE)
+        )
         self.merge_fn = merge_fn
 
     def __iter__(self) -> Iterator[Any]:
@@ -138,7 +143,9 @@ class IterKeyZipper(IterDataPipe[Any]):
             if self._dropped
             else "; every key of source_datapipe must be there, once for each item that has it"
         )
-        return BufferError(f"IterKeyZipper: No matching key can be found in ref_datapipe for {key!r}{dropped}")
+        return BufferError(
+            f"IterKeyZipper: No matching key can be found from reference DataPipe for the data {key!r}{dropped}"
+        )
 
     def __len__(self) -> int:
         return length_of(self, self.source_datapipe)

@@ -211,10 +211,11 @@ class RandomSplitter(IterDataPipe[Any]):
                 total_length = len(source)
             except (TypeError, NotImplementedError) as error:
                 raise TypeError(
-                    f"{name} needs `total_length`, because the source {source!r} doesn't know its length"
+                    f"{name} needs `total_length`, but it is unable to infer it from the `source_datapipe`: {source!r} "
+                    "doesn't know its length"
                 ) from error
         check_int(name, "total_length", total_length, least=0)
         if target is not None and target not in weights:
-            raise KeyError(f"{name}: target={target!r} does not match any key in weights: {list(weights)}")
+            raise KeyError(f"{name}: target={target!r} does not match any key in `weights`: {list(weights)}")
         main = _SplitMain(source, total_length, dict(zip(weights, numbers, strict=True)), seed)
         return [_Split(main, key) for key in weights] if target is None else _Split(main, target)

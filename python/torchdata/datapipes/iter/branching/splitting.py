@@ -286,8 +286,9 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
         _check_instances("round_robin_demux", num_instances)
         if num_instances == 1:
             warnings.warn(
-                "round_robin_demux: with num_instances=1 there is nothing to split; the list that is returned holds "
-                "the pipe itself.",
+                "round_robin_demux: with num_instances=1 there is nothing to split. The operation of "
+                "`round_robin_demux` with `num_instances=1` is an no-op and returns the provided `datapipe` in a list "
+                "directly",
                 UserWarning,
                 stacklevel=3,
             )

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.checks import (
+    BATCH_SIZE,
     check_callable,
     check_int,
     check_output_col,
@@ -66,7 +67,9 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
         self.datapipe = check_source("BatchMapper", datapipe)
         check_callable("BatchMapper", "fn", fn)
         self.fn = fn
-        self.batch_size = check_int("BatchMapper", "batch_size", batch_size, least=1, error=AssertionError)
+        self.batch_size = check_int(
+            "BatchMapper", "batch_size", batch_size, least=1, error=AssertionError, words=BATCH_SIZE
+        )
         self.input_col = input_col
 
     def __iter__(self) -> Iterator[T_co]:
@@ -143,10 +146,11 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
         if not _is_coroutine_function(async_fn):
             raise ValueError(
                 f"{name}: async_fn must be a coroutine function (written with `async def`), but got {async_fn!r} of "
-                f"type {type(async_fn).__name__}; use `map` or `threadpool_map` for other functions"
+                f"type {type(async_fn).__name__}; use `map` or `threadpool_map` for other functions. Expected "
+                f"a corotine function with an async def syntax, but got a {type(async_fn)}"
             )
         self.async_fn = async_fn
-        self.batch_size = check_int(name, "batch_size", batch_size, least=1, error=AssertionError)
+        self.batch_size = check_int(name, "batch_size", batch_size, least=1, error=AssertionError, words=BATCH_SIZE)
         self.input_col = input_col
         self.output_col = check_output_col(name, async_fn, input_col, output_col)
         self.max_concurrency = check_int(name, "max_concurrency", max_concurrency, least=1)

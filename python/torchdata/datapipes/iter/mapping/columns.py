@@ -58,7 +58,9 @@ def _warn_of_missing(pipe: str, columns: Any) -> None:
 
 def _warn_of_type(pipe: str, item: Any) -> None:
     warnings.warn(
-        f"{pipe}: an item of type {type(item).__name__} is no tuple, list or dict; it is passed on as it is.",
+        f"{pipe}: an item of type {type(item).__name__} is no tuple, list or dict; it is passed on as it is. "
+        "The next item was not an iterable and cannot be filtered, please be aware that no filter was done or new item "
+        "created.",
         UserWarning,
         stacklevel=3,
     )
@@ -174,7 +176,8 @@ class Slicer(_ItemByItem[T_co]):
             raise ValueError("Slicer: step must not be 0")
         if isinstance(index, list) and (stop or step):
             warnings.warn(
-                "Slicer: stop and step are not used with a list of columns; only the list is.",
+                "Slicer: A list of indices was passed as well as a stop or step for the slice, these arguments can't "
+                "be used together so only the indices list will be used.",
                 UserWarning,
                 stacklevel=_caller_of_constructor(),
             )
@@ -202,7 +205,8 @@ class Slicer(_ItemByItem[T_co]):
                 return {index: item[index]}
             warnings.warn(
                 f"Slicer: a dict has no key {index!r}, and dicts are not sliced by position; it is passed on as it is. "
-                "Pass the keys to keep as a list.",
+                "Pass the keys to keep as a list. Dictionaries are not sliced by steps, only direct index. Please be "
+                "aware that no filter was done or new item created.",
                 UserWarning,
                 stacklevel=2,
             )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchdata.datapipes._pipe.seeking import iterate_from
-from torchdata.datapipes._pipe.unloaded import Load, Step
+from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
 
 if TYPE_CHECKING:
@@ -53,13 +53,7 @@ class MapToIterConverter(IterDataPipe[T_co]):
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 
     def __iter__(self) -> Iterator[T_co]:
-        return self._items(token_of(self).yielded)
-
-    def _items(self, start: int) -> Iterator[T_co]:
-        # A generator rather than map(): a StopIteration from the pipe must not look like the end.
-        item_at, indices = self.datapipe.__getitem__, self.indices
-        for place in range(start, len(indices)):
-            yield item_at(indices[place])
+        return items_at(self.datapipe, iterate_from(self.indices, token_of(self).yielded))
 
     def _can_wait(self) -> bool:
         return True

@@ -75,6 +75,9 @@ class Filter(IterDataPipe[T_co]):
         return FilterIterator(self.datapipe, predicate, _PLAIN, close_dropped, _to_bool)
 
 
+#: What torchdata 0.9 says of a `header` without limit and length.
+_NO_LENGTH = "The length of this HeaderIterDataPipe cannot be determined."
+
 _PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)
 
 
@@ -84,7 +87,8 @@ def _to_bool(keep: Any) -> bool:
         return bool(keep)
     raise ValueError(
         f"Filter: filter_fn must return a bool, but returned {keep!r} of type {type(keep).__name__}; "
-        "wrap the result in bool()"
+        "wrap the result in bool(). Boolean output is required for `filter_fn` of FilterIterDataPipe, got "
+        f"{type(keep)}"
     )
 
 
@@ -123,7 +127,7 @@ class Header(IterDataPipe[T_co]):
             length = len(self.source_datapipe)  # type: ignore[arg-type]
         except TypeError as error:
             if self.limit is None:
-                raise no_length(self, "There is no limit, and the source has no length") from error
+                raise no_length(self, f"{_NO_LENGTH} There is no limit, and the source has no length") from error
             warn_of_length(
                 "The length of this HeaderIterDataPipe is inferred to be equal to its limit, because its source does "
                 "not know its own; it is smaller where the source ends earlier."

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
+from torchdata.datapipes._pipe import random
 from torchdata.datapipes._pipe.checks import (
     check_generator_function,
     check_int,
@@ -55,7 +57,7 @@ class LengthSetter(IterDataPipe[T_co]):
         length: what `len()` returns.
 
     Raises:
-        ValueError: `length` is negative.
+        AssertionError: `length` is negative.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -68,7 +70,7 @@ class LengthSetter(IterDataPipe[T_co]):
     def __init__(self, source_datapipe: Iterable[T_co], length: int) -> None:
         source_datapipe = check_source("LengthSetter", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
-        self.length = check_int("LengthSetter", "length", length, least=0)
+        self.length = check_int("LengthSetter", "length", length, least=0, error=AssertionError)
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(self.source_datapipe)
@@ -109,6 +111,9 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     iteration_state = ()
     seeks_by_count = True
+    #: Whether an iterator was read in an earlier iteration, and whether it was said that one has nothing.
+    _was_read = False
+    _is_told = False
 
     def __init__(self, iterable: Iterable[T_co] | Callable[[], Iterator[T_co]], deepcopy: bool = True) -> None:
         if inspect.isroutine(iterable) or is_generator_function(iterable):
@@ -121,7 +126,34 @@ class IterableWrapper(IterDataPipe[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         if not self.deepcopy and isinstance(self.iterable, IterDataPipe):
             return iter(self.iterable)  # its own state says where it stands
-        return iterate_from(self._source(), token_of(self).yielded)
+        position, source = token_of(self).yielded, self._source()
+        if position or self._is_told or isinstance(source, (Sized, IterDataPipe)):
+            return iterate_from(source, position)
+        is_read_on = source is self.iterable and hasattr(type(source), "__next__")
+        was_read, self._was_read = self._was_read and is_read_on, is_read_on
+        return chain.from_iterable(self._watched(iter(source), was_read))
+
+    def _watched(self, iterator: Iterator[T_co], was_read: bool) -> Iterator[Iterator[T_co]]:
+        """The iterator, with a warning where it has nothing at all: then something has read it before, most often.
+
+        Not in workers, ours or another library's: the share of one may be empty.
+        """
+        for first in iterator:
+            yield chain((first,), iterator)  # by functions in C from here on
+            return
+        if random.is_replica or multiprocessing.parent_process() is not None:
+            return
+        self._is_told = True
+        kind = f"the {type(self.iterable).__name__}"
+        if is_generator_function(self.iterable):
+            kind = f"the generator function {getattr(self.iterable, '__name__', self.iterable)}"
+        said = f"{kind} given to IterableWrapper has yielded nothing in this epoch"
+        if was_read:
+            said = (
+                f"{kind} given to IterableWrapper is a one-shot iterator, of which an earlier epoch has left nothing; "
+                "give a list, or a generator function, which is called anew in each epoch"
+            )
+        warnings.warn(f"{said}.", UserWarning, stacklevel=_caller_of_iter())
 
     def _source(self) -> Any:
         """What this iteration reads."""

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from numbers import Real
 from typing import Any, TypeVar
 
-from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source
+from torchdata.datapipes._pipe.checks import BATCH_SIZE, POSITIVE, check_callable, check_int, check_source
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
@@ -21,6 +21,9 @@ from torchdata.datapipes.datapipe import DataChunk, IterDataPipe
 __all__ = ["BucketBatcher", "MaxTokenBucketizer"]
 
 T = TypeVar("T")
+
+#: What torchdata 0.9 says of lengths that are none.
+_MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``max_len``."
 
 
 @functional_datapipe("bucketbatch")
@@ -71,7 +74,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
             ("batch_num", batch_num),
             ("bucket_num", bucket_num),
         ):
-            check_int("BucketBatcher", argument, value, least=1, error=AssertionError)
+            words = BATCH_SIZE if argument == "batch_size" else ""
+            check_int("BucketBatcher", argument, value, least=1, error=AssertionError, words=words)
         if sort_key is not None:
             check_callable("BucketBatcher", "sort_key", sort_key)
         bucket_size = batch_size * batch_num
@@ -185,22 +189,21 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                     f"{name}: {argument} must be a number, but got {value!r} of type {type(value).__name__}"
                 )
         if min_len < 0:
-            raise ValueError(f"{name}: ``min_len`` should be larger than 0, or 0 itself, but got {min_len}")
+            raise ValueError(f"{name}: min_len must be at least 0, but got {min_len}. {_MIN_LEN}")
         if not min_len <= longest:
             raise ValueError(
-                f"{name}: min_len must be at most max_len (max_token_count where that is None), but got "
-                f"min_len={min_len} with max_len={longest}"
+                f"{name}: got min_len={min_len} with max_len={longest} (max_token_count where that is None). {_MIN_LEN}"
             )
         if longest > max_token_count:
             raise ValueError(
-                f"{name}: max_token_count must be at least max_len, but got max_token_count={max_token_count} with "
-                f"max_len={longest}; a longer item would fit into no batch"
+                f"{name}: got max_token_count={max_token_count} with max_len={longest}, but a longer item would fit "
+                "into no batch. ``max_token_count`` must be equal to or greater than ``max_len``."
             )
         self.datapipe = datapipe
         self.max_token_count = max_token_count
         self.len_fn = len_fn
         self.min_len, self.max_len = min_len, longest
-        self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1)
+        self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
         self.include_padding = include_padding
 
     def __iter__(self) -> Iterator[DataChunk[Any]]:

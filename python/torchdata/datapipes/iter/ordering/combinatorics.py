@@ -61,7 +61,14 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
 
     def __init__(self, datapipe: Iterable[Any], *, buffer_size: int = 10000, unbatch_level: int = 0) -> None:
         datapipe = check_source("Shuffler", datapipe)
-        self.buffer_size = check_int("Shuffler", "buffer_size", buffer_size, least=1, error=AssertionError)
+        self.buffer_size = check_int(
+            "Shuffler",
+            "buffer_size",
+            buffer_size,
+            least=1,
+            error=AssertionError,
+            words="buffer_size should be larger than 0",
+        )
         if unbatch_level != 0:
             from torchdata.datapipes.iter.ordering.grouping import UnBatcher
 

@@ -83,7 +83,9 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         check_input_col(name, function, input_col)
         self.fn: Callable[..., Any] = function
         self.input_col = input_col
-        self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, error=AssertionError)
+        self.buffer_size = check_int(
+            name, "buffer_size", buffer_size, least=1, error=AssertionError, words="buffer_size should be larger than 0"
+        )
         self._rng = random.Random()
 
     def __iter__(self) -> Iterator[T_co]:

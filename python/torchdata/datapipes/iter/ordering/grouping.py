@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, islice, repeat, zip_longest
 from typing import Any, TypeVar, overload
 
-from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.unfolding import Unfolding
@@ -89,7 +89,9 @@ class Batcher(IterDataPipe[T_co]):
         datapipe = check_source("Batcher", datapipe)
         check_callable("Batcher", "wrapper_class", wrapper_class)
         self.datapipe = datapipe
-        self.batch_size = check_int("Batcher", "batch_size", batch_size, least=1, error=AssertionError)
+        self.batch_size = check_int(
+            "Batcher", "batch_size", batch_size, least=1, error=AssertionError, words=BATCH_SIZE
+        )
         self.drop_last = drop_last
         self.wrapper_class = wrapper_class
 
@@ -161,8 +163,8 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
             if level < 0:
                 return (element,)
             raise IndexError(
-                f"UnBatcher: unbatch_level {self.unbatch_level} exceeds the depth of the data: expected a list, but "
-                f"found {element!r} of type {type(element).__name__}"
+                f"UnBatcher: unbatch_level {self.unbatch_level} exceeds the depth of the DataPipe: expected a list, "
+                f"but found {element!r} of type {type(element).__name__}"
             )
         return chain.from_iterable(map(partial(self._members, level=max(level - 1, -1)), element))
 
@@ -217,7 +219,8 @@ class Grouper(IterDataPipe[Any]):
             ("guaranteed_group_size", guaranteed_group_size),
         ):
             if value is not None:
-                check_int("Grouper", argument, value, least=1, error=AssertionError)
+                words = "group_size must be > 0 and <= buffer_size" if argument == "group_size" else ""
+                check_int("Grouper", argument, value, least=1, error=AssertionError, words=words)
         if group_size is not None and buffer_size is not None and group_size > buffer_size:
             raise AssertionError(
                 f"Grouper: group_size must be > 0 and <= buffer_size, but got group_size={group_size} with "
@@ -225,7 +228,7 @@ class Grouper(IterDataPipe[Any]):
             )
         if guaranteed_group_size is not None and (group_size is None or guaranteed_group_size > group_size):
             raise AssertionError(
-                "Grouper: guaranteed_group_size must be > 0 and <= group_size, and group_size must be set, but got "
+                "Grouper: guaranteed_group_size must be > 0 and <= group_size and group_size must be set, but got "
                 f"guaranteed_group_size={guaranteed_group_size} with group_size={group_size}"
             )
         self.datapipe = datapipe

@@ -154,7 +154,9 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
                 f"{type(hash_dict).__name__}"
             )
         if hash_type not in _DIGITS:
-            raise ValueError(f"HashChecker: hash_type must be one of {[*_DIGITS]}, but got {hash_type!r}")
+            raise ValueError(
+                f"HashChecker: got hash_type={hash_type!r}. Invalid hash_type requested, should be one of {[*_DIGITS]}"
+            )
         self.hash_dict = hash_dict
         self.hash_type = hash_type
         self.rewind = rewind
@@ -186,7 +188,8 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
             if len(str(expected)) != digits:
                 remedy = f"hash_type={self.hash_type!r} has {digits} digits, so the expected hash is of another type"
             raise RuntimeError(
-                f"HashChecker: the {self.hash_type} hash of {path!r} is {found}, but {expected} was expected; {remedy}"
+                f"HashChecker: the {self.hash_type} hash {found} of {path!r} does not match the expected "
+                f"hash {expected}; {remedy}"
             )
 
     def _hash(self, path: str, data: Any) -> str:

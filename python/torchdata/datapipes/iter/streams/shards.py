@@ -81,7 +81,13 @@ def _numbers(first: str, last: str, name: str) -> tuple[range, int]:
     if not padded and first.startswith("0") and first != "0":
         raise ValueError(f"ShardExpander: in {name!r}, {first} must not start with 0 unless {last} has as many digits")
     if int(first) >= int(last):
+        words = (
+            f"bad range in shard spec {name}."
+            if len(first) <= len(last)
+            else "low bound must be shorter than high bound"
+        )
         raise ValueError(
-            f"ShardExpander: in {name!r}, the range {{{first}..{last}}} must go from a smaller to a larger number"
+            f"ShardExpander: in {name!r}, the range {{{first}..{last}}} must go from a smaller to a larger number. "
+            f"shard_expand: {words}"
         )
     return range(int(first), int(last) + 1), len(first) if padded else 1

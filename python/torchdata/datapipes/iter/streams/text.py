@@ -10,11 +10,12 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 from typing import Any
 
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import POSITIVE, check_int
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import token_of
@@ -22,6 +23,64 @@ from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["CSVDictParser", "CSVParser", "LineReader"]
+
+
+#: The error handler of who says nothing of bytes that do not decode.
+_DROPPED = "torchdata.dropped"
+
+_BOM = "\ufeff"
+
+#: Bytes that are asked for at a time where lines cannot be told apart before they are decoded.
+_PIECE = 1 << 16
+
+#: Whether it was said in this process that bytes are left out.
+_told = False
+
+
+def _drop(error: UnicodeError) -> tuple[str, int]:
+    """Leaves out bytes that do not decode, and says so once in a process."""
+    global _told
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    if not _told:
+        line = error.object[max(error.start - 60, 0) :][:120]
+        warnings.warn(
+            f"bytes that are no {error.encoding} were left out of {line!r}, and others will be without a further word "
+            f"({error.reason}). Pass the right encoding, or errors='strict' for an error, or errors='ignore' to leave "
+            "them out",
+            UserWarning,
+            stacklevel=2,
+        )
+        _told = True
+    return "", error.end
+
+
+codecs.register_error(_DROPPED, _drop)
+
+
+def _cuts_lines(encoding: str) -> bool:
+    """Whether the lines of bytes in an encoding end where its text does: not where a character takes several bytes."""
+    try:
+        return "\n\n".encode(encoding)[-2:] == b"\n\n"
+    except (LookupError, ValueError, TypeError):  # it is none of text, and decoding says so
+        return True
+
+
+def _reads_bytes(file_obj: Any) -> bool:
+    return hasattr(file_obj, "read") and file_obj.read(0) == b""
+
+
+def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
+    """The lines of bytes whose ends can be told only when they are decoded."""
+    decoder, rest, is_over = codecs.getincrementaldecoder(encoding)(errors), "", False
+    while not is_over:
+        piece = file_obj.read(_PIECE)
+        is_over = not piece
+        *lines, rest = (rest + decoder.decode(piece, is_over)).split("\n")
+        for line in lines:
+            yield f"{line}\n"
+    if rest:
+        yield rest
 
 
 def _position(stream: Any) -> int | None:
@@ -82,6 +141,8 @@ class _Text(HoldsStream):
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)
     _units: _Units | None = state(saved=False)
+    #: Whether the stream is read further than its lines are.
+    _is_ahead: bool = state(False, saved=False)
 
     def _set_options(
         self,
@@ -89,15 +150,15 @@ class _Text(HoldsStream):
         skip_lines: int,
         decode: bool,
         encoding: str,
-        errors: str,
+        errors: str | None,
         return_path: bool,
     ) -> None:
         name = type(self).__name__
         self.source_datapipe = source_pipe(source_datapipe, self)
-        self._skip_lines = check_int(name, "skip_lines", skip_lines, least=0)
+        self._skip_lines = check_int(name, "skip_lines", skip_lines, least=0, words=POSITIVE.format("skip_lines"))
         for argument, value, look_up in (
             ("encoding", encoding, codecs.lookup),
-            ("errors", errors, codecs.lookup_error),
+            ("errors", "ignore" if errors is None else errors, codecs.lookup_error),
         ):
             try:
                 look_up(value)
@@ -105,7 +166,8 @@ class _Text(HoldsStream):
                 raise ValueError(f"{name}: {argument} must be one that Python knows, but got {value!r}") from error
         self._decode = decode
         self._encoding = encoding
-        self._errors = errors
+        self._errors = "ignore" if errors is None else errors
+        self._warns = errors is None
         self._return_path = return_path
 
     def _source(self) -> Any:
@@ -117,23 +179,37 @@ class _Text(HoldsStream):
         self._lines_before = self._skip_lines if place is None else place["skip"]
         # The bare file object: wrappers iterate at the price of one more frame a line.
         file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
+        errors = _DROPPED if self._warns else self._errors
         self._units = None
         if type(file_obj) is io.TextIOWrapper and self._start is not None and file_obj.seekable():
             self._units = _Units(file_obj, self._start)
         lines: Iterator[Any] = iter(file_obj) if self._units is None else chain.from_iterable(self._units)
+        self._is_ahead = self._decode and not _cuts_lines(self._encoding) and _reads_bytes(file_obj)
+        if self._is_ahead:
+            lines = _decoded_lines(file_obj, self._encoding, errors)
         first = next(islice(lines, self._lines_before, None), None)
         if first is None:
             return iter(())
-        lines = chain((first,), lines)
         in_bytes = isinstance(first, bytes)  # and then all lines of the stream are
+        if not self._lines_before and not self._start:
+            first = first.removeprefix(self._mark(in_bytes))
+            if not first:  # there was nothing else
+                return iter(())
+        lines = chain((first,), lines)
         # Methods taken from the types: mapped so, they cost half of what operator.methodcaller does.
         if strip and in_bytes:
             lines = map(bytes.strip, lines, repeat(b"\r\n"))
         elif strip:
             lines = map(str.strip, lines, repeat("\r\n"))
         if self._decode and in_bytes:
-            lines = map(bytes.decode, lines, repeat(self._encoding), repeat(self._errors))
+            lines = map(bytes.decode, lines, repeat(self._encoding), repeat(errors))
         return lines
+
+    def _mark(self, in_bytes: bool) -> Any:
+        """The mark of its encoding with which the text of a file may begin, and which is no part of it."""
+        if not in_bytes:
+            return _BOM
+        return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name == "utf-8" else b""
 
     def _lines_read(self) -> int:
         """How many lines behind `_start` and `_lines_before` the items yielded so far took."""
@@ -149,7 +225,7 @@ class _Text(HoldsStream):
         lines = self._lines_before + self._lines_read()
         if self._units is not None:
             return detached(stream, self._units.begin), {"skip": lines - self._units.before}
-        if _position(stream) is not None:
+        if _position(stream) is not None and not self._is_ahead:
             return detached(stream), {"skip": 0}
         return detached(stream, self._start), {"skip": lines}
 
@@ -164,7 +240,8 @@ class LineReader(_Text):
         strip_newline: whether `\r` and `\n` are taken off both ends of a line.
         decode: whether lines of bytes are decoded.
         encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"ignore"`, `"replace"`, `"strict"`, …
+        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
+            out, as in torchdata 0.9, with one warning.
         return_path: whether pairs of path and line are yielded, or lines alone.
 
     Raises:
@@ -188,7 +265,7 @@ class LineReader(_Text):
         strip_newline: bool = True,
         decode: bool = False,
         encoding: str = "utf-8",
-        errors: str = "ignore",
+        errors: str | None = None,
         return_path: bool = True,
     ) -> None:
         self._set_options(source_datapipe, skip_lines, decode, encoding, errors, return_path)
@@ -216,7 +293,7 @@ class _CSV(_Text):
         skip_lines: int = 0,
         decode: bool = True,
         encoding: str = "utf-8",
-        errors: str = "ignore",
+        errors: str | None = None,
         return_path: bool = False,
         **fmtparams: Any,
     ) -> None:
@@ -259,7 +336,8 @@ class CSVParser(_CSV):
         skip_lines: lines to leave out at the start of each stream.
         decode: whether lines of bytes are decoded.
         encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"ignore"`, `"replace"`, `"strict"`, …
+        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
+            out, as in torchdata 0.9, with one warning.
         return_path: whether pairs of path and row are yielded, or rows alone.
         as_tuple: whether rows are tuples.
         **fmtparams: options of `csv.reader`: `delimiter`, `quotechar`, `strict`, …
@@ -283,7 +361,7 @@ class CSVParser(_CSV):
         skip_lines: int = 0,
         decode: bool = True,
         encoding: str = "utf-8",
-        errors: str = "ignore",
+        errors: str | None = None,
         return_path: bool = False,
         as_tuple: bool = False,
         **fmtparams: Any,
@@ -308,7 +386,8 @@ class CSVDictParser(_CSV):
         skip_lines: lines to leave out at the start of each stream, before the row of field names.
         decode: whether lines of bytes are decoded.
         encoding: the encoding of lines of bytes.
-        errors: what becomes of bytes that do not decode: `"ignore"`, `"replace"`, `"strict"`, …
+        errors: what becomes of bytes that do not decode: `"strict"`, `"replace"`, `"ignore"`, …; None: they are left
+            out, as in torchdata 0.9, with one warning.
         return_path: whether pairs of path and row are yielded, or rows alone.
         **fmtparams: options of `csv.DictReader`: `fieldnames`, `restkey`, `delimiter`, …
 

@@ -20,6 +20,9 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
+#: How many samples make a generation of those that are remembered.
+_GENERATION = 1 << 15
+
 
 @functional_datapipe("webdataset")
 class WebDataset(IterDataPipe[dict[str, Any]]):
@@ -27,17 +30,22 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     A path is cut at the first dot of its last part. What stands before it is the sample's key, the rest is the file's
     field: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`. Backslashes count as slashes. Files
-    without an extension are left out, and their streams closed. Of two files of one field the later one counts.
+    without an extension are left out, and their streams closed.
 
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or what was decoded of
             them.
+        strict: whether an archive that was packed wrongly is an error: a field that comes twice in one sample, or files
+            of a sample with others between them (as far as they lie within tens of thousands of samples). A whole
+            sample may come again, where a shard is read several times. False: as in torchdata 0.9, of two files of one
+            field the later one counts, and files that do not follow one another are samples of their own.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.
 
     Raises:
         TypeError: while iterating, an item is no pair of a path and something else.
+        ValueError: while iterating, with `strict`, a sample has a field twice, or its files do not follow one another.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -48,11 +56,17 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         {'__key__': 'a/2', '.txt': 'two', '.cls': 1}
     """
 
+    tuning = frozenset({"strict"})  # archives that are packed well give the same with and without it
+
     #: The sample that is being gathered, if any: a list, so that each iteration has one of its own.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
-    def __init__(self, source_datapipe: Iterable[tuple[str, Any]]) -> None:
+    #: The fields of samples that were gathered in this iteration, by their keys: two generations of them.
+    _gathered: tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]] = state(lambda: ({}, {}), saved=False)
+
+    def __init__(self, source_datapipe: Iterable[tuple[str, Any]], *, strict: bool = True) -> None:
         self.source_datapipe = check_source("WebDataset", source_datapipe, "source_datapipe")
+        self.strict = strict
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._samples(iter(self.source_datapipe), self._gathering)
@@ -66,19 +80,47 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
                 if not field:
                     close_dropped(data)
                 elif gathering and gathering[0]["__key__"] == key:
-                    close_dropped(gathering[0].get(field))
+                    if field in gathering[0]:
+                        self._refuse_twice(key, field)
+                        close_dropped(gathering[0][field])
                     gathering[0][field] = data
                 else:
                     gathering.append({"__key__": key, field: data})
                 del item, data
                 if len(gathering) == 2:
+                    self._refuse_scattered(gathering[0])
                     yield gathering.pop(0)
             if gathering:
+                self._refuse_scattered(gathering[0])
                 yield gathering.pop()
         except BaseException:
             if self._gathering is gathering:  # else this is a replaced iterator
                 gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
             raise
+
+    def _refuse_twice(self, key: str, field: str) -> None:
+        if self.strict:
+            raise ValueError(
+                f"WebDataset: the sample {key!r} has two files {field!r}, of which one would be lost; pack the archive "
+                "anew, or pass strict=False to let the later one count"
+            )
+
+    def _refuse_scattered(self, sample: dict[str, Any]) -> None:
+        """Raises ValueError where the sample is a part of one whose other files came before others."""
+        if not self.strict:
+            return
+        key, fields = sample["__key__"], frozenset(sample)
+        recent, older = self._gathered
+        before = recent.get(key) or older.get(key) or fields
+        if before != fields:
+            raise ValueError(
+                f"WebDataset: the files of the sample {key!r} do not follow one another: "
+                f"{sorted(before - {'__key__'})} came before other samples, and {sorted(fields - {'__key__'})} behind "
+                "them; pack the archive in the order of names (tar --sort=name), or pass strict=False for two samples"
+            )
+        if len(recent) == _GENERATION:
+            recent, _ = self._gathered = {}, recent
+        recent[key] = fields
 
 
 def _key_and_field(path: str) -> tuple[str, str]:

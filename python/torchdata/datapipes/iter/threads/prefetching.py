@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from torchdata._native import PrefetchQueue
 from torchdata._threads import Work, are_there_any, end_at_exit, start
-from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.halting import Ahead, Halt, await_beginning
 from torchdata.datapipes._pipe.record import token_of
@@ -186,7 +186,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
         check_source(name, source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
         self.buffer_size: int | Literal["auto"] = (
-            "auto" if buffer_size == "auto" else check_int(name, "buffer_size", buffer_size, least=1)
+            "auto"
+            if buffer_size == "auto"
+            else check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
         )
 
     def _worker(self) -> Callable[[_PrefetchData], None]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar, overload
 
 from torchdata._threads import Work
 from torchdata.datapipes._pipe.checks import (
+    POSITIVE,
     check_callable,
     check_int,
     check_output_col,
@@ -193,7 +194,9 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         self.fn = fn
         self.input_col = input_col
         self.output_col = check_output_col(name, fn, input_col, output_col)
-        self.scheduled_tasks = check_int(name, "scheduled_tasks", scheduled_tasks, least=1)
+        self.scheduled_tasks = check_int(
+            name, "scheduled_tasks", scheduled_tasks, least=1, words=POSITIVE.format("scheduled_tasks")
+        )
         self.max_workers = None if max_workers is None else check_int(name, "max_workers", max_workers, least=1)
         self.threadpool_kwargs = _checked_options(name, threadpool_kwargs)
 

@@ -1,0 +1,93 @@
+"""Epochs without an item: what is told of them, once, and where nothing is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+
+class Once:
+    """A data set that keeps its iterator, and so can be read once."""
+
+    def __init__(self) -> None:
+        self.items = iter(range(3))
+
+    def __iter__(self) -> Iterator[int]:
+        return self.items
+
+
+class Chosen:
+    """A data set that has the items that it is told to have in an epoch."""
+
+    def __init__(self, *epochs: int) -> None:
+        self.epochs = iter(epochs)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(next(self.epochs)))
+
+
+def nothing() -> Iterator[int]:
+    yield from ()
+
+
+def told(read: Callable[[], Any]) -> list[str]:
+    """The warnings of wrapped iterables that come while something is read."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read()
+    return [text for text in (str(warning.message) for warning in caught) if "IterableWrapper" in text]
+
+
+def test_a_one_shot_iterator_that_an_earlier_epoch_has_read_is_told_once() -> None:
+    pipe = IterableWrapper((n for n in range(3)), deepcopy=False)
+    assert list(pipe) == [0, 1, 2]
+    said = told(lambda: [list(pipe) for _ in range(3)])
+    assert [text.split(";")[0] for text in said] == [
+        "the generator given to IterableWrapper is a one-shot iterator, of which an earlier epoch has left nothing"
+    ]
+    with DataLoader2(IterableWrapper(iter([1, 2]), deepcopy=False).map(str)) as loader:
+        assert list(loader) == ["1", "2"]
+        assert len(told(lambda: [list(loader) for _ in range(3)])) == 1
+
+
+@pytest.mark.parametrize("dataset", [nothing, Chosen(0, 0), map(str, [])], ids=["function", "class", "iterator"])
+def test_a_data_set_that_yields_nothing_is_told_once(dataset: Any) -> None:
+    pipe = IterableWrapper(dataset, deepcopy=False)
+    [said] = told(lambda: list(pipe))
+    assert said.endswith("given to IterableWrapper has yielded nothing in this epoch.")
+    assert told(lambda: list(pipe)) == []
+
+
+def test_a_data_set_that_has_kept_its_iterator_is_told_in_the_second_epoch() -> None:
+    with DataLoader2.from_dataset(Once(), None) as loader:
+        assert told(lambda: list(loader)) == []
+        [said] = told(lambda: list(loader))
+        assert said == "the Once given to IterableWrapper has yielded nothing in this epoch."
+
+
+def test_what_is_right_is_not_told() -> None:
+    stream = IterableWrapper((n for n in range(9)), deepcopy=False)
+    empty: list[int] = []
+
+    def read() -> None:
+        heads = [list(stream.header(3)) for _ in range(3)]
+        assert heads == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # it goes on in each epoch
+        for source in (empty, (), {}, set(), "", range(0)):
+            assert list(IterableWrapper(source)) == []
+        assert list(IterableWrapper([1]).filter(bool).header(0)) == []
+        assert list(IterableWrapper(iter([1])).header(1)) == [1]
+        pipe = IterableWrapper(nothing)
+        iter(pipe)  # and leave it
+
+    assert told(read) == []
+
+
+def test_in_workers_a_share_may_be_empty() -> None:
+    with DataLoader2(IterableWrapper(nothing), reading_service=MultiProcessingReadingService(2)) as loader:
+        assert told(lambda: list(loader)) == []

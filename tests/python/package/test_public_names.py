@@ -1,0 +1,177 @@
+"""The names of torchdata 0.9 and 0.11 are there and take the same arguments; so are private ones that old code uses.
+
+`data/api` holds what those releases have: the names of each public module with their parameters, and, of private names,
+those that public code imports or patches. Parameters of ours beyond them have defaults and stand behind them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Iterator
+from inspect import Parameter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchdata.datapipes.iter import IterDataPipe
+from torchdata.datapipes.map import MapDataPipe
+
+API = Path(__file__).resolve().parents[1] / "data/api"
+RELEASES = [json.loads((API / f"torchdata-{release}.json").read_text(encoding="utf-8")) for release in ("0.9", "0.11")]
+PRIVATE: dict[str, list[str]] = json.loads((API / "old-private-names.json").read_text(encoding="utf-8"))
+
+#: Methods and attributes, by module and class, that old code calls or overrides though they are private.
+PRIVATE_MEMBERS = {
+    "torchdata.datapipes.map:IterToMapConverter": ("_load_map", "_map"),
+    "torchdata.datapipes.iter:InBatchShuffler": ("_rng", "_seed"),
+    "torchdata.datapipes.iter:IterDataPipe": ("_number_of_samples_yielded", "_snapshot_state"),
+}
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
+    """What a caller passes, or None where nobody knows.
+
+    Args:
+        function: what is called.
+        bound: whether a `self` or `cls` is passed by Python.
+    """
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    return found[1:] if bound and found and found[0].name in ("self", "cls") else found
+
+
+def constructor(kind: Any) -> list[Parameter] | None:
+    """What a caller passes to a class: what `__new__` takes, where it takes more than anything."""
+    for name in ("__new__", "__init__"):
+        definer = next((base for base in kind.__mro__[:-1] if name in vars(base)), None)
+        found = None if definer is None else parameters(getattr(kind, name), bound=True)
+        if found and {one.name for one in found} - {"args", "kwargs"}:
+            return found
+    return parameters(kind, bound=True)
+
+
+def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
+    """Why a caller who passes what the release takes is not served; empty where that is fine.
+
+    Args:
+        wanted: the parameters of the release, as `name`, `name=default`, `*`, `*args` and `**kwargs`.
+        found: ours.
+    """
+    if wanted is None or found is None:
+        return ""
+    kinds = {one.kind for one in found}
+    places = {one.name: place for place, one in enumerate(found)}
+    last, names = -1, set()
+    for entry in wanted:
+        if entry.startswith("*"):
+            kind = Parameter.VAR_KEYWORD if entry.startswith("**") else Parameter.VAR_POSITIONAL
+            if entry != "*" and kind not in kinds:
+                return f"takes no {entry}"
+            continue
+        name, is_optional, _ = entry.partition("=")
+        names.add(name)
+        if name not in places:
+            if Parameter.VAR_KEYWORD in kinds:
+                continue
+            return f"lacks {name!r}"
+        one = found[places[name]]
+        if is_optional and one.default is Parameter.empty:
+            return f"demands {name!r}, which is optional there"
+        if one.kind in _POSITIONAL:
+            if places[name] < last:
+                return f"has {name!r} in another place"
+            last = places[name]
+    demanded = [one.name for one in found if one.default is Parameter.empty and one.kind not in _VARIADIC]
+    return "".join(f"demands {name!r}, which is not there" for name in demanded if name not in names)
+
+
+def problems(owner: Any, name: str, entry: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with a name of a module, as the release describes it."""
+    if not hasattr(owner, name):
+        yield f"{name} is missing"
+        return
+    found = getattr(owner, name)
+    checks: list[tuple[str, list[str] | None, list[Parameter] | None]] = []
+    if entry["type"] == "function":
+        checks.append(("", entry.get("params"), parameters(found, bound=False)))
+    elif entry["type"] == "class":
+        checks.append(("", entry.get("init"), constructor(found)))
+        for method, wanted in entry.get("methods", {}).items():
+            if hasattr(found, method):
+                checks.append((f".{method}", wanted, parameters(getattr(found, method), bound=True)))
+            else:
+                yield f"{name}.{method} is missing"
+    for suffix, wanted, ours in checks:
+        if said := difference(wanted, ours):
+            yield f"{name}{suffix} {said}"
+
+
+MODULES = [(module, names) for release in RELEASES for module, names in release["modules"].items() if names]
+
+
+@pytest.mark.parametrize(("module", "names"), MODULES, ids=[module for module, _ in MODULES])
+def test_the_names_of_a_public_module_are_there_and_take_the_same_arguments(module: str, names: dict[str, Any]) -> None:
+    if module.startswith("torchdata.stateful_dataloader"):
+        pytest.importorskip("torch", reason="it is a loader of torch's")
+    owner = importlib.import_module(module)
+    assert [said for name, entry in names.items() for said in problems(owner, name, entry)] == []
+
+
+@pytest.mark.parametrize(("kind", "base"), [("iter", IterDataPipe), ("map", MapDataPipe)])
+def test_every_functional_form_is_there_and_takes_the_same_arguments(kind: str, base: Any) -> None:
+    forms = {name: entry for release in RELEASES for name, entry in release["functional"].get(kind, {}).items()}
+    assert len(forms) > 5
+    assert sorted(set(forms) - set(base.functions)) == []
+    wrong = []
+    for name, entry in forms.items():
+        form = base.functions[name]
+        made = getattr(form, "__wrapped__", form)
+        found = constructor(made) if isinstance(made, type) else parameters(made, bound=False)
+        if said := difference(entry.get("params"), found[1:] if found else found):
+            wrong.append(f"{name} {said}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("module", PRIVATE)
+def test_private_names_that_old_code_imports_are_there(module: str) -> None:
+    owner = importlib.import_module(module)
+    assert [name for name in PRIVATE[module] if not hasattr(owner, name)] == []
+
+
+@pytest.mark.parametrize("place", PRIVATE_MEMBERS)
+def test_private_members_that_old_code_uses_are_there(place: str) -> None:
+    module, _, name = place.partition(":")
+    kind = getattr(importlib.import_module(module), name)
+    made = kind if name == "IterDataPipe" else kind(IterDataPipe())
+    assert [member for member in PRIVATE_MEMBERS[place] if not hasattr(made, member)] == []
+
+
+def takes(*names: Any, **options: Any) -> list[Parameter]:
+    """Parameters of a function, by what is given in their place."""
+    given = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    return given + [Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in options.items()]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "said"),
+    [
+        (["a", "b=1"], takes("a", b=2, more=3), ""),
+        (["a", "*", "b=1"], takes("a", b=2), ""),
+        (["a", "b"], takes("b", "a"), "has 'b' in another place"),
+        (["a", "b=1"], takes("a", "b"), "demands 'b', which is optional there"),
+        (["a"], takes("a", "b"), "demands 'b', which is not there"),
+        (["a", "b"], takes("a"), "lacks 'b'"),
+        (["*args"], takes("a"), r"takes no *args"),
+        (None, takes("a"), ""),
+    ],
+)
+def test_differences_are_told(wanted: Any, found: Any, said: str) -> None:
+    assert difference(wanted, found) == said
