@@ -385,12 +385,13 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
                 self.reset(None)
                 return super().next()
 
-    for frequency in (0, 1, 3):
-        loader = Loader(Prefetcher(Cyclic(_Numbered(3)), 8, frequency))
-        for expected in range(4):
-            assert next(iter(loader)) == expected
-            time.sleep(0.01)  # whatever the threads do meanwhile
-        loader.shutdown()
+    for pause in (0.0, 0.0, 0.005):  # whatever the threads do meanwhile
+        for frequency in (0, 1, 3):
+            loader = Loader(Prefetcher(Cyclic(_Numbered(3)), 8, frequency))
+            for epoch in range(4):
+                assert next(iter(loader)) == 3 * epoch  # the item, and eight more: three epochs
+                time.sleep(pause)
+            loader.shutdown()
 
 
 class _Numbered:
