@@ -160,7 +160,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         raise StopIteration
 
     def _check_for_stop_iteration(self) -> None:
-        """Raises StopIteration where the sources that have ended end the epoch, for subclasses with their own `next`."""
+        """Raises StopIteration where the sources that have ended end the epoch; for a subclass with its own `next`."""
         self._look_whether_over()
         if self._is_over:
             raise StopIteration
