@@ -87,15 +87,24 @@ class Fields:
             raise self.wrong(key, "must be a list")
         return value
 
+    def state(self, key: str) -> Mapping[str, Any]:
+        """The value of a field that holds a state of a part of this node.
+
+        Raises:
+            ValueError: it holds something else.
+        """
+        value = self[key]
+        if not isinstance(value, Mapping):
+            raise self.wrong(key, "must be a dict")
+        return value
+
     def by_name(self, key: str, names: list[str]) -> Mapping[str, Any]:
         """The value of a field that holds a dict with these keys.
 
         Raises:
             ValueError: it holds something else, or lacks a key.
         """
-        value = self[key]
-        if not isinstance(value, Mapping):
-            raise self.wrong(key, "must be a dict")
+        value = self.state(key)
         missing = [name for name in names if name not in value]
         if missing:
             raise self.wrong(key, f"must have the keys {names}")

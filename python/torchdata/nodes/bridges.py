@@ -64,7 +64,7 @@ class NodePipe(IterDataPipe[T]):
     """
 
     _restored: dict[str, Any] | None = None
-    #: Whether a pass has begun, and whether the next one has because its state was asked for, here or where it was saved.
+    #: Whether a pass has begun, and whether the next one has, because its state was asked for (here or before a load).
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:

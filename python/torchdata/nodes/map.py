@@ -250,8 +250,8 @@ class ParallelMapper(BaseNode[T]):
             TimeoutError: the source has been busy with one item for a minute.
             OSError: the system has no room for the processes.
         """
-        state = None if initial_state is None else Fields("ParallelMapper", initial_state)[self.IT_STATE_KEY]
-        self._it.reset(state)
+        state = None if initial_state is None else Fields("ParallelMapper", initial_state).state(self.IT_STATE_KEY)
+        self._it.reset(state)  # type: ignore[arg-type]
         self._advance = advance_of(self._it)
         super().reset(initial_state)
 

@@ -120,7 +120,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
                 self._chosen = fields[self.CHOSEN_KEY]
                 if self._chosen not in self.dataset_names:
                     raise fields.wrong(self.CHOSEN_KEY, f"must be one of {self.dataset_names}")
-            fields[self.WEIGHTED_SAMPLER_STATE_KEY]
         self._weighted_sampler = self._get_new_weighted_sampler(initial_state)
         super().reset(initial_state)
 
@@ -130,13 +129,16 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         Args:
             initial_state: the state that the node is reset to; None for the beginning of an epoch.
         """
+        state: Any = None
+        if initial_state is not None:
+            state = Fields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY)
         return _WeightedSampler(
             weights=self.weights,
             seed=self.seed,
             rank=self.rank,
             world_size=self.world_size,
             epoch=self._epoch,
-            initial_state=None if initial_state is None else initial_state[self.WEIGHTED_SAMPLER_STATE_KEY],
+            initial_state=state,
         )
 
     def next(self) -> T:
