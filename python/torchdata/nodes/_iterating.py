@@ -21,6 +21,7 @@ to the place that it had before it was ever iterated over, and the epoch is begu
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -77,6 +78,8 @@ class IteratingNode(BaseNode[T]):
     _turns = False
     #: What the iterable told before it was first iterated over.
     _pristine: Any = _UNKNOWN
+    #: What it told after the very first item.
+    _after_first: Any = _UNKNOWN
     #: What it told after the first item behind the last load; unknown once a later epoch has begun.
     _after_load: Any = _UNKNOWN
 
@@ -120,6 +123,7 @@ class IteratingNode(BaseNode[T]):
             self._stateful.load_state_dict(place)
             self._it = iter(self._stateful)  # type: ignore[call-overload]
         else:
+            place = self._pristine
             self._it = self._iterate()
         self._num_yielded, self._started, self._ended = yielded, started, ended
         self._at_reset, self._loaded, self._place = True, started and not ended, place
@@ -144,9 +148,9 @@ class IteratingNode(BaseNode[T]):
     def _arrive(self) -> None:
         """Goes to where the node stands, if that was put off until an item is asked for."""
         if self._turns:
-            self._step()
+            item = self._step()
             self._turns = False
-            if not self._ended:
+            if not self._ended and not self._is_first(item):
                 self._it = self._iterate()
         while self._to_drop:
             try:
@@ -159,10 +163,25 @@ class IteratingNode(BaseNode[T]):
                 ) from None
             self._to_drop -= 1
 
-    def _step(self) -> None:
-        """Lets a loaded iterable take up its place, and drops the item that it gives there."""
+    def _step(self) -> Any:
+        """Lets a loaded iterable take up its place. Returns the item that it gives there."""
+        item: Any = _END
         with contextlib.suppress(Exception):
-            self._after_load = _END if next(self._it, _END) is _END else self._told()
+            item = next(self._it, _END)
+            self._after_load = _END if item is _END else self._told()
+        return item
+
+    def _is_first(self, item: Any) -> bool:
+        """Whether a step has given the very first item; if so, it is the next one.
+
+        The place before it is one to which some iterables are put as to any other, and others as to one between epochs.
+        """
+        if item is _END or self._after_first is _UNKNOWN or not same_place(self._place, self._pristine):
+            return False
+        if not same_place(self._after_load, self._after_first):
+            return False
+        self._it, self._after_load = itertools.chain((item,), self._it), _UNKNOWN
+        return True
 
     # -- items --------------------------------------------------------------------------------------
 
@@ -191,10 +210,14 @@ class IteratingNode(BaseNode[T]):
         if self._ended:  # when the state was saved
             raise StopIteration
         self._at_reset = False
-        if self._stateful is None or self._is_exact or (self._after_load is _UNKNOWN and not self._loaded):
+        is_very_first = self._after_first is _UNKNOWN and not self._loaded and self._place is self._pristine
+        is_watched = self._loaded or is_very_first or self._after_load is not _UNKNOWN
+        if self._stateful is None or self._is_exact or not is_watched:
             return IteratingNode.next(self)  # not a subclass's, which is calling this
         item: Any = next(self._it, _END)
         place = _END if item is _END else self._told()
+        if is_very_first:
+            self._after_first = place
         if self._loaded:
             self._after_load = place
         elif self._after_load is not _UNKNOWN:

@@ -148,10 +148,12 @@ class _Work:
             self._break(index, error)
             return None
         self.index = index + 1
-        snapshot = None
+        snapshot: Any = None
         if self.frequency and self.index % self.frequency == 0:
             try:
-                snapshot = place_of(self.source)
+                snapshot = self.source.state_dict()
+            except NotImplementedError as error:
+                snapshot = Unsaved(error)
             except BaseException as error:
                 self._break(self.index, error)
         if index >= self.dropped and index not in self.ahead:

@@ -145,9 +145,10 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         """See `BaseNode.next`."""
         self._started = True
         while not self._is_over:
-            chosen, self._chosen = self._chosen, None
-            if chosen is None:
+            if self._chosen is None:
                 chosen = next(self._weighted_sampler)
+            else:
+                chosen, self._chosen = self._chosen, None
             try:
                 item: T = self._item_of(chosen)
             except NothingThere:
