@@ -34,6 +34,7 @@ class MultiNode(BaseNode[T]):
 
     DATASET_NODE_STATES_KEY = "dataset_node_states"
     DATASETS_EXHAUSTED_KEY = "datasets_exhausted"
+    DATASETS_BARREN_KEY = "datasets_barren"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advances", "_datasets_exhausted", "_barren", "_is_over"})
 
@@ -56,6 +57,8 @@ class MultiNode(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
         states: Mapping[str, Any] = {}
+        #: Names of the sources that end without an item.
+        self._barren: set[str] = set()
         #: Which sources have ended at least once.
         self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)
         if initial_state is not None:
@@ -64,14 +67,16 @@ class MultiNode(BaseNode[T]):
             if not all(isinstance(ended, bool) for ended in exhausted.values()):
                 raise fields.wrong(self.DATASETS_EXHAUSTED_KEY, "must hold True or False by name")
             self._datasets_exhausted.update((name, exhausted[name]) for name in self.dataset_names)
+            barren = fields.list_of(self.DATASETS_BARREN_KEY)
+            if not all(name in self.dataset_names for name in barren):
+                raise fields.wrong(self.DATASETS_BARREN_KEY, f"must hold some of {self.dataset_names}")
+            self._barren.update(barren)
             states = fields.by_name(self.DATASET_NODE_STATES_KEY, self.dataset_names)
         for name in self.dataset_names:
             self.source_nodes[name].reset(states.get(name))
         self._advances: dict[str, Callable[[], T]] = {
             name: advance_of(node) for name, node in self.source_nodes.items()
         }
-        #: Names of those that end without an item.
-        self._barren: set[str] = set()
         self._look_whether_over()
         super().reset(initial_state)
 
@@ -128,10 +133,11 @@ class MultiNode(BaseNode[T]):
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
-        return {
+        state = {
             self.DATASETS_EXHAUSTED_KEY: dict(self._datasets_exhausted),
             self.DATASET_NODE_STATES_KEY: {name: self.source_nodes[name].state_dict() for name in self.dataset_names},
         }
+        return {**state, self.DATASETS_BARREN_KEY: sorted(self._barren)} if self._barren else state
 
     def __len__(self) -> int:
         """How many items an epoch has.
