@@ -76,7 +76,8 @@ class IteratingNode(BaseNode[T]):
     #: How many items are to be dropped, and whether a place between two epochs is to be gone to, before the next item.
     _to_drop = 0
     _turns = False
-    #: What the iterable told before it was first iterated over.
+    #: Whether there was no reset yet, and what the iterable told at the first one: it was never iterated over.
+    _is_new = True
     _pristine: Any = _UNKNOWN
     #: What it told after the very first item.
     _after_first: Any = _UNKNOWN
@@ -101,8 +102,8 @@ class IteratingNode(BaseNode[T]):
                 if self._loaded and self._stateful is not None and not self._is_exact:
                     self._step()
         self._place = self._told()
-        if self._pristine is _UNKNOWN:
-            self._pristine = self._place
+        if self._is_new:
+            self._is_new, self._pristine = False, self._place
         self._num_yielded, self._started, self._ended = 0, False, False
         self._at_reset, self._loaded, self._to_drop, self._turns = True, False, 0, False
         self._it = self._iterate()
@@ -113,11 +114,10 @@ class IteratingNode(BaseNode[T]):
         started = fields.flag(self.STARTED_KEY, yielded > 0)
         ended = fields.flag(self.ENDED_KEY, False)
         place: Any = _UNKNOWN if self._stateful is None else fields[self.STATE_KEY]
-        if self._pristine is _UNKNOWN:
-            self._pristine = self._told()
+        is_there = False
+        if self._is_new:
+            self._is_new, self._pristine = False, self._told()
             is_there = not started and same_place(place, self._pristine)
-        else:
-            is_there = False
         if self._stateful is not None and not is_there:
             self._prepare()
             self._stateful.load_state_dict(place)
@@ -210,10 +210,14 @@ class IteratingNode(BaseNode[T]):
         if self._ended:  # when the state was saved
             raise StopIteration
         self._at_reset = False
-        is_very_first = self._after_first is _UNKNOWN and not self._loaded and self._place is self._pristine
-        is_watched = self._loaded or is_very_first or self._after_load is not _UNKNOWN
-        if self._stateful is None or self._is_exact or not is_watched:
-            return IteratingNode.next(self)  # not a subclass's, which is calling this
+        if self._stateful is not None and not self._is_exact and self._pristine is not _UNKNOWN:
+            is_very_first = self._after_first is _UNKNOWN and not self._loaded and self._place is self._pristine
+            if is_very_first or self._loaded or self._after_load is not _UNKNOWN:
+                return self._watched(self._stateful, is_very_first)
+        return IteratingNode.next(self)  # not a subclass's, which is calling this
+
+    def _watched(self, stateful: Stateful, is_very_first: bool) -> T:
+        """The first item since a reset, of an iterable whose place after it is of interest."""
         item: Any = next(self._it, _END)
         place = _END if item is _END else self._told()
         if is_very_first:
@@ -221,10 +225,9 @@ class IteratingNode(BaseNode[T]):
         if self._loaded:
             self._after_load = place
         elif self._after_load is not _UNKNOWN:
-            takes_it_again = self._pristine is not _UNKNOWN and same_place(place, self._after_load)
-            self._after_load = _UNKNOWN
+            takes_it_again, self._after_load = same_place(place, self._after_load), _UNKNOWN
             if takes_it_again:
-                self._stateful.load_state_dict(self._pristine)
+                stateful.load_state_dict(self._pristine)
                 self._it = self._iterate()
                 return IteratingNode.next(self)
         if item is _END:
