@@ -394,6 +394,25 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
             loader.shutdown()
 
 
+def test_a_source_that_is_slow_is_not_waited_for_without_end_where_an_epoch_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ReadAhead, "patience", 0.2)
+    read: list[int] = []
+
+    def slow() -> Iterator[int]:
+        for number in range(1000):
+            time.sleep(0.01)
+            read.append(number)
+            yield number
+
+    node = Prefetcher(IterableWrapper(slow()), 900)
+    assert next(node) == 0
+    node.reset()
+    assert len(read) < 900
+    node.shutdown()
+
+
 class _Numbered:
     def __init__(self, size: int) -> None:
         self.size, self.epoch = size, 0
