@@ -255,12 +255,13 @@ class Check:
             self.expect(items, whole[epoch], epoch, "while states are saved")
             for position, state in enumerate(states):
                 if self.chance.random() < 0.5 or position >= len(items):
-                    resumed = resumed if self.graph.processes else self.again(resumed)
+                    resumed = self.again(resumed)
                     self.resume(resumed, state, items[:position], whole, epoch)
 
     def again(self, used: Loader[Any]) -> Loader[Any]:
-        """A new loader, or one that has stopped somewhere."""
-        return used if self.chance.random() < 0.3 and self.goes_back() else self.fresh()
+        """A new loader, or one that has stopped somewhere; with processes a new one only where it must be."""
+        goes_on = self.graph.processes or self.chance.random() < 0.3
+        return used if goes_on and self.goes_back() else self.fresh()
 
     def goes_back(self) -> bool:
         """Whether a loader that was itself begun from a state can go back to before the first epoch.
@@ -282,7 +283,9 @@ class Check:
                 if len(seen) + (most is not None) < all_of_it:
                     seen.append(next(iterator))
             saved = pickle.loads(pickle.dumps(loader.state_dict()))
-            if (self.chance.random() < 0.5 or not self.goes_back()) and not self.graph.processes:
+            if self.chance.random() < 0.5:
+                loader = self.again(loader)
+            elif not self.goes_back():
                 loader = self.fresh()
             loader.load_state_dict(saved)
             where += f", link {link} at {len(seen)}"
