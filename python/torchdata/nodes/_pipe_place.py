@@ -11,6 +11,7 @@ from typing import Any
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import forget_state, iterate, load_state, save_state
+from torchdata.nodes._fields import Fields
 from torchdata.nodes.base_node import BaseNode, is_repeatable
 
 __all__ = ["PipePlace"]
@@ -49,10 +50,12 @@ class PipePlace:
         """Makes the next iteration go on from the saved place. The state can be loaded again.
 
         Raises:
-            ValueError: the state was saved from another graph.
+            ValueError: the state was saved from another graph, or its number of the epoch is out of range.
         """
-        load_state(self.pipe, state_dict["pipe"])
-        self._epoch = state_dict["epoch"]
+        fields = Fields("from_pipe", state_dict)
+        epoch = fields.integer("epoch", least=0)
+        load_state(self.pipe, fields["pipe"])
+        self._epoch = epoch
         self._loaded = True
 
     def shutdown(self) -> None:

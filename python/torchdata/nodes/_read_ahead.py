@@ -10,13 +10,17 @@ last: one that was noted already is known by its number.
 A place is that of the source as of some item (a snapshot, which the thread that took the item made), and which items
 after it were yielded. What is in flight is neither saved nor waited for: a loaded state reads it again.
 
+The source is never wound back. Where the consumer leaves an epoch, the source is read on to where reading ahead would
+have come to by itself, and then begins its next epoch from there, as it would without this node. So what it counts and
+draws depends on how many items were yielded, and not on time.
+
 Threads hold the work and the source, never the node, so that dropping the node ends them. They are daemons.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -25,7 +29,9 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, NoReturn
 
 from torchdata._threads import end_at_exit, start
+from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import not_the_end
+from torchdata.nodes._places import Unsaved, place_of, state_at
 from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
 __all__ = ["Function", "ReadAhead"]
@@ -54,7 +60,8 @@ class _Work:
         limit: most items that are taken and not yet yielded.
         frequency: how many items there are from one snapshot to the next; 0 for none.
         first: the number of the next item.
-        dropped: numbers of items that are taken and dropped.
+        dropped: how many items from number 0 on are taken and dropped.
+        ahead: numbers of further ones that are.
     """
 
     def __init__(
@@ -64,7 +71,8 @@ class _Work:
         limit: int,
         frequency: int,
         first: int,
-        dropped: frozenset[int],
+        dropped: int,
+        ahead: frozenset[int],
     ) -> None:
         self.name = name
         self.source = source
@@ -72,12 +80,16 @@ class _Work:
         self.frequency = frequency
         self.index = first
         self.dropped = dropped
+        self.ahead = ahead
         #: Whether nothing more is to be taken: the source has ended or failed.
         self.ended = False
         #: Whether nobody wants anything more. Anybody sets it, and then wakes who waits.
         self.closed = False
         #: Whether a thread is at the source. It is set before it looks at `closed`, so who closes may wait for False.
         self.busy = False
+        #: Up to which number a thread reads on after all others have ended, and whether it does.
+        self.read_on_to = 0
+        self.reads_on = False
         self.reading = threading.Lock()
         self.results: deque[_Entry] = deque()
         #: Whether the consumer has found no result, and sleeps until there is a token. It looks once more in between.
@@ -136,13 +148,15 @@ class _Work:
             self._break(index, error)
             return None
         self.index = index + 1
-        snapshot = None
+        snapshot: Any = None
         if self.frequency and self.index % self.frequency == 0:
             try:
                 snapshot = self.source.state_dict()
+            except NotImplementedError as error:
+                snapshot = Unsaved(error)
             except BaseException as error:
                 self._break(self.index, error)
-        if index not in self.dropped:
+        if index >= self.dropped and index not in self.ahead:
             return index, _RESULT, item, snapshot
         self.room.put(None)
         if snapshot is not None:
@@ -150,11 +164,11 @@ class _Work:
         return None
 
     def _end(self, index: int) -> None:
-        missing = [number for number in self.dropped if number >= index]
-        if missing:
+        wanted = max(self.ahead, default=self.dropped - 1) + 1
+        if index < wanted:
             text = (
-                f"{self.name}: the state was saved {max(missing) + 1} items after the source's, but the source ended "
-                f"after {index}; load it with the data that it was saved with"
+                f"{self.name}: the state was saved {wanted} items after the source's, but the source ended after "
+                f"{index} ({ReadAhead.STEPS_KEY!r} in the state); load it with the data that it was saved with"
             )
             self._break(index, ValueError(text))
         else:
@@ -173,6 +187,20 @@ class _Work:
         self.results.clear()
         self.room.put(None)
         self.news.put(None)
+
+    def read_on(self, number: int) -> None:
+        """Takes and drops items up to a number, in a thread of its own. All others have left the source."""
+        if self.ended or self.index >= number:
+            return
+        self.read_on_to, self.reads_on = number, True
+        self.frequency = 0  # nobody wants snapshots any more
+        thread = threading.Thread(target=_read_on, args=(self,), name=f"torchdata-{self.name}_last", daemon=True)
+        try:
+            start(thread)
+        except RuntimeError:  # the system has no more threads to give
+            _read_on(self)
+        else:
+            self.threads.append(thread)
 
     def join(self, seconds: float) -> bool:
         """Waits for the threads' end, for `seconds` at most. Returns whether they have ended."""
@@ -202,6 +230,14 @@ def _serve(work: _Work, function: Function, prepare: Callable[[], object] | None
             return
         put(entry if function is None else _called(function, entry, work.name))
         del entry  # or the thread would keep an item alive that the consumer is done with
+
+
+def _read_on(work: _Work) -> None:
+    try:
+        while work.index < work.read_on_to and not work.ended:
+            work._take()
+    finally:
+        work.reads_on = False
 
 
 def _called(function: Callable[[Any], Any], entry: _Entry, name: str) -> _Entry:
@@ -236,8 +272,9 @@ class ReadAhead:
     SNAPSHOT_KEY = "snapshot"
     STEPS_KEY = "steps_since_snapshot"
     AHEAD_KEY = "yielded_out_of_order"
+    NUM_YIELDED_KEY = "num_yielded"
 
-    #: Seconds that a reset waits for a thread to come out of the source.
+    #: Seconds that a reset waits for a thread to come out of the source, and for the source to be read on.
     patience: ClassVar[float] = 60.0
 
     def __init__(
@@ -262,24 +299,46 @@ class ReadAhead:
         self._frequency = frequency if repeatable else 1
         self._prepare = prepare
         self._process = os.getpid()
-        state = state or {}
-        source.reset(state.get(self.SNAPSHOT_KEY))
-        #: The source's state as of an item, and how many items after it were yielded without a gap.
-        self._snapshot = state[self.SNAPSHOT_KEY] if state else source.state_dict()
-        self._steps: int = state.get(self.STEPS_KEY, 0)
-        #: The number of the first item that was not yielded.
-        self._next = self._steps
+        #: How many items after the snapshot were yielded without a gap, and the number of the first one that was not.
+        self._steps = self._next = 0
         #: Numbers beyond it that were yielded, and snapshots as of such. In strict order there are none.
-        self._ahead: set[int] = set(state.get(self.AHEAD_KEY, ()))
+        self._ahead: set[int] = set()
         self._snapshots: dict[int, Any] = {}
+        #: How many items of the epoch were yielded before number 0.
+        self._before = 0
+        #: The source's place as of an item.
+        self._snapshot: Any
+        if state is None:
+            source.reset(None)
+            self._snapshot = place_of(source)
+        else:
+            self._load(Fields(name, state))
+            source.reset(self._snapshot)
+        if type(self._snapshot) is Unsaved:
+            self._frequency = 0
         #: Results that came before their turn; of the reading's end, which comes last, one at most.
         self._waiting: dict[int, _Entry] = {}
         self._last: _Entry | None = None
         self._ended = False
-        self._start(0, frozenset(self._ahead.union(range(self._next))))
+        self._start(0)
 
-    def _start(self, first: int, dropped: frozenset[int]) -> None:
-        self._work = _Work(self._name, self._source, self._limit, self._frequency, first, dropped)
+    def _load(self, fields: Fields) -> None:
+        """Takes over the place that a state holds."""
+        self._snapshot = fields[self.SNAPSHOT_KEY]
+        self._steps = self._next = fields.integer(self.STEPS_KEY, least=0)
+        ahead = fields.list_of(self.AHEAD_KEY)
+        known = fields.integer(self.NUM_YIELDED_KEY, self._steps + len(ahead), least=0)
+        if known < self._steps + len(ahead):
+            raise fields.wrong(self.STEPS_KEY, f"must be at most {known - len(ahead)}, by {self.NUM_YIELDED_KEY!r}")
+        for number in ahead:
+            if type(number) is not int or not self._steps < number <= sys.maxsize:
+                raise fields.wrong(self.AHEAD_KEY, f"must hold integers above {self._steps}")
+        self._ahead = set(ahead)
+        self._before = known - self._steps - len(ahead)
+
+    def _start(self, first: int) -> None:
+        ahead = frozenset(self._ahead)
+        self._work = _Work(self._name, self._source, self._limit, self._frequency, first, self._next, ahead)
         self._work.start(self._functions, self._prepare)
 
     def next(self) -> Any:
@@ -356,7 +415,7 @@ class ReadAhead:
             self._ended = True
             self._work.close()
             raise StopIteration
-        self._start(self._next, frozenset(self._ahead))
+        self._start(self._next)
         del self, last
         try:
             raise error
@@ -401,7 +460,11 @@ class ReadAhead:
 
     def state(self) -> dict[str, Any]:
         """The place after the last result: a snapshot of the source, and which items after it were yielded."""
-        state = {self.SNAPSHOT_KEY: self._snapshot, self.STEPS_KEY: self._steps}
+        state = {
+            self.SNAPSHOT_KEY: state_at(self._snapshot),
+            self.STEPS_KEY: self._steps,
+            self.NUM_YIELDED_KEY: self._before + self._next + len(self._ahead),
+        }
         if self._ahead:
             base = self._next - self._steps
             state[self.AHEAD_KEY] = sorted(index - base for index in self._ahead)
@@ -409,12 +472,12 @@ class ReadAhead:
 
     # -- the end ------------------------------------------------------------------------------------
 
-    def leave(self, rewind: bool = False) -> None:
+    def leave(self, read_on: bool) -> None:
         """Ends the reading, and waits until no thread touches the source any more.
 
         Args:
-            rewind: whether to put the source back to the place of the consumer, which is about to begin the next
-                epoch. What that is (the number that a sampler counts to) must not depend on how far threads came.
+            read_on: whether the source is to begin its next epoch, and is first read on to where reading ahead would
+                have come to. A source for which that takes longer than `patience` is left where it is by then.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -423,25 +486,29 @@ class ReadAhead:
         work.close()
         if self._process != os.getpid():
             return
-        until, nap = time.monotonic() + self.patience, 0.0
-        while work.busy:  # no lock, which Ctrl-C might leave held
-            if time.monotonic() >= until:
+        self._wait_for_source()
+        if read_on and not self._ended:
+            work.read_on(self._next + len(self._ahead) + self._limit)
+            self._wait_for_source()
+
+    def _wait_for_source(self) -> None:
+        """Waits until no thread is at the source."""
+        work = self._work
+        index, nap = work.index, 0.0
+        began = since = time.monotonic()
+        while work.busy or work.reads_on:  # no lock, which Ctrl-C might leave held
+            now = time.monotonic()
+            if work.index != index:
+                index, since = work.index, now
+            if now - began >= self.patience:
+                work.read_on_to = 0
+            if now - since >= self.patience:
                 raise TimeoutError(
                     f"{self._name} cannot be reset: its source {type(self._source).__name__} has been busy with one "
                     f"item for {self.patience:g} s; look for what blocks there"
                 )
             time.sleep(nap)
             nap = min(0.005, nap + 0.0001)
-        if rewind and not self._ended and (work.index != self._next or work.ended):
-            self._rewind()
-
-    def _rewind(self) -> None:
-        self._source.reset(self._snapshot)
-        if self._steps:
-            advance = advance_of(self._source)
-            with contextlib.suppress(Exception):  # it comes to an end or fails, as it did before
-                for _ in range(self._steps):
-                    advance()
 
     def close(self) -> None:
         """Lets the threads end, without waiting."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
 
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.nodes._fields import Fields
+from torchdata.nodes._iterating import IteratingNode
 from torchdata.nodes._pipe_place import PipePlace
-from torchdata.nodes.base_node import BaseNode, NotReset, T
+from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.map import Mapper
 from torchdata.nodes.types import Stateful
 
@@ -19,56 +22,15 @@ __all__ = ["IterableWrapper", "MapStyleWrapper", "SamplerWrapper"]
 K = TypeVar("K", covariant=True)
 
 
-class _Source(BaseNode[T]):
-    """A node that reads an iterator, from which it drops first what was yielded before a state was saved.
-
-    That is done when the first item is asked for: a node that is put back to a place only to begin the next epoch from
-    there costs nothing.
-    """
-
-    NUM_YIELDED_KEY = "_num_yielded"
-
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_it", "_num_yielded", "_to_drop"})
-
-    _it: Iterator[Any]
-    _num_yielded = 0
-    #: How many items are still to be dropped.
-    _to_drop = 0
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls._it = NotReset(cls.__name__)
-
-    def next(self) -> T:
-        """See `BaseNode.next`.
-
-        Raises:
-            ValueError: there are fewer items than were yielded when the state was saved.
-        """
-        if self._to_drop:
-            self._drop()
-        item: T = next(self._it)
-        self._num_yielded += 1
-        return item
-
-    def _drop(self) -> None:
-        while self._to_drop:
-            try:
-                next(self._it)
-            except StopIteration:
-                raise ValueError(
-                    f"{type(self).__name__}: the state was saved after {self._num_yielded} items, but there are only "
-                    f"{self._num_yielded - self._to_drop}; load it with the data that it was saved with"
-                ) from None
-            self._to_drop -= 1
-
-
-class IterableWrapper(_Source[T]):
+class IterableWrapper(IteratingNode[T]):
     """Makes a node of an iterable, such as a list, an `IterableDataset` or a pipe.
 
     A state holds the place of an iterable that is `Stateful`, or that is a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is read anew when a state is loaded, and as many items as it had yielded are
-    dropped. The `state_dict` that counts is that of the iterable, not of the iterator that it makes.
+    dropped. The `state_dict` that counts is that of the iterable, not of the iterator that it makes. It is asked for
+    once at the beginning of each epoch, too.
+
+    The node has a length where the iterable has one.
 
     Args:
         iterable: what is iterated over once per epoch.
@@ -87,37 +49,39 @@ class IterableWrapper(_Source[T]):
         [1, 2, 3]
     """
 
-    ITERABLE_KEY = "iterable"
+    ITERABLE_KEY = STATE_KEY = "iterable"
 
     def __init__(self, iterable: Iterable[T]) -> None:
         super().__init__()
         check_iterable("IterableWrapper", "iterable", iterable)
         self.iterable = iterable
-        self._stateful: Stateful | None = None
         if isinstance(iterable, IterDataPipe):
-            self._stateful = PipePlace(iterable)
+            self._read_by(PipePlace(iterable))
         elif isinstance(iterable, Stateful):
             self._stateful = iterable
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
-        self._num_yielded = 0 if initial_state is None else initial_state[self.NUM_YIELDED_KEY]
-        iterable: Any = self.iterable
-        if self._stateful is None:
-            self._to_drop = self._num_yielded
+        """See `BaseNode.reset`.
+
+        Raises:
+            ValueError: a field of the state is missing or out of range.
+        """
+        if initial_state is None:
+            self._begin_epoch()
         else:
-            iterable = self._stateful
-            if initial_state is not None:
-                self._stateful.load_state_dict(initial_state[self.ITERABLE_KEY])
-        self._it = iter(iterable)
+            self._go_to(Fields("IterableWrapper", initial_state))
         super().reset(initial_state)
 
-    def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`."""
-        state: dict[str, Any] = {self.NUM_YIELDED_KEY: self._num_yielded}
-        if self._stateful is not None:
-            state[self.ITERABLE_KEY] = self._stateful.state_dict()
-        return state
+    def _iterate(self) -> Iterator[T]:
+        iterable: Any = self.iterable if self._stateful is None else self._stateful
+        return iter(iterable)
+
+    def _read_by(self, place: PipePlace) -> None:
+        """Reads the pipe that the place is of."""
+        self._stateful, self._is_exact = place, True
+
+    def __len__(self) -> int:
+        return self._length(self.iterable)
 
     def _repeats(self) -> bool:
         return not isinstance(self._stateful, PipePlace) or self._stateful.is_repeatable()
@@ -128,16 +92,19 @@ class IterableWrapper(_Source[T]):
             self._stateful.shutdown()
 
 
-class SamplerWrapper(_Source[T]):
+class SamplerWrapper(IteratingNode[T]):
     """Makes a node of a sampler, and tells it the epoch by `set_epoch` where it has that.
 
-    A sampler that is not `Stateful` is read anew when a state is loaded, so its order must follow from the epoch.
+    A sampler that is not `Stateful` is read anew when a state is loaded, so its order must follow from the epoch. The
+    number of the epoch is part of the state. The sampler is told it before its own state is loaded.
+
+    The node has a length where the sampler has one.
 
     Args:
         sampler: what is iterated over once per epoch.
         initial_epoch: number of the first epoch.
         epoch_updater: called with the number of an epoch of which an item was asked for; returns that of the next
-            one. By default one more.
+            one. By default one more. If it is `Stateful`, its state is part of the node's.
 
     Raises:
         TypeError: `sampler` cannot be iterated over, `initial_epoch` is no integer or `epoch_updater` no function.
@@ -150,13 +117,8 @@ class SamplerWrapper(_Source[T]):
     """
 
     EPOCH_KEY = "_epoch"
-    SAMPLER_KEY = "_sampler"
-    STARTED_KEY = "_started"
-
-    _of_a_run: ClassVar[frozenset[str]] = _Source._of_a_run | {"_started"}
-
-    #: Whether an item of this epoch was asked for.
-    _started = False
+    SAMPLER_KEY = STATE_KEY = "_sampler"
+    UPDATER_KEY = "_epoch_updater"
 
     def __init__(
         self,
@@ -171,44 +133,44 @@ class SamplerWrapper(_Source[T]):
         self.sampler: Any = sampler
         self.epoch = check_int("SamplerWrapper", "initial_epoch", initial_epoch)
         self.epoch_updater = epoch_updater or self._default_epoch_updater
-        self._is_stateful = isinstance(sampler, Stateful)
+        if isinstance(sampler, Stateful):
+            self._stateful = sampler
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`."""
+        """See `BaseNode.reset`.
+
+        Raises:
+            ValueError: a field of the state is missing or out of range.
+        """
         if initial_state is None:
             if self._started:
                 self.epoch = self.epoch_updater(self.epoch)
-            self._num_yielded, self._started = 0, False
+            self._begin_epoch()
         else:
-            self._num_yielded, self.epoch = initial_state[self.NUM_YIELDED_KEY], initial_state[self.EPOCH_KEY]
-            self._started = initial_state.get(self.STARTED_KEY, self._num_yielded > 0)
-        if self._is_stateful and initial_state is not None:
-            self.sampler.load_state_dict(initial_state[self.SAMPLER_KEY])
-        elif hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(self.epoch)
-        self._to_drop = 0 if self._is_stateful else self._num_yielded
-        self._it = iter(self.sampler)
+            fields = Fields("SamplerWrapper", initial_state)
+            self.epoch = fields.integer(self.EPOCH_KEY, least=-sys.maxsize)
+            if self.UPDATER_KEY in fields and isinstance(self.epoch_updater, Stateful):
+                self.epoch_updater.load_state_dict(fields[self.UPDATER_KEY])
+            self._go_to(fields)
         super().reset(initial_state)
 
-    def next(self) -> T:
-        """See `BaseNode.next`."""
-        self._started = True
-        if self._to_drop:
-            self._drop()
-        item: T = next(self._it)
-        self._num_yielded += 1
-        return item
+    def _prepare(self) -> None:
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(self.epoch)
+
+    def _iterate(self) -> Iterator[T]:
+        self._prepare()
+        return iter(self.sampler)
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
-        state = {
-            self.NUM_YIELDED_KEY: self._num_yielded,
-            self.EPOCH_KEY: self.epoch,
-            self.STARTED_KEY: self._started,
-        }
-        if self._is_stateful:
-            state[self.SAMPLER_KEY] = self.sampler.state_dict()
+        state = {**super().get_state(), self.EPOCH_KEY: self.epoch, self.STARTED_KEY: self._started}
+        if isinstance(self.epoch_updater, Stateful):
+            state[self.UPDATER_KEY] = self.epoch_updater.state_dict()
         return state
+
+    def __len__(self) -> int:
+        return self._length(self.sampler)
 
     @staticmethod
     def _default_epoch_updater(epoch: int) -> int:

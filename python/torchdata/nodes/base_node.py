@@ -97,6 +97,10 @@ class BaseNode(Iterator[T]):
         self.__begin()
         return self.next()
 
+    def __bool__(self) -> bool:
+        """True, also where the node has a length and that is 0."""
+        return True
+
     def next(self) -> T:
         """The next item. Subclasses define it; callers use `next(node)`, which resets a node that is new.
 

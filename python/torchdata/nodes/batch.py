@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
+from torchdata.nodes._fields import Fields
+from torchdata.nodes._places import place_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
 
 __all__ = ["Batcher", "Unbatcher"]
@@ -48,9 +50,13 @@ class Batcher(BaseNode[list[T]]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        state = initial_state or {}
-        self.source.reset(state.get(self.SOURCE_KEY))
-        self._partial = state.get(self.PARTIAL_KEY, [])
+        if initial_state is None:
+            self.source.reset(None)
+            self._partial = []
+        else:
+            fields = Fields("Batcher", initial_state)
+            self.source.reset(fields[self.SOURCE_KEY])
+            self._partial = fields.list_of(self.PARTIAL_KEY)
         self._advance = advance_of(self.source)
         super().reset(initial_state)
 
@@ -77,6 +83,15 @@ class Batcher(BaseNode[list[T]]):
         if self._partial:
             state[self.PARTIAL_KEY] = list(self._partial)
         return state
+
+    def __len__(self) -> int:
+        """How many batches an epoch has.
+
+        Raises:
+            TypeError: the source has no length.
+        """
+        items = len(self.source)
+        return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
 
 
 class Unbatcher(BaseNode[T]):
@@ -107,7 +122,7 @@ class Unbatcher(BaseNode[T]):
 
     _batch: Any = ()
     #: The place of the source before the batch; None where the batch is not to be read again.
-    _before: dict[str, Any] | None = None
+    _before: Any = None
     #: How many members of the batch were yielded, and how many it has.
     _index = _length = 0
     #: How many members of the batch that is read next were yielded before the state was saved.
@@ -125,9 +140,12 @@ class Unbatcher(BaseNode[T]):
             # The next epoch follows from the place of the source: behind the batch, which was not read again yet.
             with contextlib.suppress(Exception):
                 self._advance()
-        state = initial_state or {}
-        before = state.get(self.SOURCE_KEY)
-        self._skipped, self._batch = state.get(self.BATCH_IDX_KEY, 0), state.get(self.REST_KEY, ())
+        self._skipped, self._batch, before = 0, (), None
+        if initial_state is not None:
+            fields = Fields("Unbatcher", initial_state)
+            before = fields[self.SOURCE_KEY]
+            self._skipped = fields.integer(self.BATCH_IDX_KEY, least=0)
+            self._batch = fields.list_of(self.REST_KEY)
         self._index, self._length = 0, len(self._batch)
         self._before = None if self._batch else before
         self.source.reset(before)
@@ -148,10 +166,16 @@ class Unbatcher(BaseNode[T]):
         while self._index >= self._length:
             before = self._before
             if not self._skipped:
-                before = self.source.state_dict() if self._rereads else None
+                before = place_of(self.source) if self._rereads else None
             index, self._skipped = self._skipped, 0  # an error of the source takes its batch along
             self._batch = self._advance()
-            self._before, self._index, self._length = before, index, len(self._batch)
+            length = len(self._batch)
+            if index > length:
+                raise ValueError(
+                    f"Unbatcher: {self.BATCH_IDX_KEY!r} in the state is {index}, but the batch that is read again has "
+                    f"only {length} members; load it with the data that it was saved with"
+                )
+            self._before, self._index, self._length = before, index, length
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
@@ -159,5 +183,5 @@ class Unbatcher(BaseNode[T]):
             rest = [self._batch[index] for index in range(self._index, self._length)]
             return {self.SOURCE_KEY: self.source.state_dict(), self.BATCH_IDX_KEY: 0, self.REST_KEY: rest}
         index = self._skipped or (self._index if self._index < self._length else 0)
-        before = self._before if index else self.source.state_dict()
+        before = state_at(self._before) if index else self.source.state_dict()
         return {self.SOURCE_KEY: before, self.BATCH_IDX_KEY: index}

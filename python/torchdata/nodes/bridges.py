@@ -11,6 +11,7 @@ from typing import Any
 
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.nodes._fields import Fields
 from torchdata.nodes._pipe_place import PipePlace
 from torchdata.nodes.adapters import IterableWrapper
 from torchdata.nodes.base_node import BaseNode, T, check_node
@@ -46,7 +47,7 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
             "makes a node of any iterable, and a pipe that is read by index has `.to_iter_datapipe()`"
         )
     node: IterableWrapper[T] = IterableWrapper(pipe)
-    node._stateful = PipePlace(pipe, None if seed is None else check_seed(seed))
+    node._read_by(PipePlace(pipe, None if seed is None else check_seed(seed)))
     return node
 
 
@@ -63,29 +64,41 @@ class NodePipe(IterDataPipe[T]):
     """
 
     _restored: dict[str, Any] | None = None
+    #: Whether a pass has begun, and whether the next one has, because its state was asked for (here or before a load).
+    _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
         self.source_node = check_node("to_pipe", "source_node", source_node)
 
     def __iter__(self) -> Iterator[T]:
         restored, self._restored = self._restored, None
+        began, self._began_for_state = self._began_for_state, False
         source: BaseNode[T] = self.source_node
-        source.reset(restored)
+        if restored is not None or not began:
+            source.reset(restored)
+        self._begun = True
         return source
 
     def reset(self) -> None:
         """Begins the next epoch of the node."""
-        if self._restored is not None:  # what a pass had come to that is not gone on with: the node counts its epochs
+        if self._restored is not None and not self._began_for_state:
+            # What a pass had come to that is not gone on with: the node counts its epochs.
             self.source_node.reset(self._restored)
-        self._restored = None
+            self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the node."""
-        return {"node": self.source_node.state_dict() if self._restored is None else self._restored}
+        """The state of the node, which is put before its first item if it was never read."""
+        if self._restored is None and not self._begun:
+            self.source_node.reset(None)
+            self._begun = self._began_for_state = True
+        state = {"node": self.source_node.state_dict() if self._restored is None else self._restored}
+        return {**state, "unread": True} if self._began_for_state else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration go on from the saved place of the node."""
-        self._restored = state_dict["node"]
+        fields = Fields("to_pipe", state_dict)
+        self._restored = fields["node"]
+        self._began_for_state = fields.flag("unread", False)
 
     def shutdown(self) -> None:
         """Ends the threads and processes of the node."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
+from torchdata.nodes._fields import Fields
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 
 __all__ = ["Cycler"]
@@ -31,10 +33,13 @@ class Cycler(BaseNode[T]):
 
     SOURCE_KEY = "source"
     NUM_CYCLES_KEY = "_num_cycles"
+    ENDED_KEY = "_ended"
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_cycles"})
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_num_cycles"})
 
     _num_cycles = 0
+    #: Whether a whole pass has yielded nothing. Another one might, where the source chooses at random.
+    _ended = False
 
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:
         super().__init__()
@@ -43,15 +48,23 @@ class Cycler(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        state = initial_state or {}
         #: Passes over the source that have ended and were followed by another one.
-        self._num_cycles = state.get(self.NUM_CYCLES_KEY, 0)
-        self.source_node.reset(state.get(self.SOURCE_KEY))
+        self._num_cycles, self._ended = 0, False
+        if initial_state is None:
+            self.source_node.reset(None)
+        else:
+            fields = Fields("Cycler", initial_state)
+            most = sys.maxsize if self.max_cycles is None else self.max_cycles - 1
+            self._num_cycles = fields.integer(self.NUM_CYCLES_KEY, least=0, most=most)
+            self._ended = fields.flag(self.ENDED_KEY, False)
+            self.source_node.reset(fields[self.SOURCE_KEY])
         self._advance = advance_of(self.source_node)
         super().reset(initial_state)
 
     def next(self) -> T:
         """See `BaseNode.next`."""
+        if self._ended:
+            raise StopIteration
         try:
             item: T = self._advance()
             return item
@@ -61,9 +74,24 @@ class Cycler(BaseNode[T]):
         self.source_node.reset(None)
         self._advance = advance_of(self.source_node)
         self._num_cycles += 1
-        again: T = self._advance()
+        try:
+            again: T = self._advance()
+        except StopIteration:
+            self._ended = True
+            raise
         return again
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
-        return {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_CYCLES_KEY: self._num_cycles}
+        state = {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_CYCLES_KEY: self._num_cycles}
+        return {**state, self.ENDED_KEY: True} if self._ended else state
+
+    def __len__(self) -> int:
+        """How many items an epoch has.
+
+        Raises:
+            TypeError: the source has no length, or it is read for ever.
+        """
+        if self.max_cycles is None:
+            raise TypeError("Cycler has no length: without max_cycles it reads its source for ever")
+        return self.max_cycles * len(self.source_node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
+from torchdata.nodes._fields import Fields
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 
 __all__ = ["Header"]
@@ -41,9 +42,13 @@ class Header(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        state = initial_state or {}
-        self._num_yielded = state.get(self.NUM_YIELDED_KEY, 0)
-        self.source_node.reset(state.get(self.SOURCE_KEY))
+        self._num_yielded = 0
+        if initial_state is None:
+            self.source_node.reset(None)
+        else:
+            fields = Fields("Header", initial_state)
+            self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0, most=self.n)
+            self.source_node.reset(fields[self.SOURCE_KEY])
         self._advance = advance_of(self.source_node)
         super().reset(initial_state)
 
@@ -58,3 +63,11 @@ class Header(BaseNode[T]):
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
         return {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_YIELDED_KEY: self._num_yielded}
+
+    def __len__(self) -> int:
+        """How many items an epoch has.
+
+        Raises:
+            TypeError: the source has no length.
+        """
+        return min(self.n, len(self.source_node))

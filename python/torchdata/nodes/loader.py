@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Generic
 
+from torchdata.nodes._fields import Fields
+from torchdata.nodes._places import place_of, state_at
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 
 __all__ = ["Loader", "LoaderIterator"]
@@ -59,7 +61,13 @@ class Loader(Generic[T]):
 
         Args:
             state_dict: what `state_dict()` of a loader over the same graph returned.
+
+        Raises:
+            ValueError: it is no state of a loader. What is wrong with the states of nodes in it is found by `iter()`.
         """
+        fields = Fields("Loader", state_dict)
+        fields.integer(LoaderIterator.NUM_YIELDED_KEY, least=0)
+        fields[LoaderIterator.ROOT_KEY]
         self._loaded = state_dict
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,6 +82,18 @@ class Loader(Generic[T]):
             self._began_for_state = True
         assert self._it is not None
         return self._it.state_dict()
+
+    def __len__(self) -> int:
+        """How many items a whole epoch has, also where the next one goes on from a state.
+
+        Raises:
+            TypeError: the root has no length, because it or a node that it reads cannot tell.
+        """
+        return len(self.root)
+
+    def __bool__(self) -> bool:
+        """True, however many items there are."""
+        return True
 
     def shutdown(self) -> None:
         """Ends all threads and processes of the graph. May be called any number of times; `iter()` starts new ones."""
@@ -106,7 +126,7 @@ class LoaderIterator(BaseNode[T]):
     _num_yielded = 0
     #: An item that `has_next` has read, and the place before it.
     _item: Any = _NONE
-    _before_item: dict[str, Any] | None = None
+    _before_item: Any = None
     #: How many items were yielded where the end of the graph would be that of an epoch that was over when its state was
     #: saved; None where there is no such place.
     _restart_at: int | None = None
@@ -120,18 +140,21 @@ class LoaderIterator(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        state = initial_state or {}
-        self._item = _NONE
-        self.root.reset(state.get(self.ROOT_KEY))
+        self._item, self._num_yielded, self._restart_at = _NONE, 0, None
+        if initial_state is None:
+            self.root.reset(None)
+        else:
+            fields = Fields("Loader", initial_state)
+            self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
+            self._restart_at = self._num_yielded if self._restarts else None
+            self.root.reset(fields[self.ROOT_KEY])
         self._advance = advance_of(self.root)
-        self._num_yielded = state.get(self.NUM_YIELDED_KEY, 0)
-        self._restart_at = self._num_yielded if self._restarts and initial_state is not None else None
         super().reset(initial_state)
 
     def has_next(self) -> bool:
         """Whether there is another item. It is read, and held for the next call of `next`."""
         if self._item is _NONE:
-            before = self.state_dict()
+            before = place_of(self)
             try:
                 self._item = self.next()
             except StopIteration:
@@ -166,6 +189,5 @@ class LoaderIterator(BaseNode[T]):
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
         if self._item is not _NONE:
-            assert self._before_item is not None
-            return self._before_item
+            return state_at(self._before_item)  # type: ignore[no-any-return]
         return {self.ROOT_KEY: self.root.state_dict(), self.NUM_YIELDED_KEY: self._num_yielded}

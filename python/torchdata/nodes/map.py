@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_callable, check_int
+from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers
 from torchdata.nodes._read_ahead import ReadAhead
@@ -53,10 +54,15 @@ class _InlineMapper(BaseNode[T]):
         self.map_fn = map_fn
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        self.source.reset(None if initial_state is None else initial_state[self.SOURCE_KEY])
-        self._advance = advance_of(self.source)
-        if initial_state is not None and self.CUT_OFF_KEY in initial_state:
-            self._advance = Again(self, initial_state[self.CUT_OFF_KEY])
+        if initial_state is None:
+            self.source.reset(None)
+            self._advance = advance_of(self.source)
+        else:
+            fields = Fields("Mapper", initial_state)
+            self.source.reset(fields[self.SOURCE_KEY])
+            self._advance = advance_of(self.source)
+            if self.CUT_OFF_KEY in fields:
+                self._advance = Again(self, fields[self.CUT_OFF_KEY])
         super().reset(initial_state)
 
     def next(self) -> T:
@@ -216,6 +222,8 @@ class ParallelMapper(BaseNode[T]):
                 )
         self.snapshot_frequency = check_int(name, "snapshot_frequency", snapshot_frequency, least=0)
         self.prebatch = None if prebatch is None else check_int(name, "prebatch", prebatch, least=1)
+        #: The node whose items the function is called with.
+        self._of_items = self.source
         if self.prebatch is not None:
             self.map_fn = MapEach(self.map_fn)
             self.source = Batcher(self.source, self.prebatch, drop_last=False)
@@ -242,7 +250,8 @@ class ParallelMapper(BaseNode[T]):
             TimeoutError: the source has been busy with one item for a minute.
             OSError: the system has no room for the processes.
         """
-        self._it.reset(None if initial_state is None else initial_state[self.IT_STATE_KEY])
+        state = None if initial_state is None else Fields("ParallelMapper", initial_state).state(self.IT_STATE_KEY)
+        self._it.reset(state)  # type: ignore[arg-type]
         self._advance = advance_of(self._it)
         super().reset(initial_state)
 
@@ -261,6 +270,14 @@ class ParallelMapper(BaseNode[T]):
     def shutdown(self) -> None:
         """See `BaseNode.shutdown`. Waits for calls that are under way in threads, for some seconds at most."""
         self._it.shutdown()
+
+    def __len__(self) -> int:
+        """How many items an epoch has.
+
+        Raises:
+            TypeError: the source has no length.
+        """
+        return len(self._of_items)
 
 
 def Mapper(source: BaseNode[X], map_fn: Callable[[X], T]) -> ParallelMapper[T]:

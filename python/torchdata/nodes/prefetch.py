@@ -38,11 +38,15 @@ class ThreadedNode(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`. Threads of the last run end; the new ones read ahead from here on.
 
+        An epoch that is left is read ahead first as far as it may be, so that what the next one follows from (what a
+        sampler has counted, a stream has drawn) does not depend on how far the threads have come.
+
         Raises:
             TimeoutError: the source has been busy with one item for a minute.
+            ValueError: a field of the state is missing or out of range.
         """
         if self._run is not None:
-            self._run.leave(rewind=initial_state is None)
+            self._run.leave(read_on=initial_state is None)
             self._run = None
         self._run = self._begin(initial_state)
         self._advance = self._run.next
@@ -58,8 +62,17 @@ class ThreadedNode(BaseNode[T]):
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`. What was read ahead is not part of it: it is read again."""
-        assert self._run is not None, "state_dict() resets a node that is new"
+        if self._run is None:  # a node that is new is reset first, so the last reset has failed
+            raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()
+
+    def __len__(self) -> int:
+        """How many items an epoch has.
+
+        Raises:
+            TypeError: the source has no length.
+        """
+        return len(self.source)
 
     def shutdown(self) -> None:
         """See `BaseNode.shutdown`. Waits for calls of users' functions that are under way, for some seconds at most."""

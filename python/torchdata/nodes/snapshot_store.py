@@ -12,12 +12,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torchdata.nodes.constants import QUEUE_TIMEOUT
 from torchdata.nodes.exception_wrapper import ExceptionWrapper
 
 __all__ = ["MonotonicIndex", "QueueSnapshotStore", "SnapshotStore"]
-
-#: Seconds after which a wait looks whether the thread is alive.
-_SLICE = 0.1
 
 
 @dataclass
@@ -118,7 +116,7 @@ class QueueSnapshotStore(SnapshotStore):
         until = time.monotonic() + timeout
         with self._changed:
             while not self._snapshots and thread.is_alive() and time.monotonic() < until:
-                self._changed.wait(_SLICE)
+                self._changed.wait(QUEUE_TIMEOUT)
             found = self._snapshots.popleft() if self._snapshots else None
         if found is None or found[0] != self.SNAPSHOT_INIT_VERSION:
             why = f"has not come within {timeout:g} s" if thread.is_alive() else "did not come: its thread has ended"

@@ -101,6 +101,23 @@ def test_a_cycle_over_nothing_ends() -> None:
     assert list(Cycler(Filter(numbers(3), lambda number: False))) == []
 
 
+def test_a_cycle_that_has_ended_stays_so_also_where_another_pass_would_yield_something() -> None:
+    class Uneven:
+        def __init__(self) -> None:
+            self.sizes = [2, 0, 3]
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(self.sizes.pop(0)))
+
+    node = Cycler(IterableWrapper(Uneven()))
+    assert list(node) == [0, 1]
+    assert list(node) == []
+    state = node.state_dict()
+    node.reset(state)
+    assert list(node) == []
+    node.shutdown()
+
+
 # -- functions ----------------------------------------------------------------------------------------
 
 

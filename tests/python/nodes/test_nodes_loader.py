@@ -118,11 +118,11 @@ def test_a_sampler_is_told_the_epoch_from_the_first_number_by_the_updater() -> N
     assert [list(loader) for _ in range(3)] == [[(5, 0)], [(15, 0)], [(25, 0)]]
 
 
-def test_an_epoch_of_which_nothing_was_asked_for_does_not_count() -> None:
-    for node in (SamplerWrapper(Epochs(1)), Prefetcher(SamplerWrapper(Epochs(1)), 2)):
+def test_an_epoch_counts_from_when_an_item_is_asked_for_here_or_by_a_node_that_reads_ahead() -> None:
+    for node, first in ((SamplerWrapper(Epochs(1)), 0), (Prefetcher(SamplerWrapper(Epochs(1)), 2), 2)):
         loader = Loader(node)
         iter(loader), iter(loader)
-        assert [list(loader), list(loader)] == [[(0, 0)], [(1, 0)]]
+        assert [list(loader), list(loader)] == [[(first, 0)], [(first + 1, 0)]]
         loader.shutdown()
 
 

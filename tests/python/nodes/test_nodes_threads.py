@@ -385,12 +385,32 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
                 self.reset(None)
                 return super().next()
 
-    for frequency in (0, 1, 3):
-        loader = Loader(Prefetcher(Cyclic(_Numbered(3)), 8, frequency))
-        for expected in range(4):
-            assert next(iter(loader)) == expected
-            time.sleep(0.01)  # whatever the threads do meanwhile
-        loader.shutdown()
+    for pause in (0.0, 0.0, 0.005):  # whatever the threads do meanwhile
+        for frequency in (0, 1, 3):
+            loader = Loader(Prefetcher(Cyclic(_Numbered(3)), 8, frequency))
+            for epoch in range(4):
+                assert next(iter(loader)) == 3 * epoch  # the item, and eight more: three epochs
+                time.sleep(pause)
+            loader.shutdown()
+
+
+def test_a_source_that_is_slow_is_not_waited_for_without_end_where_an_epoch_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ReadAhead, "patience", 0.2)
+    read: list[int] = []
+
+    def slow() -> Iterator[int]:
+        for number in range(1000):
+            time.sleep(0.01)
+            read.append(number)
+            yield number
+
+    node = Prefetcher(IterableWrapper(slow()), 900)
+    assert next(node) == 0
+    node.reset()
+    assert len(read) < 900
+    node.shutdown()
 
 
 class _Numbered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from torchdata.nodes._fields import Fields
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
 
@@ -33,8 +34,9 @@ class MultiNode(BaseNode[T]):
 
     DATASET_NODE_STATES_KEY = "dataset_node_states"
     DATASETS_EXHAUSTED_KEY = "datasets_exhausted"
+    DATASETS_BARREN_KEY = "datasets_barren"
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advances", "_exhausted", "_barren", "_is_over"})
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advances", "_datasets_exhausted", "_barren", "_is_over"})
 
     _is_over = False
 
@@ -54,23 +56,32 @@ class MultiNode(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        state = initial_state or {}
-        states = state.get(self.DATASET_NODE_STATES_KEY, {})
+        states: Mapping[str, Any] = {}
+        #: Names of the sources that end without an item.
+        self._barren: set[str] = set()
+        #: Which sources have ended at least once.
+        self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)
+        if initial_state is not None:
+            fields = Fields(type(self).__name__, initial_state)
+            exhausted = fields.by_name(self.DATASETS_EXHAUSTED_KEY, self.dataset_names)
+            if not all(isinstance(ended, bool) for ended in exhausted.values()):
+                raise fields.wrong(self.DATASETS_EXHAUSTED_KEY, "must hold True or False by name")
+            self._datasets_exhausted.update((name, exhausted[name]) for name in self.dataset_names)
+            barren = fields.list_of(self.DATASETS_BARREN_KEY)
+            if not all(name in self.dataset_names for name in barren):
+                raise fields.wrong(self.DATASETS_BARREN_KEY, f"must hold some of {self.dataset_names}")
+            self._barren.update(barren)
+            states = fields.by_name(self.DATASET_NODE_STATES_KEY, self.dataset_names)
         for name in self.dataset_names:
             self.source_nodes[name].reset(states.get(name))
         self._advances: dict[str, Callable[[], T]] = {
             name: advance_of(node) for name, node in self.source_nodes.items()
         }
-        exhausted = state.get(self.DATASETS_EXHAUSTED_KEY, {})
-        #: Names of the sources that have ended at least once.
-        self._exhausted = {name for name in self.dataset_names if exhausted.get(name)}
-        #: Names of those that end without an item.
-        self._barren: set[str] = set()
         self._look_whether_over()
         super().reset(initial_state)
 
     def _look_whether_over(self) -> None:
-        ended, everyone = len(self._exhausted), len(self.dataset_names)
+        ended, everyone = sum(self._datasets_exhausted.values()), len(self.dataset_names)
         if self.stop_criteria == StopCriteria.CYCLE_FOREVER:
             self._is_over = len(self._barren) == everyone
         elif self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED:
@@ -85,12 +96,12 @@ class MultiNode(BaseNode[T]):
             StopIteration: the epoch is over.
             NothingThere: the source has no item to give.
         """
-        if self._exhausted and name in self._exhausted and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
+        if self._datasets_exhausted[name] and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             raise NothingThere
         try:
             item = self._advances[name]()
         except StopIteration:
-            self._exhausted.add(name)
+            self._datasets_exhausted[name] = True
         else:
             return self._tagged(name, item) if self.tag_output else item
         self._look_whether_over()
@@ -122,7 +133,23 @@ class MultiNode(BaseNode[T]):
 
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
-        return {
-            self.DATASETS_EXHAUSTED_KEY: {name: name in self._exhausted for name in self.dataset_names},
+        state = {
+            self.DATASETS_EXHAUSTED_KEY: dict(self._datasets_exhausted),
             self.DATASET_NODE_STATES_KEY: {name: self.source_nodes[name].state_dict() for name in self.dataset_names},
         }
+        return {**state, self.DATASETS_BARREN_KEY: sorted(self._barren)} if self._barren else state
+
+    def __len__(self) -> int:
+        """How many items an epoch has.
+
+        Raises:
+            TypeError: a source has no length, or the criterion leaves it open.
+        """
+        lengths = [len(self.source_nodes[name]) for name in self.dataset_names]  # type: ignore[arg-type]
+        if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
+            return sum(lengths)
+        return self._length_of_turns(lengths)
+
+    def _length_of_turns(self, lengths: list[int]) -> int:
+        """How many items an epoch has where sources begin anew, or one of them ends it."""
+        raise TypeError(f"{type(self).__name__} has no length with {self.stop_criteria}")

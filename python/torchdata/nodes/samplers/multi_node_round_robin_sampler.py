@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from torchdata.nodes._fields import Fields
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.samplers._sources import MultiNode, NothingThere
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
@@ -48,7 +49,10 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        self._current = (initial_state or {}).get(self.CURRENT_DATASET_INDEX_KEY, 0)
+        self._current = 0
+        if initial_state is not None:
+            fields = Fields("MultiNodeRoundRobinSampler", initial_state)
+            self._current = fields.integer(self.CURRENT_DATASET_INDEX_KEY, least=0, most=len(self.dataset_names) - 1)
         super().reset(initial_state)
 
     def next(self) -> T:
@@ -67,3 +71,11 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
         return {**super().get_state(), self.CURRENT_DATASET_INDEX_KEY: self._current}
+
+    def _length_of_turns(self, lengths: list[int]) -> int:
+        if self.stop_criteria == StopCriteria.CYCLE_FOREVER and any(lengths):
+            return super()._length_of_turns(lengths)
+        # The source whose end ends the epoch is found empty in this round; those without items sit out all rounds.
+        ends = [(length, place) for place, length in enumerate(lengths)]
+        rounds, last = min(ends) if self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED else max(ends)
+        return sum(rounds + (place < last) for place, length in enumerate(lengths) if length)

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from torchdata.datapipes._pipe.checks import check_int
+from torchdata.nodes._fields import Fields
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.samplers._sources import MultiNode, NothingThere
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
-from torchdata.nodes.samplers.utils import get_rank_and_world_size, seed_of_rank
+from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_size
 
 __all__ = ["MultiNodeWeightedSampler"]
 
 #: How many choices are drawn together. Part of what makes the order that of torchdata 0.11.
 _DRAWN = 1000
 
+#: More epochs than anyone trains. The seed of an epoch takes a draw for each one before it.
+_MOST_EPOCHS = 10_000_000
+
 
 class MultiNodeWeightedSampler(MultiNode[T]):
     """Yields items of its sources, chosen at random by `torch.multinomial`. The orders are those of torchdata 0.11.
 
-    The choices follow from seed, rank, number of ranks and epoch.
+    The choices follow from seed, rank, number of ranks and epoch. The node has a length where every item comes once and
+    all sources have lengths.
+
+    Subclasses may check more in `_validate`, which `__init__` calls last. They may choose in another way by returning
+    another iterator over names from `_get_new_weighted_sampler`, which `reset` calls. The `state_dict()` of that
+    iterator is part of the node's state.
 
     Args:
         source_nodes: the nodes to read, by name.
@@ -52,12 +61,20 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     NUM_YIELDED_KEY = "num_yielded"
     WEIGHTED_SAMPLER_STATE_KEY = "weighted_sampler_state"
     STARTED_KEY = "started"
+    CHOSEN_KEY = "chosen"
 
-    _of_a_run: ClassVar[frozenset[str]] = MultiNode._of_a_run | {"_choices", "_num_yielded", "_started"}
+    _of_a_run: ClassVar[frozenset[str]] = MultiNode._of_a_run | {
+        "_chosen",
+        "_num_yielded",
+        "_started",
+        "_weighted_sampler",
+    }
 
     _num_yielded = 0
     #: Whether an item of this epoch was asked for.
     _started = False
+    #: The name of a source that has raised an error, and is read by the next call.
+    _chosen: str | None = None
 
     def __init__(
         self,
@@ -71,99 +88,179 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     ) -> None:
         super().__init__(source_nodes, stop_criteria, tag_output)
         self.weights = weights
-        _check_weights(weights, self.dataset_names)
         self.seed = check_int("MultiNodeWeightedSampler", "seed", seed)
         if rank is None or world_size is None:
             rank, world_size = get_rank_and_world_size()
         self.rank = rank
         self.world_size = world_size
         self._epoch = 0
+        self._validate()
+
+    def _validate(self) -> None:
+        """Checks the arguments.
+
+        Raises:
+            ValueError: `weights` has other names than `source_nodes`, or holds something other than positive finite
+                numbers.
+        """
+        _check_weights(self.weights, self.dataset_names)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`."""
-        choices = None
+        self._chosen = None
         if initial_state is None:
             self._epoch += self._started
             self._num_yielded, self._started = 0, False
         else:
-            self._epoch, self._num_yielded = (
-                initial_state[self.EPOCH_KEY],
-                initial_state[self.NUM_YIELDED_KEY],
-            )
-            self._started = initial_state.get(self.STARTED_KEY, self._num_yielded > 0)
-            choices = initial_state[self.WEIGHTED_SAMPLER_STATE_KEY]
-        seed = seed_of_rank(self.seed, self.rank, self.world_size, self._epoch)
-        self._choices = _Choices(self.weights, seed, choices)
+            fields = Fields("MultiNodeWeightedSampler", initial_state)
+            self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
+            self._epoch = fields.integer(self.EPOCH_KEY, least=0, most=_MOST_EPOCHS)
+            self._started = fields.flag(self.STARTED_KEY, self._num_yielded > 0)
+            if self.CHOSEN_KEY in fields:
+                self._chosen = fields[self.CHOSEN_KEY]
+                if self._chosen not in self.dataset_names:
+                    raise fields.wrong(self.CHOSEN_KEY, f"must be one of {self.dataset_names}")
+        self._weighted_sampler = self._get_new_weighted_sampler(initial_state)
         super().reset(initial_state)
+
+    def _get_new_weighted_sampler(self, initial_state: dict[str, Any] | None = None) -> Any:
+        """The choices of an epoch: an iterator over names of sources, with a `state_dict`.
+
+        Args:
+            initial_state: the state that the node is reset to; None for the beginning of an epoch.
+        """
+        state: Any = None
+        if initial_state is not None:
+            state = Fields("MultiNodeWeightedSampler", initial_state).state(self.WEIGHTED_SAMPLER_STATE_KEY)
+        return _WeightedSampler(
+            weights=self.weights,
+            seed=self.seed,
+            rank=self.rank,
+            world_size=self.world_size,
+            epoch=self._epoch,
+            initial_state=state,
+        )
 
     def next(self) -> T:
         """See `BaseNode.next`."""
         self._started = True
         while not self._is_over:
-            choices = self._choices
-            if choices.offset == _DRAWN:
-                choices.draw()
-            choice = choices.drawn[choices.offset]
-            choices.offset += 1
+            if self._chosen is None:
+                chosen = next(self._weighted_sampler)
+            else:
+                chosen, self._chosen = self._chosen, None
             try:
-                item: T = self._item_of(choice)
+                item: T = self._item_of(chosen)
             except NothingThere:
                 continue
             except StopIteration:
                 raise
             except BaseException:
-                choices.offset -= 1  # the next call reads the same source
+                self._chosen = chosen
                 raise
             self._num_yielded += 1
             return item
         raise StopIteration
 
+    def _check_for_stop_iteration(self) -> None:
+        """Raises StopIteration where the sources that have ended end the epoch; for a subclass with its own `next`."""
+        self._look_whether_over()
+        if self._is_over:
+            raise StopIteration
+
     def get_state(self) -> dict[str, Any]:
         """See `BaseNode.get_state`."""
-        return {
+        state = {
             **super().get_state(),
             self.EPOCH_KEY: self._epoch,
             self.NUM_YIELDED_KEY: self._num_yielded,
             self.STARTED_KEY: self._started,
-            self.WEIGHTED_SAMPLER_STATE_KEY: self._choices.state(),
+            self.WEIGHTED_SAMPLER_STATE_KEY: self._weighted_sampler.state_dict(),
         }
+        return state if self._chosen is None else {**state, self.CHOSEN_KEY: self._chosen}
 
 
-class _Choices:
-    """The random choices of an epoch."""
+class _WeightedSampler:
+    """The random choices of an epoch: an iterator without end over names.
 
-    def __init__(self, weights: dict[str, float], seed: int, state: dict[str, Any] | None) -> None:
-        self._names = list(weights)
-        self._weights = torch.tensor(list(weights.values()), dtype=torch.float64)
+    Args:
+        weights: how likely each name is.
+        seed: what the choices follow from, along with the three numbers after it.
+        rank: number of this rank.
+        world_size: number of ranks.
+        epoch: number of the epoch.
+        random_tensor_batch_size: how many choices are drawn together.
+        initial_state: where to begin: what `state_dict` returned.
+
+    Raises:
+        ValueError: a field of `initial_state` is missing or out of range.
+    """
+
+    def __init__(
+        self,
+        weights: dict[str, float],
+        seed: int,
+        rank: int,
+        world_size: int,
+        epoch: int,
+        random_tensor_batch_size: int = _DRAWN,
+        initial_state: dict[str, Any] | None = None,
+    ) -> None:
+        self.names = list(weights)
+        self.weights = torch.tensor(list(weights.values()), dtype=torch.float64)
+        self.epoch = epoch
+        self.random_tensor_batch_size = random_tensor_batch_size
         self._generator = torch.Generator()
-        self._generator.manual_seed(seed)
-        if state is not None:
-            self._generator.set_state(state["g_state"])
-        self.draw()
-        if state is not None:
-            self.offset = state["offset"]
+        offset = 0
+        if initial_state is None:
+            self._generator.manual_seed(_get_rank_seed(seed, torch.Generator(), rank, world_size, epoch))
+        else:
+            fields = Fields("the choices of MultiNodeWeightedSampler", initial_state)
+            offset = fields.integer("offset", least=0, most=random_tensor_batch_size)
+            try:
+                self._generator.set_state(fields["g_state"])
+            except (TypeError, RuntimeError) as error:
+                raise fields.wrong("g_state", "must be the state of a torch.Generator") from error
+        self._draw()
+        #: How many of the choices that were drawn were taken.
+        self._offset = offset
 
-    def draw(self) -> None:
+    def _draw(self) -> None:
         """Draws further choices."""
         #: The generator's state before them.
         self._before = self._generator.get_state()
-        drawn = torch.multinomial(self._weights, _DRAWN, replacement=True, generator=self._generator)
-        self.drawn = [self._names[index] for index in drawn.tolist()]
-        #: How many of them were taken.
-        self.offset = 0
+        drawn = torch.multinomial(
+            self.weights, self.random_tensor_batch_size, replacement=True, generator=self._generator
+        )
+        self._drawn = [self.names[index] for index in drawn.tolist()]
+        self._offset = 0
 
-    def state(self) -> dict[str, Any]:
-        return {"g_state": self._before, "offset": self.offset}
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self._offset == self.random_tensor_batch_size:
+            self._draw()
+        self._offset += 1
+        name: str = self._drawn[self._offset - 1]
+        return name
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place: a state of the generator, and how many choices were taken that were drawn from there."""
+        return {"g_state": self._before, "offset": self._offset}
 
 
 def _check_weights(weights: Any, names: list[str]) -> None:
     node = "MultiNodeWeightedSampler"
     if not isinstance(weights, dict) or set(weights) != set(names):
-        raise ValueError(f"{node}: weights must be a dict with the names of source_nodes, {names}, but got {weights!r}")
+        raise ValueError(
+            f"{node}: weights must be a dict with the names of source_nodes, {names}, but got {weights!r}: keys of "
+            "source_nodes and weights must be the same"
+        )
     for name, weight in weights.items():
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not number or not 0 < weight < float("inf"):
             raise ValueError(
                 f"{node}: weights must be positive finite numbers, but got {weight!r} for {name!r}; leave out a source "
-                "that is never to be chosen"
+                "that is never to be chosen: weights must be a 1d sequence, non-negative, and non-zero"
             )

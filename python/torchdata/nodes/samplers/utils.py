@@ -7,7 +7,7 @@ import os
 import torch
 import torch.distributed as dist
 
-__all__ = ["get_rank_and_world_size", "seed_of_rank"]
+__all__ = ["get_rank_and_world_size"]
 
 
 def get_rank_and_world_size() -> tuple[int, int]:
@@ -34,15 +34,15 @@ def get_rank_and_world_size() -> tuple[int, int]:
     return rank, world_size
 
 
-def seed_of_rank(seed: int, rank: int, world_size: int, epoch: int) -> int:
+def _get_rank_seed(seed: int, generator_rank: torch.Generator, rank: int, world_size: int, epoch: int) -> int:
     """The seed of an epoch on a rank: that of torchdata 0.11, so that orders are those that it gave.
 
     Args:
         seed: the user's seed.
+        generator_rank: what it is drawn from; it is seeded here.
         rank: number of the rank.
         world_size: number of ranks.
         epoch: number of the epoch, from 0.
     """
-    generator = torch.Generator()
-    generator.manual_seed(seed * world_size + rank)
-    return int(torch.randint(0, 2**32 - 1, size=(epoch + 1,), generator=generator)[-1].item())
+    generator_rank.manual_seed(seed * world_size + rank)
+    return int(torch.randint(0, 2**32 - 1, size=(epoch + 1,), generator=generator_rank)[-1].item())

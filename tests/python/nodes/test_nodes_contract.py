@@ -1,0 +1,220 @@
+"""The contract between nodes as the guide tells it: which calls a node gets, held against one that takes notes.
+
+The notes of a node: R reset to the beginning of an epoch, L reset to a state, n an item, e the end, g a state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from torchdata.nodes import (  # noqa: E402
+    BaseNode,
+    Batcher,
+    Cycler,
+    Filter,
+    Header,
+    Loader,
+    Mapper,
+    MultiNodeRoundRobinSampler,
+    MultiNodeWeightedSampler,
+    ParallelMapper,
+    Prefetcher,
+    StopCriteria,
+    Unbatcher,
+    from_pipe,
+    to_pipe,
+)
+
+SIZE = 5
+
+
+class Recorder(BaseNode[Any]):
+    """Notes its calls, and checks that they come one at a time and never before a reset."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        super().__init__()
+        self.size = size
+        self.notes = ""
+        self.given: list[Any] = []
+        self.loaded: list[Any] = []
+        self.place: int | None = None
+        self.calling = threading.Lock()
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        with self.called("R" if initial_state is None else "L"):
+            super().reset(initial_state)
+            if initial_state is not None:
+                self.loaded.append(initial_state)
+            self.place = 0 if initial_state is None else initial_state["place"]
+
+    def next(self) -> Any:
+        assert self.place is not None, "an item was asked for before a reset"
+        with self.called("e" if self.place == self.size else "n"):
+            if self.place == self.size:
+                raise StopIteration
+            self.place += 1
+            return self.place - 1
+
+    def get_state(self) -> dict[str, Any]:
+        assert self.place is not None, "a state was asked for before a reset"
+        with self.called("g"):
+            self.given.append({"place": self.place})
+            return {"place": self.place}
+
+    def called(self, note: str) -> Any:
+        assert self.calling.acquire(blocking=False), "two calls at once"
+        self.calling.release()
+        self.notes += note
+        return self.calling
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+def some(item: Any) -> bool:
+    return item != 1
+
+
+#: Nodes that read ahead, or read again, so that they ask for states by themselves.
+ASKING: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
+    "prefetch": lambda node: Prefetcher(node, 2),
+    "prefetch, every third": lambda node: Prefetcher(node, 2, snapshot_frequency=3),
+    "threads": lambda node: ParallelMapper(node, same, 2),
+    "threads out of order": lambda node: ParallelMapper(node, same, 2, in_order=False),
+    "threads and batches": lambda node: ParallelMapper(node, same, 2, prebatch=2),
+    "unbatcher": lambda node: Unbatcher(Batcher(node, 2, drop_last=False)),
+}
+STEPS: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
+    "nothing": same,
+    "mapper": lambda node: Mapper(node, same),
+    "filter": lambda node: Filter(node, some),
+    "batcher": lambda node: Batcher(node, 2),
+    "header": lambda node: Header(node, 3),
+    "cycler": lambda node: Header(Cycler(node, 2), 20),
+    "bridge": lambda node: from_pipe(to_pipe(node).map(same)),
+    **{
+        f"in turn {criterion}": lambda node, c=criterion: Header(MultiNodeRoundRobinSampler({"a": node}, c), 20)
+        for criterion in sorted(value for name, value in vars(StopCriteria).items() if name.isupper())
+    },
+    "weighted": lambda node: MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, rank=0, world_size=1),
+    **ASKING,
+}
+#: Nodes that begin a pass over their source by themselves.
+TURNING = ("cycler", "in turn CYCLE")
+
+
+def epochs_over(loader: Loader[Any], most: int | None = None) -> list[Any]:
+    return list(itertools.islice(loader, most))
+
+
+@pytest.mark.parametrize("outer", STEPS)
+@pytest.mark.parametrize("inner", STEPS)
+def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) -> None:
+    turns = any(name.startswith(TURNING) for name in (inner, outer))
+    asks = inner in ASKING or outer in ASKING
+
+    def make(recorder: Recorder) -> Loader[Any]:
+        return Loader(STEPS[outer](STEPS[inner](recorder)))
+
+    # Whole epochs: each begins with one reset without a state; none is asked for but by nodes that read ahead or again.
+    recorder = Recorder()
+    with make(recorder) as loader:
+        whole = [epochs_over(loader) for _ in range(3)]
+    resets = recorder.notes.count("R")
+    assert resets == 3 if not turns else resets >= 3
+    assert recorder.notes.startswith("R")
+    assert "L" not in recorder.notes
+    assert asks or "g" not in recorder.notes
+    assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "it was read on after its end"
+    # Epochs that are left: the same.
+    recorder = Recorder()
+    with make(recorder) as loader:
+        for most in (1, 2, None):
+            left = epochs_over(loader, most)
+    assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
+    assert "L" not in recorder.notes
+    assert asks or "g" not in recorder.notes
+    # A state that is loaded: one of those that the node gave, and once; the next epoch begins without one.
+    recorder, resumed = Recorder(), Recorder()
+    with make(recorder) as loader:
+        iterator = iter(loader)
+        seen = [*itertools.islice(iterator, 1)]
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+    with make(resumed) as loader:
+        loader.load_state_dict(state)
+        rest, later = epochs_over(loader), epochs_over(loader)
+    if seen and len(seen) == len(whole[0]):
+        rest, later = [], rest
+    assert sorted(map(repr, seen + rest)) == sorted(map(repr, whole[0]))
+    assert sorted(map(repr, later)) == sorted(map(repr, whole[1]))
+    assert resumed.notes.startswith("L")
+    assert resumed.notes.count("L") == 1
+    assert all(state in recorder.given for state in resumed.loaded)
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_nodes_that_read_ahead_ask_for_states_when_the_guide_says(name: str) -> None:
+    recorder = Recorder()
+    with Loader(ASKING[name](recorder)) as loader:
+        list(loader)
+    expected = {
+        "prefetch": "Rg" + "ng" * 5 + "e",
+        "prefetch, every third": "Rg" + "nnngnn" + "e",
+        "threads": "Rg" + "ng" * 5 + "e",
+        "threads out of order": "Rg" + "ng" * 5 + "e",
+        "threads and batches": "Rg" + "nng" * 2 + "ne" + "ge",
+        "unbatcher": "R" + "gnn" * 2 + "gne" + "ge",
+    }
+    assert recorder.notes == expected[name]
+
+
+def test_an_end_is_an_end_until_the_next_reset_for_nodes_that_read_ahead() -> None:
+    for name in ("prefetch", "threads"):
+        recorder = Recorder(1)
+        with Loader(ASKING[name](recorder)) as loader:
+            iterator = iter(loader)
+            assert list(iterator) == [0]
+            for _ in range(3):
+                assert next(iterator, "over") == "over"
+        assert recorder.notes == "Rgnge"
+
+
+def test_an_error_passes_through_every_node_and_the_next_call_reads_on() -> None:
+    class Fails(Recorder):
+        def next(self) -> Any:
+            item = super().next()
+            if item == 2:
+                raise LookupError("two")
+            return item
+
+    for name, step in STEPS.items():
+        with Loader(step(Fails())) as loader:
+            found: list[Any] = []
+            iterator = iter(loader)
+            while len(found) < 12:
+                try:
+                    found.append(next(iterator))
+                except StopIteration:
+                    break
+                except LookupError as error:
+                    found.append(error.args)
+            assert ("two",) in found, name
+            if not name.startswith(TURNING) and name not in ("header", "weighted") and name != "batcher":
+                assert {3, 4} <= set(found), name
+
+
+def test_the_first_call_of_a_node_that_is_read_by_itself_is_a_reset() -> None:
+    for use, notes in ((next, "Rn"), (BaseNode.state_dict, "Rg")):
+        recorder = Recorder()
+        use(recorder)  # type: ignore[operator]
+        assert recorder.notes == notes

@@ -1,0 +1,214 @@
+"""States that are damaged: refused at once by an error that names the field, and never read for ever."""
+
+from __future__ import annotations
+
+import copy
+import random
+import resource
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from node_sources import Epochs, numbers  # noqa: E402
+from node_streams import TakesOnce  # noqa: E402
+from torchdata.datapipes.iter import IterableWrapper as PipeOf  # noqa: E402
+from torchdata.nodes import (  # noqa: E402
+    BaseNode,
+    Batcher,
+    Cycler,
+    Filter,
+    Header,
+    IterableWrapper,
+    Loader,
+    Mapper,
+    MultiNodeRoundRobinSampler,
+    MultiNodeWeightedSampler,
+    ParallelMapper,
+    Prefetcher,
+    SamplerWrapper,
+    Unbatcher,
+    from_pipe,
+    to_pipe,
+)
+
+
+def without_end() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+class Endless:
+    """Numbers for ever, anew in each epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        return without_end()
+
+
+def weighted() -> BaseNode[Any]:
+    sources = {"a": numbers(6), "b": numbers(4)}
+    return MultiNodeWeightedSampler(sources, {"a": 1.0, "b": 2.0}, rank=0, world_size=1)
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+CASES: list[tuple[Callable[[], BaseNode[Any]], list[str], list[Any]]] = [
+    (lambda: numbers(9), ["_num_yielded"], [-1, 10**30, "2", None, 1.5, True]),
+    (lambda: IterableWrapper(TakesOnce(9)), ["_started"], [3, "no"]),
+    (lambda: SamplerWrapper(Epochs(9)), ["_epoch"], ["0", None, 10**30]),
+    (lambda: SamplerWrapper(Epochs(9)), ["_started"], [1]),
+    (lambda: Header(numbers(9), 5), ["_num_yielded"], [-1, 6, 10**9]),
+    (lambda: Cycler(numbers(9), 3), ["_num_cycles"], [-1, 3, 10**9]),
+    (lambda: Filter(numbers(9), same), ["_num_filtered"], [-1, "1"]),
+    (lambda: Unbatcher(Batcher(numbers(9), 3)), ["batch_idx"], [-1, 4, 10**9]),
+    (lambda: Unbatcher(Batcher(numbers(9), 3)), ["source", "source", "_num_yielded"], [-1]),
+    (lambda: Prefetcher(IterableWrapper(Endless()), 2, 4), ["steps_since_snapshot"], [-1, 10**9, 2**62, "1"]),
+    (lambda: Prefetcher(numbers(9), 2), ["num_yielded"], [-1, "1"]),
+    (lambda: ParallelMapper(numbers(9), same, 2), ["it_state", "steps_since_snapshot"], [-1, 10**9]),
+    (lambda: ParallelMapper(numbers(9), same, 2), ["it_state"], [None, 3]),
+    (weighted, ["epoch"], [-1, 10**9, 2**62]),
+    (weighted, ["num_yielded"], [-1]),
+    (weighted, ["weighted_sampler_state", "offset"], [-1, 1001, 10**9]),
+    (weighted, ["weighted_sampler_state", "g_state"], [3, torch.zeros(3), torch.zeros(5056, dtype=torch.uint8)]),
+    (weighted, ["weighted_sampler_state"], [None, 3]),
+    (weighted, ["datasets_exhausted"], [{"a": True}, 3, {"a": 1, "b": 0}]),
+    (weighted, ["dataset_node_states"], [{"a": None}, []]),
+    (
+        lambda: MultiNodeRoundRobinSampler({"a": numbers(3), "b": numbers(3)}),
+        ["current_dataset_index"],
+        [-1, 2, 10**9],
+    ),
+    (lambda: from_pipe(PipeOf(range(9)), seed=1), ["iterable", "epoch"], [-1, "1", 10**30]),
+]
+
+
+def saved(make: Callable[[], BaseNode[Any]], items: int) -> dict[str, Any]:
+    with Loader(make()) as loader:
+        iterator = iter(loader)
+        for _ in range(items):
+            next(iterator)
+        return copy.deepcopy(loader.state_dict())
+
+
+@pytest.mark.parametrize(("make", "path", "values"), CASES, ids=["/".join(path) for _, path, _ in CASES])
+def test_a_number_out_of_range_is_refused_by_an_error_that_names_its_field(
+    make: Callable[[], BaseNode[Any]], path: list[str], values: list[Any]
+) -> None:
+    for value in values:
+        state = saved(make, 2)
+        field = state["root"]
+        for key in path[:-1]:
+            field = field[key]
+        field[path[-1]] = value
+        with Loader(make()) as loader:
+            loader.load_state_dict(state)
+            with pytest.raises(ValueError, match=path[-1]):
+                next(iter(loader))
+            loader.load_state_dict(saved(make, 2))  # the loader is as it was
+            assert next(iter(loader)) is not None
+
+
+def test_a_field_that_is_missing_is_an_error_that_names_it() -> None:
+    for make, path, _ in CASES:
+        state = saved(make, 2)
+        field = state["root"]
+        for key in path[:-1]:
+            field = field[key]
+        if path[-1] in ("_started", "num_yielded") or path[-1] not in field:
+            continue  # states of torchdata 0.11 have none
+        del field[path[-1]]
+        with Loader(make()) as loader:
+            loader.load_state_dict(state)
+            with pytest.raises(ValueError, match=rf"the state has no '{path[-1]}'|{path[-1]}"):
+                iter(loader)
+
+
+@pytest.mark.parametrize("garbage", [{}, [], None, 3, {"root": {}}, {"root": {}, "num_yielded": -1}])
+def test_what_is_no_state_of_a_loader_is_refused_when_it_is_loaded(garbage: Any) -> None:
+    loader = Loader(numbers(3))
+    with pytest.raises(ValueError, match=r"Loader: (a state must be|the state has no|'num_yielded')"):
+        loader.load_state_dict(garbage)
+    assert list(loader) == [0, 1, 2]
+
+
+# -- a fuzz -------------------------------------------------------------------------------------------
+
+GRAPHS: list[Callable[[], BaseNode[Any]]] = [
+    lambda: Prefetcher(Batcher(Mapper(numbers(20), same), 3, drop_last=False), 2),
+    lambda: ParallelMapper(SamplerWrapper(Epochs(12)), same, 2, prebatch=2),
+    lambda: ParallelMapper(numbers(20), same, 2, in_order=False, snapshot_frequency=3),
+    lambda: Unbatcher(Batcher(Filter(numbers(20), bool), 4)),
+    lambda: Header(Cycler(IterableWrapper(TakesOnce(5)), 4), 18),
+    lambda: Prefetcher(weighted(), 2, snapshot_frequency=3),
+    lambda: Header(MultiNodeRoundRobinSampler({"a": Prefetcher(numbers(5), 2), "b": numbers(3)}), 20),
+    lambda: from_pipe(to_pipe(Prefetcher(numbers(9), 2)).map(same), seed=1),
+]
+VALUES = [
+    -1,
+    0,
+    1,
+    2,
+    7,
+    999,
+    10**9,
+    2**31,
+    2**63 - 1,
+    10**12,
+    -(10**9),
+    1.5,
+    "x",
+    None,
+    True,
+    [],
+    {},
+    [1, 10**12],
+    b"x",
+]
+
+
+def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every field of a state, but what the user's own iterable, or the graph of a pipe, has put there."""
+    if isinstance(state, dict) and not state.keys() & {"place", "pipes"}:
+        for key, value in state.items():
+            if not isinstance(value, dict) or "place" not in value:
+                yield (*path, key), value
+                yield from fields_of(value, (*path, key))
+
+
+def test_two_thousand_mutations_end_in_a_place_or_an_error_without_a_hang_or_much_memory() -> None:
+    chance, refused, loaded = random.Random(1), 0, 0
+    saves = [(make, [saved(make, items) for items in (0, 1, 3, 5)]) for make in GRAPHS]
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    for _ in range(2000):
+        make, states = chance.choice(saves)
+        state = copy.deepcopy(chance.choice(states))
+        for _ in range(chance.randint(1, 2)):
+            path, _ = chance.choice(list(fields_of(state)))
+            field = state
+            for key in path[:-1]:
+                field = field[key]
+            if chance.random() < 0.1:
+                del field[path[-1]]
+            else:
+                field[path[-1]] = chance.choice(VALUES)
+        loader = Loader(make())
+        try:
+            loader.load_state_dict(state)
+            assert len(list(loader)) <= 40
+            loaded += 1
+        except ValueError:
+            refused += 1
+        finally:
+            loader.shutdown()
+    assert refused > 800
+    assert loaded > 200
+    assert time.monotonic() - began < 300  # no hang: a mutation takes milliseconds
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 256 * 1024, f"{grown // 1024} MiB more"

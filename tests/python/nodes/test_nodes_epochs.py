@@ -1,0 +1,332 @@
+"""Epochs after a break and after a load: whole, and in the order of a run that was never stopped, for all streams."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from node_sources import Epochs, numbers  # noqa: E402
+from node_streams import STREAMS, Plan, TakesAgain, TakesOnce, Uncheckpointed, run  # noqa: E402
+from torchdata.datapipes.state import load_state, save_state  # noqa: E402
+from torchdata.nodes import (  # noqa: E402
+    BaseNode,
+    Batcher,
+    Cycler,
+    Header,
+    IterableWrapper,
+    Loader,
+    Mapper,
+    MultiNodeRoundRobinSampler,
+    MultiNodeWeightedSampler,
+    ParallelMapper,
+    Prefetcher,
+    SamplerWrapper,
+    StopCriteria,
+    Unbatcher,
+    from_pipe,
+    to_pipe,
+)
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler  # noqa: E402
+
+CRITERIA = sorted(value for name, value in vars(StopCriteria).items() if name.isupper())
+Kind = Callable[[int], Any]
+Wrap = Callable[[BaseNode[Any]], BaseNode[Any]]
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+def mixed(kind: Kind, criterion: str, weighted: bool, wrap: Wrap = same) -> BaseNode[Any]:
+    """Two streams and a list, each read through `wrap`, 14 items at most."""
+    sources = {"a": IterableWrapper(kind(4)), "b": IterableWrapper(kind(3)), "c": numbers(2)}
+    nodes = {name: wrap(node) for name, node in sources.items()}
+    weights = {"a": 1.0, "b": 0.5, "c": 1.0}
+    if weighted:
+        return Header(MultiNodeWeightedSampler(nodes, weights, criterion, rank=0, world_size=1), 14)
+    return Header(MultiNodeRoundRobinSampler(nodes, criterion), 14)
+
+
+READ_AHEAD: dict[str, Wrap] = {
+    "prefetch": lambda node: Prefetcher(node, 2),
+    "prefetch, few states": lambda node: Prefetcher(node, 3, snapshot_frequency=4),
+    "prefetch, one state": lambda node: Prefetcher(node, 2, snapshot_frequency=0),
+    "threads": lambda node: ParallelMapper(node, same, 2),
+    "threads and batches": lambda node: ParallelMapper(node, same, 2, prebatch=2),
+}
+
+GRAPHS: dict[str, Callable[[Kind], BaseNode[Any]]] = {
+    "alone": lambda kind: IterableWrapper(kind(5)),
+    "sampler": lambda kind: SamplerWrapper(kind(5)),
+    "mapper": lambda kind: Mapper(IterableWrapper(kind(5)), same),
+    "batches": lambda kind: Prefetcher(Batcher(IterableWrapper(kind(5)), 3, drop_last=False), 2),
+    "rebatched": lambda kind: Unbatcher(Batcher(IterableWrapper(kind(5)), 3, drop_last=False)),
+    "cycle": lambda kind: Cycler(IterableWrapper(kind(3)), 2),
+    "prefetched cycle": lambda kind: Prefetcher(Cycler(IterableWrapper(kind(3)), 2), 3, snapshot_frequency=2),
+    "bridge": lambda kind: from_pipe(to_pipe(Prefetcher(IterableWrapper(kind(5)), 2)).map(same)),
+    **{name: lambda kind, wrap=wrap: wrap(IterableWrapper(kind(5))) for name, wrap in READ_AHEAD.items()},
+    **{
+        f"{'weighted' if weighted else 'in turn'} {criterion}": lambda kind, c=criterion, w=weighted: mixed(kind, c, w)
+        for criterion in CRITERIA
+        for weighted in (True, False)
+    },
+    "prefetched mixture": lambda kind: Prefetcher(mixed(kind, CRITERIA[0], True), 2, snapshot_frequency=3),
+    "mixture of prefetched": lambda kind: mixed(kind, CRITERIA[0], True, READ_AHEAD["prefetch"]),
+}
+
+
+def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random, share: float) -> int:
+    """Holds states against the run that was never stopped, at this share of the places of a plan. Returns how many."""
+    whole, _ = run(Loader(make()), plan)
+    held = 0
+    for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
+        # Behind the last item of an epoch that was broken off nobody knows whether there are more.
+        for position in range(len(items) + 2 if most is None else len(items)):
+            if chance.random() > share and position not in (0, len(items) + 1):
+                continue
+            epochs, state = run(Loader(make()), plan, (epoch, position))
+            assert epochs == whole, f"saving at {epoch}, {position} changes what comes"
+            resumed = Loader(make())
+            resumed.load_state_dict(pickle.loads(state))
+            over = position >= len(items)
+            left = [*plan[epoch + 1 :]] if over else [most and most - position, *plan[epoch + 1 :]]
+            expected = whole[epoch + 1 :] if over else [items[position:], *whole[epoch + 1 :]]
+            assert run(resumed, left)[0] == expected, (epoch, position, pickle.loads(state))
+            held += 1
+    return held
+
+
+@pytest.mark.parametrize("kind", STREAMS, ids=lambda kind: kind.__name__)
+def test_every_place_of_every_kind_of_stream_is_gone_on_from_for_three_epochs(kind: Kind) -> None:
+    chance, held = random.Random(kind.__name__), 0
+    for make in GRAPHS.values():
+        for plan in ([None, None, None, None], [2, None, None, None], [1, 3, None, None]):
+            held += goes_on(lambda make=make: make(kind), plan, chance, share=0.2)
+    assert held > 150
+
+
+@pytest.mark.parametrize("name", READ_AHEAD)
+def test_after_a_break_later_epochs_have_all_that_there_is(name: str) -> None:
+    for kind in STREAMS:
+        epochs, _ = run(Loader(READ_AHEAD[name](IterableWrapper(kind(20)))), [5, None, None, 3, None])
+        assert [len(items) for items in epochs] == [5, 20, 20, 3, 20], kind
+
+
+@pytest.mark.parametrize("criterion", [one for one in CRITERIA if one != StopCriteria.CYCLE_FOREVER])
+@pytest.mark.parametrize("name", READ_AHEAD)
+def test_mixtures_have_as_many_items_with_threads_as_without(name: str, criterion: str) -> None:
+    def lengths(make: Callable[[], BaseNode[Any]]) -> list[int]:
+        return [len(items) for items in run(Loader(make()), [4, None, None, None])[0]]
+
+    for kind in STREAMS:
+        for weighted in (True, False):
+            alone = lengths(lambda kind=kind, w=weighted: mixed(kind, criterion, w))
+            assert lengths(lambda kind=kind, w=weighted: READ_AHEAD[name](mixed(kind, criterion, w))) == alone
+            assert lengths(lambda kind=kind, w=weighted: mixed(kind, criterion, w, READ_AHEAD[name])) == alone
+
+
+def test_what_a_broken_epoch_has_drawn_ahead_does_not_depend_on_time() -> None:
+    class Drawing:
+        def __init__(self, pause: bool) -> None:
+            self.generator, self.pause = random.Random(0), pause
+
+        def __iter__(self) -> Iterator[float]:
+            for _ in range(30):
+                if self.pause:
+                    time.sleep(0.002)
+                yield self.generator.random()
+
+    import time
+
+    found = set()
+    for pause_of_source, pause in itertools.product((False, True), (0.0, 0.01)):
+        loader = Loader(ParallelMapper(IterableWrapper(Drawing(pause_of_source)), same, 2))
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        time.sleep(pause)
+        found.add(next(iter(loader)))
+        loader.shutdown()
+    assert len(found) == 1
+
+
+# -- nodes without states -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*READ_AHEAD, "unbatcher", "mixture", "looked ahead"])
+def test_a_node_without_states_works_until_one_is_asked_for(name: str) -> None:
+    if name == "unbatcher":
+        node: BaseNode[Any] = Unbatcher(Batcher(Uncheckpointed(7), 2, drop_last=False))
+    elif name == "mixture":
+        node = Prefetcher(MultiNodeRoundRobinSampler({"a": Uncheckpointed(7)}, CRITERIA[0]), 2)
+    else:
+        node = READ_AHEAD.get(name, same)(Uncheckpointed(7))
+    loader = Loader(node)
+    assert [len(items) for items in run(loader, [3, None, None])[0]] == [3, 7, 7]
+    iterator: Any = iter(loader)
+    if name == "looked ahead":
+        assert iterator.has_next()
+    assert next(iterator) == 0
+    with pytest.raises(NotImplementedError, match="no states here"):
+        loader.state_dict()
+    assert list(iterator) == [1, 2, 3, 4, 5, 6]
+    loader.shutdown()
+
+
+def test_an_iterable_whose_state_fails_is_read_all_the_same() -> None:
+    class Broken(TakesOnce):
+        def state_dict(self) -> dict[str, Any]:
+            raise OSError("no state today")
+
+    loader = Loader(IterableWrapper(Broken(3)))
+    assert [list(loader), list(loader)] == [[0, 1, 2], [0, 1, 2]]
+    with pytest.raises(OSError, match="no state today"):
+        loader.state_dict()
+
+
+# -- samplers and epochs ------------------------------------------------------------------------------
+
+
+def distributed() -> StatefulDistributedSampler:
+    return StatefulDistributedSampler(range(12), num_replicas=2, rank=1, seed=3)
+
+
+@pytest.mark.parametrize("name", ["alone", *READ_AHEAD])
+def test_a_stateful_sampler_goes_on_in_the_order_of_its_epoch(name: str) -> None:
+    wrap = READ_AHEAD.get(name, same)
+    for plan in ([None, None, None, None], [2, None, None, None]):
+        assert goes_on(lambda: wrap(SamplerWrapper(distributed(), initial_epoch=4)), plan, random.Random(0), 1.0) > 8
+    epochs, _ = run(Loader(wrap(SamplerWrapper(distributed()))), [None, 2, None])
+    assert [len(items) for items in epochs] == [6, 2, 6]
+    assert epochs[0] != epochs[2]
+
+
+def test_a_sampler_is_told_the_epoch_before_its_state_is_loaded_and_asked_for() -> None:
+    class Notes(TakesOnce):
+        def __init__(self) -> None:
+            super().__init__(3)
+            self.calls: list[Any] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.calls.append(epoch)
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.calls.append("load")
+            super().load_state_dict(state_dict)
+
+    loader = Loader(SamplerWrapper(Notes(), initial_epoch=2))
+    list(loader)
+    next(iter(loader))
+    sampler = Notes()
+    resumed = Loader(SamplerWrapper(sampler))
+    resumed.load_state_dict(loader.state_dict())
+    assert list(resumed) == [1, 2]
+    assert sampler.calls == [3, "load"]
+
+
+def test_an_updater_with_a_state_goes_on_with_it() -> None:
+    class Doubling:
+        def __init__(self) -> None:
+            self.step = 1
+
+        def __call__(self, epoch: int) -> int:
+            self.step *= 2
+            return epoch + self.step
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"step": self.step}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.step = state_dict["step"]
+
+    def make() -> BaseNode[Any]:
+        return SamplerWrapper(Epochs(2), epoch_updater=Doubling())
+
+    assert goes_on(make, [None, None, None, None], random.Random(0), 1.0) > 8
+    assert [items[0][0] for items in run(Loader(make()), [None] * 4)[0]] == [0, 2, 6, 14]
+
+
+@pytest.mark.parametrize("name", ["alone", *READ_AHEAD, "out of order"])
+def test_an_epoch_that_fails_at_its_first_item_counts_as_begun(name: str) -> None:
+    failing = [True]
+
+    def fails_once(item: Any) -> Any:
+        if failing:
+            failing.clear()
+            raise ValueError("at first")
+        return item
+
+    def out_of_order(node: BaseNode[Any]) -> BaseNode[Any]:
+        return ParallelMapper(node, same, 2, in_order=False)
+
+    wrap = out_of_order if name == "out of order" else READ_AHEAD.get(name, same)
+    loader = Loader(wrap(Mapper(SamplerWrapper(Epochs(2)), fails_once)))
+    with pytest.raises(ValueError, match="at first"):
+        list(loader)
+    assert sorted(loader) == [(1, 0), (1, 1)]
+
+
+def test_an_epoch_whose_first_item_is_still_under_way_out_of_order_counts_as_begun() -> None:
+    import threading
+
+    opened = threading.Event()
+
+    def first_waits(item: Any) -> Any:
+        if item == (0, 0):
+            assert opened.wait(30)
+        return item
+
+    loader = Loader(ParallelMapper(SamplerWrapper(Epochs(4)), first_waits, 2, in_order=False))
+    assert next(iter(loader)) == (0, 1)
+    opened.set()
+    assert sorted(loader) == [(1, number) for number in range(4)]
+    loader.shutdown()
+
+
+def test_a_stream_that_was_loaded_and_left_begins_the_next_epoch_from_its_beginning() -> None:
+    for kind in STREAMS:
+        for position in (0, 2, 6):
+            _, state = run(Loader(IterableWrapper(kind(5))), [None, None], (1, position))
+            loader = Loader(IterableWrapper(kind(5)))
+            for _ in range(2):
+                loader.load_state_dict(pickle.loads(state))
+                iter(loader)
+                assert [len(items) for items in run(loader, [None, None])[0]] == [5, 5], (kind, position)
+
+
+def test_a_loader_that_has_been_read_can_be_put_back_to_an_earlier_place() -> None:
+    for kind in STREAMS:
+        loader = Loader(Prefetcher(IterableWrapper(kind(5)), 2))
+        whole, _ = run(Loader(Prefetcher(IterableWrapper(kind(5)), 2)), [None] * 3)
+        for position in range(7):
+            _, state = run(Loader(Prefetcher(IterableWrapper(kind(5)), 2)), [None] * 2, (0, position))
+            loader.load_state_dict(pickle.loads(state))
+            expected = whole[1:] if position >= 5 else [whole[0][position:], *whole[1:]]
+            assert run(loader, [None] * len(expected))[0] == expected, (kind, position)
+        loader.shutdown()
+
+
+def test_states_of_torchdata_0_11_from_the_beginning_of_an_epoch_give_all_of_it() -> None:
+    for place in (0, 5):  # what a lazy stream tells before its first line has run
+        for kind in (TakesOnce, TakesAgain):
+            loader = Loader(IterableWrapper(kind(5)))
+            loader.load_state_dict({"root": {"_num_yielded": 0, "iterable": {"place": place}}, "num_yielded": 0})
+            assert [list(loader), list(loader)] == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_the_state_of_a_pipe_over_nodes_is_asked_for_without_an_epoch_being_counted() -> None:
+    def make() -> Any:
+        return to_pipe(Prefetcher(SamplerWrapper(Epochs(2)), 2)).map(same)
+
+    pipe, other = make(), make()
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+    load_state(other, state)
+    for one in (pipe, other):
+        assert [list(one), list(one)] == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
