@@ -9,7 +9,7 @@ many words as the loader draws. A program that seeds or sets the global one mean
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,8 @@ __all__ = ["Drawing"]
 
 #: Words that the program may draw between two epochs: more than that, and its generator counts as set anew.
 _FAR = 1 << 28
+#: The same between loading a state and the next loop.
+_NEAR = 1 << 22
 
 
 class Drawing:
@@ -50,8 +52,8 @@ class Drawing:
         #: By name: (state that the loader sees, state of the global generator when it was that).
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: torch's seed when a state was loaded.
-        self._seed_at_load: int | None = None
+        #: The global generators when a state was loaded.
+        self._at_load: Moment = {}
 
     @property
     def is_displaced(self) -> bool:
@@ -119,7 +121,20 @@ class Drawing:
 
     def loaded(self) -> None:
         """Notes that a state was loaded."""
-        self._seed_at_load = torch.initial_seed()
+        self._at_load = {name: read(name) for name in GLOBAL}
+
+    def was_set(self, name: str, saved: Any) -> bool:
+        """Whether the program has set a global generator since a state was loaded, and not as in the run it is of.
+
+        Args:
+            name: the generator.
+            saved: how it stands in the state.
+        """
+        now, then = read(name), self._at_load.get(name)
+        if isinstance(now, torch.Tensor):
+            seeds = {torch_parts(one)[0] for one in (then, saved) if one is not None}
+            return torch_parts(now)[0] not in seeds
+        return then is not None and _moved(then, now, _NEAR) is None
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
@@ -131,7 +146,7 @@ class Drawing:
             moment: the generators when the state was saved.
         """
         program = {name: read(name) for name in self._names}
-        seed = torch.initial_seed()
+        kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
         self._displaced = {}
         self.set(moment)
         self._is_under_way = True
@@ -142,18 +157,11 @@ class Drawing:
             seen = {name: read(name) for name in self._names}
             for name, state in program.items():
                 write(name, state)
-            saved = torch_parts(moment["torch"])[0] if "torch" in moment else None
-            if seed in (self._seed_at_load, saved):  # else the program was seeded for this very epoch
-                self._displaced = {
-                    name: (state, program[name])
-                    for name, state in seen.items()
-                    if name in moment and _stand_apart(state, program[name])
-                }
-
-    def rejoin(self, names: Iterable[str]) -> None:
-        """Notes that global generators were brought to where the loader sees them."""
-        for name in names:
-            self._displaced.pop(name, None)
+            self._displaced = {
+                name: (state, program[name])
+                for name, state in seen.items()
+                if name in moment and name not in kept and _stand_apart(state, program[name])
+            }
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
@@ -190,7 +198,7 @@ def _stand_apart(one: Any, other: Any) -> bool:
     return len(seeds) > 1 or ours[1] != theirs[1] or not numpy.array_equal(ours[0], theirs[0])
 
 
-def _moved(before: Any, after: Any) -> int | None:
+def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
     """By how many words a generator was drawn from; None if it was set."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
@@ -201,4 +209,4 @@ def _moved(before: Any, after: Any) -> int | None:
         if torch_parts(after)[0] != seed:
             return None
         seeded = torch.Generator().manual_seed(seed)
-    return distance(first, last, seeded, _FAR)
+    return distance(first, last, seeded, most)

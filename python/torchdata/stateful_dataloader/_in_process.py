@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._generators import (
     GLOBAL,
@@ -34,6 +35,8 @@ class InProcessIterator(StatefulIterator):
     """Reads in this process, a batch when it is asked for."""
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+        #: Those of the global generators that had drawn when the state was saved.
+        self._moved: Moment = self._set_program_s(loader._drawing, state) if state is not None else {}
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
@@ -43,9 +46,8 @@ class InProcessIterator(StatefulIterator):
         loader._reader = self._reader
         #: The global generators when the dataset's iterator was made: it may have been shuffled by them.
         self._then: Moment = {}
-        #: What told of them before anything was read, and those that had drawn when the state was saved.
+        #: What told of them before anything was read.
         self._marks: dict[str, Any] = {}
-        self._moved: list[str] = []
         #: The collate function's state then, where the dataset is read again from its beginning.
         self._collate: Any = None
         #: The index that was drawn last.
@@ -61,14 +63,27 @@ class InProcessIterator(StatefulIterator):
         if state is None or (state["_num_workers"] and self._reading.is_iterable):
             self._reader.begin()
         else:
-            self._reader.begin_after(state["places"][0])
+            self._reader.begin_after({**state["places"][0], "random": None})
+
+    def _set_program_s(self, drawing: Drawing, state: dict[str, Any]) -> Moment:
+        """Has the program's global generators go on where they were, if they had drawn while the epoch was read.
+
+        The dataset draws from the same as the program. One that the program has seeded for a new epoch stays so.
+        """
+        place = state["places"][0]
+        if state["_num_workers"] or place is None:
+            return {}
+        moved = {name: decoded(name, one) for name, one in (place["random"] or {}).items()}
+        if is_over(state):
+            moved = {name: one for name, one in moved.items() if not drawing.was_set(name, one)}
+        set_all(moved)
+        return {} if is_over(state) else moved
 
     def _go_on(self, state: dict[str, Any]) -> None:
         self._sampler_iter = self._order.restore(state)
         place = state["places"][0] or {}
-        moved, then = {}, {}
-        if state["_num_workers"] == 0:
-            moved = {name: decoded(name, one) for name, one in (place.get("random") or {}).items()}
+        then = {}
+        if self._moved:
             then = {name: decoded(name, one) for name, one in (place.get("random_then") or {}).items()}
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
@@ -79,9 +94,6 @@ class InProcessIterator(StatefulIterator):
                 self._collate = place["collate_state"]
                 place["since"] = state["_num_yielded"]
             self._reader.begin(place or None)
-        set_all(moved)  # what the program draws goes on as well
-        self._drawing.rejoin(moved)
-        self._moved = list(moved)
         self._marks = {name: mark_of(name) for name in GLOBAL}
         self._num_yielded = state["_num_yielded"]
         self._pass_over()

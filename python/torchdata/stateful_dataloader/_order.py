@@ -262,9 +262,7 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if "iter" not in state["generators"]:
                 self._load(state)
-                if self._comes_of_a_generator and state["_num_workers"]:  # it may have drawn what was not given yet
-                    now = {key: one for key, one in now.items() if isinstance(key, str)}
-                self._drawing.set(now)
+                self._drawing.set(self._settled(now, state))
             else:
                 self._drawing.set(iter_)
                 self._iterator = iter(self._sampler)
@@ -317,7 +315,14 @@ class IndexOrder:
         # Most samplers draw with their first index alone, and whatever came later was drawn by others. One that draws
         # on is ahead of what was given if there are workers: its generators are where passing over has left them.
         if not state["_num_workers"] or _is_equal(begun, self._drawing.now()):
-            self._drawing.set(now)
+            self._drawing.set(self._settled(now, state))
+
+    def _settled(self, now: Moment, state: dict[str, Any]) -> Moment:
+        """The saved generators that stood behind what was given: a sampler that draws at its end was ahead of it."""
+        inner = innermost_of(self._sampler)
+        if state["_num_workers"] and isinstance(inner, TorchRandomSampler) and inner.generator is not None:
+            return {key: one for key, one in now.items() if isinstance(key, str)}
+        return now
 
     def follow(self, state: dict[str, Any]) -> None:
         """Brings sampler and generators to where the epoch of a state has left them when it was over."""

@@ -195,6 +195,10 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"the state is damaged: it is of {len(found['places'])} workers, and has {len(own)} places")
         for number, (place, more) in enumerate(zip(found["places"], own, strict=True)):
             found["places"][number] = _completed(place, more, found["_num_yielded"])
+    if found["_iterator_finished"]:
+        for place in found["places"]:
+            if place is not None and not isinstance(place["since"], list) and not place.get("left"):
+                place["ended"] = True
     indices = ours.get("indices", [])
     if not isinstance(indices, list) or len(indices) > 1:
         raise ValueError("the state is damaged: 'indices' are more than one")
