@@ -45,7 +45,9 @@ class _Progress:
     def load(self, place: dict[str, Any] | None) -> None:
         """Takes over a saved place."""
         if place is not None:
-            self.place, self.since, self.ended = place, copy.copy(place["since"]), place["ended"]
+            self.place = place
+            if not place.get("left"):  # else that is of the epoch before
+                self.since, self.ended = copy.copy(place["since"]), place["ended"]
 
     def count(self, index: Any) -> None:
         """Counts a batch."""
@@ -73,15 +75,15 @@ class _Progress:
         place = self.place or NO_PLACE
         if isinstance(self.since, list) and not is_stateful and not place["random"]:
             return None
-        since = self.since
+        since, ended = self.since, self.ended or place["ended"]
         if place.get("left"):
             if not since and not self.ended:
-                since = place["since"]
+                since, ended = place["since"], place["ended"]
             else:  # it has begun, and told nothing since
                 place = NO_PLACE | {"random": place["random"], "collate_state": place["collate_state"]}
         random = encoded_of_worker(place["random"] or {}, base_seed, worker)
         since = list(since) if isinstance(since, list) else since
-        return {**place, "random": random, "since": since, "ended": self.ended or place["ended"]}
+        return {**place, "random": random, "since": since, "ended": ended}
 
 
 class WorkersIterator(HandingIterator, StatefulIterator):
