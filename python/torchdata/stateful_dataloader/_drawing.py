@@ -55,10 +55,9 @@ class Drawing:
         #: The global generators when a state was loaded.
         self._at_load: Moment = {}
 
-    @property
-    def is_displaced(self) -> bool:
-        """Whether the loader sees a global generator elsewhere than the program does."""
-        return bool(self._displaced)
+    def is_own(self, key: Any, generator: Any) -> bool:
+        """Whether a key of a moment is that of a generator of the loader's or a sampler's."""
+        return isinstance(key, int) and self._own[key] is generator
 
     def now(self) -> Moment:
         """The generators as the loader sees them."""

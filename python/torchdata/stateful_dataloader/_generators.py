@@ -129,7 +129,7 @@ def _is_generator(value: Any) -> bool:
 class _NumpyWords(ctypes.Structure):
     """What lies at the address that NumPy tells of an MT19937."""
 
-    _fields_ = [("key", ctypes.c_uint32 * 624), ("place", ctypes.c_int)]  # noqa: RUF012 - ctypes reads it
+    _fields_ = [("key", ctypes.c_uint32 * 624), ("place", ctypes.c_int)]
 
 
 def mark_of(name: str) -> Any:
@@ -143,7 +143,7 @@ def mark_of(name: str) -> Any:
 
 
 def _numpy_address() -> int:
-    bits: Any = numpy.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+    bits: Any = numpy.random.mtrand._rand._bit_generator
     return int(bits.ctypes.state_address) if type(bits) is numpy.random.MT19937 else 0
 
 
@@ -217,7 +217,9 @@ def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
     try:
         return _decoded(which, plain, seeded)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"the saved state of a random generator is damaged, or of one of another kind: {error}") from error
+        raise ValueError(
+            f"the saved state of a random generator is damaged, or of one of another kind: {error}"
+        ) from error
 
 
 def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
@@ -227,19 +229,19 @@ def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
         return plain.clone()
     if isinstance(plain, dict):
         state = _unplain(plain["bits"])
-        if isinstance(which, str) or isinstance(which, numpy.random.RandomState):
+        if isinstance(which, (str, numpy.random.RandomState)):
             return state
         type(which.bit_generator)().state = state
         return state
     first, *others = plain
+    beginning: Words
     if is_torch:
         generator = torch.Generator().manual_seed(_whole(first, (1 << 64) - 1))
         beginning = torch_parts(generator.get_state())[1]
     elif first is not None:
         raise ValueError("a seed stands where none belongs")
     else:
-        beginning = words_of(seeded) if seeded is not None else (numpy.zeros(624, dtype="<u4"), 624)
-        assert beginning is not None
+        beginning = (numpy.zeros(624, dtype="<u4"), 624) if seeded is None else words_of(seeded) or (seeded, 0)
     if isinstance(others[0], str):
         words, kept = _unpacked(others[0], others[1]), others[2:]
     else:

@@ -53,9 +53,10 @@ class StatefulIterator(_BaseDataLoaderIter):
             self._begin_drawing(loader)
         elif is_over(state):
             self._order.follow(state)
-            self._lives_on = bool(
-                loader.persistent_workers and state["_num_workers"] and state["_base_seed"] is not None
-            ) and not state["unstarted"]
+            self._lives_on = (
+                bool(loader.persistent_workers and state["_num_workers"] and state["_base_seed"] is not None)
+                and not state["unstarted"]
+            )
             if self._lives_on:
                 with self._drawing.untouched():
                     super().__init__(loader)

@@ -167,8 +167,10 @@ def _with_workers(state: dict[str, Any]) -> dict[str, Any]:
     last = whole(snapshot["_last_yielded_worker_id"], "_last_yielded_worker_id", most=count - 1)
     step = whole(snapshot["_snapshot_step"], "_snapshot_step")
     behind = whole(state["_steps_since_snapshot"], "_steps_since_snapshot", most=_STEPS)
-    if OURS in state or all(one["fetcher_state"] is None for one in saved.values()) or any(
-        place["dataset_state"] is not None or place["dataset_iter_state"] is not None for place in places
+    if (
+        OURS in state
+        or all(one["fetcher_state"] is None for one in saved.values())
+        or any(place["dataset_state"] is not None or place["dataset_iter_state"] is not None for place in places)
     ):
         where = {"_num_yielded": step, "places": places, "next_worker": (last + 1) % count, "passing_over": behind}
     else:  # 0.11 reads a stream that has no state from its beginning
@@ -192,7 +194,9 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     own = ours.get("workers") if "_snapshot" in state else [ours.get("reading", {})]
     if own is not None and OURS in state:
         if len(own) != len(found["places"]):
-            raise ValueError(f"the state is damaged: it is of {len(found['places'])} workers, and has {len(own)} places")
+            raise ValueError(
+                f"the state is damaged: it is of {len(found['places'])} workers, and has {len(own)} places"
+            )
         for number, (place, more) in enumerate(zip(found["places"], own, strict=True)):
             found["places"][number] = _completed(place, more, found["_num_yielded"])
     if found["_iterator_finished"]:

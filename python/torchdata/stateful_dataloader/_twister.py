@@ -132,6 +132,7 @@ class _Known:
     def __init__(self, seeded: torch.Generator) -> None:
         self.seeded = seeded
         self.count, self.stream = 0, _clone(seeded)
+        self.target: tuple[bytes, int] | None = None
         #: A position beyond `LIMIT`; those shortly behind it are beyond as well.
         self.beyond: torch.Generator | None = None
 
@@ -153,6 +154,8 @@ def count_from(key: Any, seeded: Any, target: Words) -> int | None:
         if len(_known) > 64:
             _known.popitem(last=False)
     _known.move_to_end(key)
+    if known.target is not None and known.target[1] == target[1] and known.target[0] == target[0].tobytes():
+        return known.count
     position = stream_of(target)
     needle = _drawn(_clone(position), _NEEDLE)
     if known.beyond is not None and _along(known.beyond, needle, _MOST) is not None:
@@ -163,5 +166,5 @@ def count_from(key: Any, seeded: Any, target: Words) -> int | None:
     if count is None:
         known.beyond = position
     else:
-        known.count, known.stream = count, position
+        known.count, known.stream, known.target = count, position, (target[0].tobytes(), target[1])
     return count

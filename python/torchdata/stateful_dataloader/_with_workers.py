@@ -72,7 +72,7 @@ class _Progress:
         """
         if isinstance(self.place, bytes):
             self.place = thaw(self.place)  # once, however often it is asked for
-        place = self.place or NO_PLACE
+        place: Any = self.place or NO_PLACE
         if isinstance(self.since, list) and not is_stateful and not place["random"]:
             return None
         since, ended = self.since, self.ended or place["ended"]

@@ -216,6 +216,8 @@ class BatchIndices(Iterator[list[int]]):
     def state_dict(self) -> dict[str, Any]:
         """How many indices were yielded, and the states of what is below where it has any."""
         state = self.state_before(0)
+        if self._ended:
+            state["ended"] = True
         if isinstance(self._batches.sampler, Stateful):
             state["sampler_state"] = self._batches.sampler.state_dict()
         if isinstance(self._iterator, Stateful):
@@ -248,6 +250,10 @@ class BatchIndices(Iterator[list[int]]):
             restored = True
         if not restored and not isinstance(sampler, _InfiniteConstantSampler):
             pass_over(self._iterator, self._yielded)
+        self._ended = bool(state_dict.get("ended"))
+        if self._ended and next(self._iterator, _NONE) is not _NONE and isinstance(sampler, Stateful):
+            # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
+            sampler.load_state_dict(state_dict["sampler_state"])
 
 
 class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):

@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
-from torchdata._stateful import Stateful
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._in_process import InProcessIterator
