@@ -7,12 +7,23 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
+from torchdata.stateful_dataloader._generators import (
+    GLOBAL,
+    Moment,
+    decoded,
+    encoded,
+    mark_of,
+    put_back_afterwards,
+    read,
+    set_all,
+)
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import state_of
 from torchdata.stateful_dataloader._pinning import pinned
-from torchdata.stateful_dataloader._random import global_state, restored_afterwards, set_global_state
 from torchdata.stateful_dataloader._reading import Reader
+from torchdata.stateful_dataloader._state import is_over
 
 __all__ = ["InProcessIterator"]
 
@@ -24,54 +35,77 @@ class InProcessIterator(StatefulIterator):
     """Reads in this process, a batch when it is asked for."""
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+        #: Those of the global generators that had drawn when the state was saved.
+        self._moved: Moment = self._set_program_s(loader._drawing, state) if state is not None else {}
         super().__init__(loader, state)
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
-        self._reader = Reader(self._reading, owns_generators=False)
+        # The reader of the epoch before knows how that has left the dataset.
+        self._reader: Reader = loader._reader or Reader(self._reading)
+        self._reader.reading = self._reading
+        loader._reader = self._reader
         #: The global generators when the dataset's iterator was made: it may have been shuffled by them.
-        self._random: dict[str, Any] | None = None
+        self._then: Moment = {}
+        #: What told of them before anything was read.
+        self._marks: dict[str, Any] = {}
         #: The collate function's state then, where the dataset is read again from its beginning.
         self._collate: Any = None
         #: The index that was drawn last.
         self._index: Any = _NONE
-        if state is None:
-            self._order.begin(self._sampler_iter)
-            self._begin(None)
-        elif state["_iterator_finished"]:
-            self._order.begin(self._sampler_iter)
-            self._begin(state["_places"][0] if state["_places"] else None, fresh=True)
-        else:
+        if state is not None and not is_over(state):
             self._go_on(state)
-
-    def _begin(self, place: dict[str, Any] | None, fresh: bool = False) -> None:
+            return
+        self._order.begin(self._sampler_iter)
         if self._reading.is_iterable:
-            self._random = global_state()
+            self._then = {name: read(name) for name in GLOBAL}
+            self._marks = {name: mark_of(name) for name in GLOBAL}
             self._collate = copied(state_of(self._collate_fn))
-        self._reader.begin(place, fresh)
+        if state is None or (state["_num_workers"] and self._reading.is_iterable):
+            self._reader.begin()
+        else:
+            self._reader.begin_after({**state["places"][0], "random": None})
+
+    def _set_program_s(self, drawing: Drawing, state: dict[str, Any]) -> Moment:
+        """Has the program's global generators go on where they were, if they had drawn while the epoch was read.
+
+        The dataset draws from the same as the program. One that the program has seeded for a new epoch stays so.
+        """
+        place = state["places"][0]
+        if state["_num_workers"] or place is None:
+            return {}
+        moved = {name: decoded(name, one) for name, one in (place["random"] or {}).items()}
+        if is_over(state):
+            moved = {name: one for name, one in moved.items() if not drawing.was_set(name, one)}
+        set_all(moved)
+        return {} if is_over(state) else moved
 
     def _go_on(self, state: dict[str, Any]) -> None:
         self._sampler_iter = self._order.restore(state)
-        place = state["_places"][0] if state["_places"] else None
-        random = None if place is None else place.get("random")
-        if not self._reading.is_iterable or self._reader_restores(place):
-            self._reader.begin(place)
-        else:
-            # Read from the beginning, under the generators that were in force then.
-            with restored_afterwards():
-                if random is not None:
-                    set_global_state(random)
-                self._random = global_state()
-                self._collate = None if place is None else place["collate_state"]
-                again = None if place is None else {**place, "since": state["_num_yielded"], "random": None}
-                self._reader.begin(again)
+        place = state["places"][0] or {}
+        then = {}
+        if self._moved:
+            then = {name: decoded(name, one) for name, one in (place.get("random_then") or {}).items()}
+        with put_back_afterwards(GLOBAL):
+            self._then = {name: read(name) for name in GLOBAL} | then
+            place = place and {**place, "random": None}
+            if place and self._reads_again(place):
+                # Read from the beginning, under the generators that were in force then.
+                set_all(self._then)
+                self._collate = place["collate_state"]
+                place["since"] = state["_num_yielded"]
+            self._reader.begin(place or None)
+        self._marks = {name: mark_of(name) for name in GLOBAL}
         self._num_yielded = state["_num_yielded"]
         self._pass_over()
 
-    def _reader_restores(self, place: dict[str, Any] | None) -> bool:
-        return place is not None and (place["dataset_state"] is not None or place["dataset_iter_state"] is not None)
+    def _reads_again(self, place: dict[str, Any]) -> bool:
+        states = place["dataset_state"], place["dataset_iter_state"]
+        return self._reading.is_iterable and all(one is None for one in states)
 
     def _next_data(self) -> Any:
         self._index = self._next_index()
+        if not self._marks:
+            self._marks = {name: mark_of(name) for name in GLOBAL}
         data = self._reader.read(self._index)
         if self._pin_memory:
             data = pinned(data, self._pin_memory_device)
@@ -90,7 +124,12 @@ class InProcessIterator(StatefulIterator):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iterator stands."""
-        place = {**copied(self._reader.place()), "random": self._random}
-        if not self._reader.restores_place:
+        place = copied(self._reader.place())
+        self._reader.took(place)
+        again = self._reading.is_iterable and not self._reader.restores_place
+        moved = [name for name, mark in self._marks.items() if name in self._moved or mark_of(name) != mark]
+        place = {**place, "random": {name: encoded(read(name)) for name in moved}}
+        if again:
             place["collate_state"] = self._collate
+            place["random_then"] = {name: encoded(self._then[name]) for name in moved}
         return self._state([], [place], 0)

@@ -6,7 +6,6 @@ of these are torch's own.
 
 from __future__ import annotations
 
-import copy
 import logging
 import warnings
 from abc import abstractmethod
@@ -15,13 +14,21 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from torchdata.stateful_dataloader._order import IndexOrder, generators_of
-from torchdata.stateful_dataloader._random import restored_afterwards
+from torchdata.stateful_dataloader._drawing import Drawing
+from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._reading import Reading
+from torchdata.stateful_dataloader._state import is_over, laid_out
 
 __all__ = ["StatefulIterator", "logger"]
 
 logger = logging.getLogger("torchdata.stateful_dataloader")
+
+
+#: torch's own words for it.
+_OF_WORKERS = (
+    "For multiprocessing data-loading, this could be caused by not properly configuring the IterableDataset replica at "
+    "each worker. Please see https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+)
 
 
 class StatefulIterator(_BaseDataLoaderIter):
@@ -35,23 +42,35 @@ class StatefulIterator(_BaseDataLoaderIter):
     _sampler_iter: Iterator[Any]
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
-        self._order = IndexOrder(loader)
+        self._drawing: Drawing = loader._drawing
+        self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._finished = False
+        #: Whether an epoch of the state was over, and its workers would have lived on.
+        self._lives_on = False
         #: Batches to pass over, of a state that says no more.
         self._passing_over = 0
         if state is None:
-            self._order.note_random()
-            super().__init__(loader)
-        elif state["_iterator_finished"]:
-            self._follow(loader, state)
+            self._begin_drawing(loader)
+        elif is_over(state):
+            self._order.follow(state)
+            self._lives_on = (
+                bool(loader.persistent_workers and state["_num_workers"] and state["_base_seed"] is not None)
+                and not state["unstarted"]
+            )
+            if self._lives_on:
+                with self._drawing.untouched():
+                    super().__init__(loader)
+                self._base_seed = state["_base_seed"]
+            else:
+                self._begin_drawing(loader)
         else:
-            with restored_afterwards(generators_of(loader)):
+            with self._drawing.untouched():
                 super().__init__(loader)
             self._base_seed = state["_base_seed"] if state["_base_seed"] is not None else self._base_seed
             if state["_shared_seed"] is not None:
                 self._shared_seed = state["_shared_seed"]
             self._IterableDataset_len_called = state["_IterableDataset_len_called"]
-            self._passing_over = state["_passing_over"]
+            self._passing_over = state["passing_over"]
         self._reading = Reading(
             kind=self._dataset_kind,
             dataset=self._dataset,
@@ -61,14 +80,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             batch_size=loader.batch_size,
         )
 
-    def _follow(self, loader: Any, state: dict[str, Any]) -> None:
-        """Begins the epoch after the one that is over in the state."""
-        self._order.restore(state)
-        if loader.persistent_workers and state["_base_seed"] is not None:
-            with restored_afterwards(generators_of(loader)):  # its workers would have lived on
-                super().__init__(loader)
-            self._base_seed = state["_base_seed"]
-        else:
+    def _begin_drawing(self, loader: Any) -> None:
+        with self._drawing.under_way():
             self._order.note_random()
             super().__init__(loader)
 
@@ -89,42 +102,45 @@ class StatefulIterator(_BaseDataLoaderIter):
         if length is not None and self._reading.is_iterable and self._num_yielded > length:
             warnings.warn(
                 f"Length of IterableDataset {self._dataset} was reported to be {length} (when accessing "
-                f"len(dataloader)), but {self._num_yielded} samples have been fetched. With workers each replica of "
-                "the dataset may have to be told which part is its own: see torch.utils.data.IterableDataset.",
+                f"len(dataloader)), but {self._num_yielded} samples have been fetched. "
+                + (_OF_WORKERS if self._num_workers else ""),
                 stacklevel=3,
             )
-
-    def draw_ahead(self) -> None:
-        """Draws the first index now, while the generators are what they are."""
-        if self._order.drawn == 0:
-            self._order.draw_ahead()
 
     def _pass_over(self) -> None:
         """Reads, and drops, what a state of torchdata 0.11 says to be behind it."""
         count, self._passing_over = self._passing_over, 0
         if count and self._reading.is_iterable:
             logger.warning(
-                "the saved state tells how many batches of the dataset were read, and not where it stood: %d are read "
-                "again, and dropped",
+                "Neither dataset nor iter(dataset) defines state_dict/load_state_dict so we are naively "
+                "fast-forwarding your dataset by %d steps",
                 count,
             )
-        for _ in range(count):
-            next(self)
+        for number in range(count):
+            try:
+                next(self)
+            except StopIteration:
+                raise ValueError(
+                    f"the dataset ended after {number} of the {count} batches that the state says to be behind it "
+                    "('_steps_since_snapshot'): it is not the dataset that the state belongs to, or damaged"
+                ) from None
 
-    def _state(self, waiting: list[Any], places: list[Any], next_worker: int) -> dict[str, Any]:
+    def _state(self, waiting: list[Any], places: list[Any], last_worker: int) -> dict[str, Any]:
         """The state of the loader, as it is saved."""
-        return {
-            "_format": 1,
-            "_num_workers": self._num_workers,
+        reading = self._reading
+        batches = (self._num_yielded, (reading.batch_size or 0) * reading.auto_collation)
+        theirs, ours = self._order.state(waiting, self._finished, batches if reading.is_iterable else None)
+        main = theirs | {
             "_num_yielded": self._num_yielded,
             "_iterator_finished": self._finished,
             "_IterableDataset_len_called": self._IterableDataset_len_called,
             "_base_seed": self._base_seed,
             "_shared_seed": self._shared_seed,
-            **copy.deepcopy(self._order.state(waiting)),
-            "_places": places,
-            "_next_worker": next_worker,
+            "_dataset_kind": int(reading.kind),
+            "is_iterable": reading.is_iterable,
+            "last_worker": last_worker,
         }
+        return laid_out(main, places, ours, self._num_workers)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

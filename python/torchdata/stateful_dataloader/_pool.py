@@ -56,7 +56,8 @@ class Pool(OwnsChildren):
     def __init__(
         self, context: BaseContext, num_workers: int, job: Job, *, in_order: bool, timeout: float | None
     ) -> None:
-        self._iterates, self._timeout = job.reading.is_iterable, timeout
+        # Workers that live on need orders for an iterable dataset, too: they work them off when an epoch is broken off.
+        self._iterates, self._timeout = job.reading.is_iterable and not job.persistent, timeout
         self._epoch = 0
         #: By worker: orders that found no room, and how many were sent whose batch has not come.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_workers)]
@@ -122,11 +123,12 @@ class Pool(OwnsChildren):
         self._check_alive()
         self._epoch += 1
         self._ending.epoch = self._epoch
-        for queued in self._queued:
-            queued.clear()
-        self._under_way = [0] * len(self._queued)
         # An order limits what a worker reads by index, and no grant has to.
         self._collector.start_epoch(self._epoch, ahead if self._iterates else _UNLIMITED)
+        for worker, queued in enumerate(self._queued):
+            while queued:  # it is worked off before the next epoch, as all that was ordered
+                self._senders[worker].send_message(queued.popleft(), None, None, self._check_alive)
+        self._under_way = [0] * len(self._queued)
         for number, place in enumerate(places):
             order = ("epoch", self._epoch, shared_seed, place, fresh, number < fillers)
             self._senders[number].send_message(order, None, None, self._check_alive)
@@ -205,6 +207,11 @@ class Pool(OwnsChildren):
             exitcode=process.exitcode,
             stage="reading batches",
         )
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether workers read what main orders, and not as far as main has room."""
+        return not self._iterates
 
     @property
     def pids(self) -> list[int]:

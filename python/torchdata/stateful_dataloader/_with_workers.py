@@ -21,9 +21,12 @@ from torchdata._engine.interrupts import InterruptsDeferred
 from torchdata._native import HandingIterator
 from torchdata._stateful import Stateful
 from torchdata.stateful_dataloader._frozen import thaw
+from torchdata.stateful_dataloader._generators import decoded_of_worker, encoded_of_worker
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pinning import PinnedUnits
 from torchdata.stateful_dataloader._pool import Pool
+from torchdata.stateful_dataloader._reading import NO_PLACE
+from torchdata.stateful_dataloader._state import is_over
 from torchdata.stateful_dataloader._worker import Job
 
 __all__ = ["WorkersIterator"]
@@ -33,7 +36,7 @@ __all__ = ["WorkersIterator"]
 class _Progress:
     """What main knows of one worker's place."""
 
-    #: A place of its reading, frozen or as it was loaded; None before its first batch, and where it has none.
+    #: A place of its reading, frozen or as it was loaded; None where nothing was told yet.
     place: bytes | dict[str, Any] | None = None
     #: Batches that it has given since then, by index the indices of them.
     since: Any = 0
@@ -42,7 +45,9 @@ class _Progress:
     def load(self, place: dict[str, Any] | None) -> None:
         """Takes over a saved place."""
         if place is not None:
-            self.place, self.since, self.ended = place, copy.copy(place["since"]), place["ended"]
+            self.place = place
+            if not place.get("left"):  # else that is of the epoch before
+                self.since, self.ended = copy.copy(place["since"]), place["ended"]
 
     def count(self, index: Any) -> None:
         """Counts a batch."""
@@ -57,18 +62,28 @@ class _Progress:
             self.place = frozen
         self.since = [] if isinstance(self.since, list) else 0
 
-    def saved(self) -> dict[str, Any] | None:
-        """What is saved of it."""
+    def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
+        """What is saved of it.
+
+        Args:
+            is_stateful: whether what it reads has a state. Else its place matters where its generators have drawn.
+            base_seed: what workers are seeded with.
+            worker: its number.
+        """
         if isinstance(self.place, bytes):
             self.place = thaw(self.place)  # once, however often it is asked for
-        if self.place is None and not self.since and not self.ended:
+        place: Any = self.place or NO_PLACE
+        if isinstance(self.since, list) and not is_stateful and not place["random"]:
             return None
-        since = list(self.since) if isinstance(self.since, list) else self.since
-        place: Any = self.place or _NOTHING
-        return {**place, "since": since, "ended": self.ended}
-
-
-_NOTHING = {"dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None}
+        since, ended = self.since, self.ended or place["ended"]
+        if place.get("left"):
+            if not since and not self.ended:
+                since, ended = place["since"], place["ended"]
+            else:  # it has begun, and told nothing since
+                place = NO_PLACE | {"random": place["random"], "collate_state": place["collate_state"]}
+        random = encoded_of_worker(place["random"] or {}, base_seed, worker)
+        since = list(since) if isinstance(since, list) else since
+        return {**place, "random": random, "since": since, "ended": ended}
 
 
 class WorkersIterator(HandingIterator, StatefulIterator):
@@ -80,13 +95,16 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
         super().__init__(loader, state)
+        #: Whether an epoch has begun here.
+        self._has_begun = False
         self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
-        job = Job(self._reading, init_fn, int(self._base_seed), self._persistent_workers)
+        every = max(1, (loader.snapshot_every_n_steps or 1) // self._num_workers)
+        job = Job(self._reading, init_fn, int(self._base_seed), self._persistent_workers, every)
         context = loader.multiprocessing_context or multiprocessing.get_context()
         timeout = loader.timeout if loader.timeout > 0 else None
         self._pool = Pool(context, self._num_workers, job, in_order=self._in_order, timeout=timeout)
@@ -102,28 +120,41 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _start(self, loader: Any, state: dict[str, Any] | None) -> None:
         """Begins the first epoch here, or goes on with it."""
-        if state is None or state["_iterator_finished"]:
+        if state is None or is_over(state):
             # As torch's: the sampler's iterator is made twice, and pipes' seed drawn twice, of which the first counts.
             seed = self._shared_seed
-            self._order.note_random()
-            super()._reset(loader, True)
-            self._shared_seed = seed
-            self._order.begin(self._sampler_iter)
-            places = state["_places"] if state is not None and self._persistent_workers else []
-            self._begin(self._places_for_workers(places), True, 0)
+            self._begin_again(loader, True)
+            if not self._lives_on:
+                self._shared_seed = seed
+            places = self._places_for_workers(state) if state is not None and self._lives_on else []
+            self._begin(places or [None] * self._num_workers, True, 0)
         else:
             self._sampler_iter = self._order.restore(state)
             self._num_yielded = state["_num_yielded"]
             same = state["_num_workers"] == self._num_workers
-            first = state["_next_worker"] if same and self._in_order else 0
-            self._begin(self._places_for_workers(state["_places"]), False, first)
+            first = state["next_worker"] if same and self._in_order else 0
+            self._begin(self._places_for_workers(state), False, first)
             self._pass_over()
 
-    def _places_for_workers(self, places: list[Any]) -> list[Any]:
+    def _begin_again(self, loader: Any, first_iter: bool) -> None:
+        """Makes the sampler's iterator for another epoch."""
+        with self._drawing.under_way():
+            self._order.note_random()
+            super()._reset(loader, first_iter)
+        self._order.begin(self._sampler_iter)
+
+    def _places_for_workers(self, state: dict[str, Any]) -> list[Any]:
         """A place for each worker; another number of workers has those of the others once more."""
-        if not places:
-            return [None] * self._num_workers
-        return [places[number % len(places)] for number in range(self._num_workers)]
+        places = state["places"]
+        found: list[Any] = []
+        for number in range(self._num_workers):
+            place = places[number % len(places)]
+            if place is not None:
+                same = len(places) == self._num_workers and state["_num_workers"]
+                random = place["random"] if same else None  # generators belong to a worker by its number
+                place = {**place, "random": decoded_of_worker(random or {}, int(self._base_seed), number)}
+            found.append(place)
+        return found
 
     def _begin(self, places: list[Any], fresh: bool, first: int) -> None:
         """Begins an epoch in all workers.
@@ -140,12 +171,11 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if not fresh:
             for progress, place in zip(self._progress, places, strict=True):
                 progress.load(place)
-        #: Whether workers have places that are told.
-        self._tells = reading.is_iterable or any(
-            isinstance(one, Stateful) for one in (reading.dataset, reading.collate_fn)
-        )
-        #: Workers of which nothing was heard in this epoch yet.
-        self._unheard = set(range(self._num_workers)) if self._tells else set()
+        self._is_stateful = any(isinstance(one, Stateful) for one in (reading.dataset, reading.collate_fn))
+        #: Workers of which nothing was heard in this epoch yet, and whose place may be another one than it seems.
+        tells = reading.is_iterable or self._is_stateful or self._has_begun
+        self._unheard = set(range(self._num_workers)) if tells else set()
+        self._has_begun = True
         #: Whether handing over was cut off.
         self._is_cut_off = False
         #: A unit that has come, and was not looked at.
@@ -156,35 +186,31 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._waiting: dict[int, Any] = {}
         #: By worker: how many of these are its.
         self._busy = [0] * self._num_workers
-        self._number, self._first, self._next_worker = 0, first, first
+        self._number, self._next_worker = 0, first
         self._units.begin(self._prefetch_factor, self._shared_seed, places, fresh, first)
-        if not reading.is_iterable:
-            for _ in range(self._prefetch_factor * self._num_workers):
-                self._order_next()
+        if self._pool.is_ordered:
+            for number in range(self._prefetch_factor * self._num_workers):
+                self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch with the same workers."""
-        self._order.note_random()
-        super()._reset(loader, first_iter)
-        self._order.begin(self._sampler_iter)
+        self._begin_again(loader, first_iter)
         self._begin([None] * self._num_workers, True, 0)
 
     # -- batches -------------------------------------------------------------------------------------
 
-    def _order_next(self) -> None:
-        """Orders the next index, if there is one, from the worker whose turn it is."""
+    def _order_next(self, worker: int) -> None:
+        """Orders the next index, if there is one, from a worker, or from one that has room where order is free."""
         try:
             index = self._next_index()
         except StopIteration:
             return
-        worker = (self._first + self._number) % self._num_workers
-        if not self._in_order:  # whoever has room, as torch's loader does it
+        if not self._in_order and not self._reading.is_iterable:  # whoever has room, as torch's loader does it
             while self._busy[worker] >= self._prefetch_factor:
                 worker = (worker + 1) % self._num_workers
-            self._first = worker - self._number
         self._waiting[self._number] = index
         self._busy[worker] += 1
-        self._pool.order(worker, self._number, index)
+        self._pool.order(worker, self._number, None if self._reading.is_iterable else index)
         self._number += 1
 
     def _wait(self) -> None:
@@ -242,16 +268,14 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if news is not None and "ended" in news:
             progress.ended = True
         else:
-            index = self._waiting.pop(number, None)
-            if self._tells:
-                progress.count(index)
+            progress.count(self._waiting.pop(number, None))
         if news is not None and "after" in news:
             progress.stand(news["after"])
         if progress.ended:
             return False
-        if not self._reading.is_iterable:
+        if self._pool.is_ordered:
             self._busy[worker] -= 1
-            self._order_next()
+            self._order_next(worker)
         return True
 
     # -- state ---------------------------------------------------------------------------------------
@@ -267,8 +291,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 unit = self._take()
                 if unit is not None:
                     self._held.append(unit)
-        places = [progress.saved() for progress in self._progress] if self._tells else []
-        return self._state(list(self._waiting.values()), places, self._next_worker)
+        seed = int(self._base_seed)
+        places = [progress.saved(self._is_stateful, seed, number) for number, progress in enumerate(self._progress)]
+        last = (self._next_worker - 1) % self._num_workers
+        return self._state(list(self._waiting.values()), places, last)
 
     # -- the end -------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ A unit is (worker, number of the order, batch, news). `news` is a dict, mostly a
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import random
@@ -35,6 +36,7 @@ from torchdata._engine.garbage import settle
 from torchdata._engine.torch_worker import tell_torch
 from torchdata._native import Collector, Link, Sender
 from torchdata.stateful_dataloader._frozen import freeze
+from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, read
 from torchdata.stateful_dataloader._reading import Reader, Reading
 
 __all__ = ["MAIN", "NO_ORDER", "Job", "Setup", "next_due", "run_worker"]
@@ -45,11 +47,12 @@ MAIN = 0
 NO_ORDER = -1
 #: Seconds between two looks at whether shared memory can be given back.
 _IDLE = 1.0
-#: A place is taken again after so many times what taking it took: it costs less than a hundredth of the time.
+#: A place that is dear is taken again after so many times what taking it took: less than a hundredth of the time.
 _SPARSELY = 150
 #: And not within so many seconds, however little it took.
-_AT_LEAST = 0.02
-
+_AT_LEAST = 0.004
+#: A place is dear if taking it takes more seconds than that, and more than this part of the time of a batch.
+_DEAR, _DEAR_PART = 1e-4, 0.05
 
 #: (worker, order, batch, news), as said above.
 Unit = tuple[int, int, Any, dict[str, Any] | None]
@@ -63,6 +66,8 @@ class Job:
     init_fn: Callable[[int], Any] | None
     base_seed: int
     persistent: bool
+    #: After how many batches a worker tells its place.
+    every: int = 1
 
 
 @dataclass
@@ -71,7 +76,7 @@ class Setup:
 
     worker_id: int
     num_workers: int
-    #: Whether it reads an iterable dataset, and needs no orders to.
+    #: Whether it reads as far as main has room, and needs no orders to: an iterable dataset, for one epoch.
     iterates: bool
     job: Job | SharedPickle
     common: CommonSetup
@@ -111,13 +116,35 @@ class _Worker:
         except BaseException as error:
             self.failure = describe(error, self.setup.name)
         settle(self.setup.common.gc_thresholds)
+        left: list[Any] = []
         while True:
             order, self.pending = self.pending or self.next_order(), None
             if order[0] == "stop":
                 gc.unfreeze()  # cycles in what is the user's are to be finalised where the interpreter ends in order
                 return
             if order[0] == "epoch":
+                self._work_off(left)
+                left = []
                 self._run_epoch(*order[1:])
+            else:
+                left.append(order[1])
+
+    def _work_off(self, indices: list[Any]) -> None:
+        """Reads what was ordered in an epoch that was broken off, as torch's workers do.
+
+        So how far a dataset and its generators have come does not depend on how fast this worker was.
+        """
+        if self.reader is None or self.failure is not None:
+            return
+        for index in indices:
+            if self.reader.has_ended:
+                return
+            with contextlib.suppress(Exception):
+                self.reader.read(self.index_of(index))
+
+    def index_of(self, ordered: Any) -> Any:
+        """What is read for an order."""
+        return self.job.reading.iterable_index() if self.job.reading.is_iterable else ordered
 
     def next_order(self) -> tuple[Any, ...]:
         """Waits for an order, and gives shared memory back that is not used any more."""
@@ -135,6 +162,7 @@ class _Worker:
         _seed(job.base_seed, setup.worker_id)
         self._tell_torch()
         self.reader: Reader | None = None
+        self.watch: Watch
 
     def _tell_torch(self) -> None:
         tell_torch(self.setup.worker_id, self.setup.num_workers, self.job.reading.dataset)
@@ -167,8 +195,12 @@ class _Worker:
         if self.reader is None:
             if self.job.init_fn is not None:
                 self.job.init_fn(self.setup.worker_id)
-            self.reader = Reader(reading, owns_generators=True)
-        self.reader.begin(place, fresh)
+            self.reader = Reader(reading)
+            self.watch = Watch()
+        if fresh and place is not None:
+            self.reader.begin_after(place)
+        else:
+            self.reader.begin(place)
         batches.begin(self.reader, went_on=place is not None and not fresh)
 
 
@@ -184,7 +216,6 @@ class _Batches(Iterator[Unit]):
         self._worker = worker
         self._iterates = worker.setup.iterates
         self._reader: Reader | None = None
-        self._index: Any = None
         #: Units that go before all others.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
@@ -193,10 +224,10 @@ class _Batches(Iterator[Unit]):
         #: What the last one did.
         self._brought: dict[str, Any] | None = None
         self._is_over = False
+        #: Whether the place in the dataset is told, and not just that of the generators.
         self._takes_places = False
+        self._cadence = Cadence(worker.job.every) if worker.failure is None else Cadence(1)
         self._last = b""
-        #: When the next place is to be taken.
-        self._due = 0.0
         if filler:
             self._owed.append(self._unit(None, {"filler": True}))
 
@@ -208,10 +239,10 @@ class _Batches(Iterator[Unit]):
             went_on: whether it went on from a saved place, which main has.
         """
         self._reader = reader
-        if self._iterates:
-            self._index = self._worker.job.reading.iterable_index()
         self._takes_places = reader.is_stateful and reader.restores_place
-        if self._takes_places or (self._iterates and not went_on):
+        self._watches = self._takes_places or not self._worker.job.reading.is_iterable
+        if not went_on or self._takes_places:
+            self._worker.watch.look()
             self._news = {"before": self._frozen_place()}
 
     def __next__(self) -> Unit:
@@ -219,23 +250,40 @@ class _Batches(Iterator[Unit]):
             return self._owed.pop()
         if self._is_over:
             raise StopIteration
-        index = self._index if self._iterates else self._ordered()
+        index = self._worker.index_of(None if self._iterates else self._ordered())
         news, self._news = self._news, None
         reader = self._reader
         if reader is None:
             self._is_over = self._iterates
             return self._unit(None, {"failure": self._worker.failure})
+        began = time.monotonic()
         try:
             batch = reader.read(index)
         except StopIteration as error:
-            if self._iterates:
+            if self._worker.job.reading.is_iterable:
                 return self._end(news)
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
         except BaseException as error:
             return self._unit(None, {**(news or {}), "failure": describe(error, self._worker.setup.name)})
-        if self._takes_places and time.monotonic() >= self._due:
-            news = {**(news or {}), "after": self._frozen_place()}
+        if self._watches and (frozen := self._place_after(began)) is not None:
+            news = {**(news or {}), "after": frozen}
         return self._unit(batch, news)
+
+    def _place_after(self, began: float) -> bytes | None:
+        """The place behind the batch that was just read, if it is to be told."""
+        watch, cadence = self._worker.watch, self._cadence
+        now = time.monotonic()
+        looks = now >= watch.due
+        if looks:
+            watch.look()
+            watch.due = next_due(now, time.monotonic() - now)
+        if not (self._takes_places or watch.moved):
+            return b"" if looks else None  # nothing that is to be read once more
+        if not cadence.is_due(now, now - began):
+            return None
+        frozen = self._frozen_place()
+        cadence.took(time.monotonic(), time.monotonic() - now)
+        return frozen
 
     def _ordered(self) -> Any:
         """The index that main orders next."""
@@ -251,6 +299,7 @@ class _Batches(Iterator[Unit]):
         self._is_over = True
         news = {**(news or {}), "ended": True}
         if self._takes_places or self._worker.job.persistent:  # later epochs depend on it
+            self._worker.watch.look()
             news["after"] = self._frozen_place()
         return self._unit(None, news)
 
@@ -259,21 +308,73 @@ class _Batches(Iterator[Unit]):
         return self._worker.setup.worker_id, self._order, batch, news
 
     def _frozen_place(self) -> bytes:
-        """Where the reading stands; empty if that is where it stood. Notes when that is to be asked again."""
+        """Where the reading stands; empty if that is where it stood."""
         assert self._reader is not None
-        began = time.monotonic()
-        frozen = freeze(self._reader.place())
+        place = dict(self._reader.place())
+        place["random"] = self._worker.watch.states() or place["random"]
+        frozen = freeze(place)
+        self._reader.took(frozen)
         if frozen == self._last:
-            frozen = b""
-        else:
-            self._last = frozen
-        now = time.monotonic()
-        self._due = next_due(now, now - began)
+            return b""
+        self._last = frozen
         return frozen
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
         """Puts an error in the place of the unit that could not be sent."""
         self._owed.append(self._unit(None, {**(self._brought or {}), "failure": failure}))
+
+
+class Cadence:
+    """When a place is told: with each batch, or each n-th; more rarely where that is dear.
+
+    Args:
+        every: after how many batches.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._count, self._spent = 0, 0.0
+        self._due = 0.0
+
+    def is_due(self, now: float, took: float) -> bool:
+        """Whether a place is to be told behind the batch that was just read.
+
+        Args:
+            now: the clock, in seconds.
+            took: how long reading the batch took.
+        """
+        self._count += 1
+        self._spent += took
+        return self._count % self._every == 0 and now >= self._due
+
+    def took(self, now: float, cost: float) -> None:
+        """Notes how long taking a place took."""
+        is_dear = cost > _DEAR and cost > _DEAR_PART * self._spent / self._count * self._every
+        self._due = next_due(now, cost) if is_dear else 0.0
+
+
+class Watch:
+    """Sees which of the worker's global generators have drawn since it began to read.
+
+    That costs some tens of microseconds, so it looks now and then, and first behind the first batch.
+    """
+
+    def __init__(self) -> None:
+        self._first = {name: mark_of(name) for name in GLOBAL}
+        #: Those that had drawn when it last looked.
+        self.moved: list[str] = []
+        #: When it is to look next.
+        self.due = 0.0
+
+    def look(self) -> None:
+        """Looks at those that had not drawn yet."""
+        for name in GLOBAL:
+            if name not in self.moved and mark_of(name) != self._first[name]:
+                self.moved.append(name)
+
+    def states(self) -> Moment:
+        """The states of those that have drawn."""
+        return {name: read(name) for name in self.moved}
 
 
 def next_due(now: float, took: float) -> float:

@@ -16,6 +16,7 @@ import torch.utils.data.distributed
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import Stateful
+from torchdata.stateful_dataloader._generators import decoded, encoded
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
@@ -123,7 +124,12 @@ class RandomIndices(Iterator[int]):
 
     def state_dict(self) -> dict[str, Any]:
         """How many indices were yielded, and of which generator they are."""
-        return {"yielded": self._yielded, "generator": self._origin}
+        return self.state_before(0)
+
+    def state_before(self, count: int) -> dict[str, Any]:
+        """The state before so many of the indices were yielded."""
+        origin = None if self._origin is None else encoded(self._origin)
+        return {"yielded": self._yielded - count, "generator": origin}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from a saved place. A generator of the sampler's own is set to where that leaves it.
@@ -131,11 +137,11 @@ class RandomIndices(Iterator[int]):
         Args:
             state_dict: what `state_dict` returned.
         """
-        if state_dict["generator"] is None:  # nothing was drawn
+        if state_dict.get("generator") is None:  # nothing was drawn
             self._origin, self._yielded = None, 0
             return
-        self._draw(state_dict["generator"])
-        left = yielded = state_dict["yielded"]
+        left = yielded = count_in(state_dict, "yielded")
+        self._draw(decoded(torch.Generator(), state_dict["generator"]))
         while left > 0:
             self._chunk = next(self._chunks, [])
             if not self._chunk:
@@ -180,13 +186,15 @@ class BatchIndices(Iterator[list[int]]):
         self._batches = batches
         self._iterator: Iterator[int] | None = None
         self._yielded = 0
-        #: Whether the sampler has ended.
-        self._ended = False
+        #: Whether the sampler has ended, and how many indices were left for no batch.
+        self._ended, self._dropped = False, 0
 
     @property
     def keeps_place(self) -> bool:
-        """Whether what is below restores its own place, so that no index is drawn in vain."""
-        return any(isinstance(one, Stateful) for one in (self._batches.sampler, self._iterator))
+        """Whether what is below has a state that is a user's."""
+        if isinstance(self._batches.sampler, Stateful):
+            return True
+        return isinstance(self._iterator, Stateful) and type(self._iterator) is not RandomIndices
 
     def __next__(self) -> list[int]:
         if self._ended:
@@ -198,21 +206,29 @@ class BatchIndices(Iterator[list[int]]):
             batch = self._iterator.take(size)
         else:
             batch = list(itertools.islice(self._iterator, size))
-        self._yielded += len(batch)
         self._ended = len(batch) < size
         if not batch or (self._batches.drop_last and self._ended):
+            self._dropped = len(batch)
             raise StopIteration
+        self._yielded += len(batch)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
         """How many indices were yielded, and the states of what is below where it has any."""
-        state: dict[str, Any] = {"samples_yielded": self._yielded}
+        state = self.state_before(0)
         if self._ended:
             state["ended"] = True
         if isinstance(self._batches.sampler, Stateful):
             state["sampler_state"] = self._batches.sampler.state_dict()
         if isinstance(self._iterator, Stateful):
             state["sampler_iter_state"] = self._iterator.state_dict()
+        return state
+
+    def state_before(self, count: int) -> dict[str, Any]:
+        """The state before so many of the samples were yielded, where what is below keeps no place of a user's."""
+        state: dict[str, Any] = {"samples_yielded": self._yielded - count}
+        if type(self._iterator) is RandomIndices:
+            state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -222,7 +238,8 @@ class BatchIndices(Iterator[list[int]]):
             state_dict: what `state_dict` returned.
         """
         sampler = self._batches.sampler
-        self._yielded = state_dict["samples_yielded"]
+        self._yielded = count_in(state_dict, "samples_yielded")
+        self._ended, self._dropped = False, 0
         restored = False
         if "sampler_state" in state_dict and isinstance(sampler, Stateful):
             sampler.load_state_dict(state_dict["sampler_state"])
@@ -232,8 +249,8 @@ class BatchIndices(Iterator[list[int]]):
             self._iterator.load_state_dict(state_dict["sampler_iter_state"])
             restored = True
         if not restored and not isinstance(sampler, _InfiniteConstantSampler):
-            next(itertools.islice(self._iterator, self._yielded, self._yielded), None)
-        self._ended = "ended" in state_dict
+            pass_over(self._iterator, self._yielded)
+        self._ended = bool(state_dict.get("ended"))
         if self._ended and next(self._iterator, _NONE) is not _NONE and isinstance(sampler, Stateful):
             # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
             sampler.load_state_dict(state_dict["sampler_state"])
@@ -292,9 +309,33 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         Raises:
             ValueError: it did not.
         """
-        yielded = state_dict.get(self._YIELDED)
-        if not isinstance(yielded, int) or yielded < 0:
-            raise ValueError(
-                f"this is no state of a StatefulDistributedSampler: its 'yielded' is {yielded!r}, no number of indices"
-            )
-        self.next_yielded = yielded
+        if self._YIELDED not in state_dict:
+            raise ValueError("Invalid state_dict: the state of a StatefulDistributedSampler has 'yielded'")
+        self.next_yielded = count_in(state_dict, self._YIELDED)
+
+
+def count_in(state: dict[str, Any], name: str) -> int:
+    """A count that stands in a state.
+
+    Raises:
+        ValueError: it is none.
+    """
+    count = state.get(name)
+    if isinstance(count, int) and count < 0:
+        raise ValueError(f"Cannot load state_dict with negative {name} value: {count}")
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise ValueError(f"the state is damaged: its {name!r} is {count!r}, no number of indices")
+    return count
+
+
+def pass_over(iterator: Iterator[Any], count: int) -> None:
+    """Takes so many indices of an iterator.
+
+    Raises:
+        ValueError: it has not so many.
+    """
+    if count > 0 and next(itertools.islice(iterator, count - 1, None), _NONE) is _NONE:
+        raise ValueError(
+            f"the state says that {count} indices were read, and the sampler gives fewer: what it samples from has "
+            "become shorter, or the state is damaged"
+        )

@@ -16,13 +16,13 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
-from torchdata._stateful import Stateful
+from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
-from torchdata.stateful_dataloader._order import generators_of, state_of
-from torchdata.stateful_dataloader._random import global_state, states_of, under
-from torchdata.stateful_dataloader._state import FORMAT, normalized
+from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of, state_of
+from torchdata.stateful_dataloader._reading import NO_PLACE, Reader
+from torchdata.stateful_dataloader._state import laid_out, normalized
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
 
@@ -62,8 +62,9 @@ class StatefulDataLoader(DataLoader[T_co]):
         persistent_workers: whether workers live on between epochs.
         pin_memory_device: deprecated by torch.
         in_order: whether batches come in the order of their indices, rather than as they are ready.
-        snapshot_every_n_steps: accepted for old code. A worker tells its state when that takes less than a hundredth
-            of its time, and what came after it is counted; so a state is exact at each batch.
+        snapshot_every_n_steps: after how many batches datasets and samplers are asked for their states. A state is
+            exact at each batch all the same: what came since is read again, and dropped. A state that takes long is
+            asked for more rarely.
 
     Raises:
         ValueError: arguments are out of range, or exclude each other.
@@ -135,6 +136,10 @@ class StatefulDataLoader(DataLoader[T_co]):
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
         #: A state that the next loop begins with.
         self._loaded: Any = None
+        #: Where orders and seeds are drawn from.
+        self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
+        #: What reads in this process, from one epoch to the next.
+        self._reader: Reader | None = None
 
     # -- iterating -----------------------------------------------------------------------------------
 
@@ -142,7 +147,9 @@ class StatefulDataLoader(DataLoader[T_co]):
         """An iterator over an epoch, or over what is left of the one whose state was loaded."""
         if self._loaded is not None:
             state = normalized(self._loaded)
-            self._iterator = self._begun(state)
+            self._check_fits(state)
+            self._reader = None
+            self._iterator = self._made(state)
             self._loaded = None
         elif self._iterator is not None and self.persistent_workers:
             self._iterator._reset(self)
@@ -160,23 +167,9 @@ class StatefulDataLoader(DataLoader[T_co]):
         self.check_worker_number_rationality()
         return WorkersIterator(self, state)
 
-    def _begun(self, state: dict[str, Any]) -> StatefulIterator:
-        """An iterator that begins with a state."""
-        self._check_fits(state)
-        if state.get("_unstarted") is None:
-            return self._made(state)
-        # Saved before the first loop: this one draws its seeds and its order as that would have.
-        saved = state["_unstarted"]
-        if saved["dataset_state"] is not None and isinstance(self.dataset, Stateful):
-            self.dataset.load_state_dict(saved["dataset_state"])
-        with under(saved["global"], generators_of(self), saved["own"], go_on=True):
-            iterator = self._made(None)
-            iterator.draw_ahead()
-        return iterator
-
     def _check_fits(self, state: dict[str, Any]) -> None:
         there, here = state["_num_workers"], self.num_workers
-        if there == here or state.get("_unstarted") is not None or state["_iterator_finished"]:
+        if there == here or state["unstarted"] or state["_iterator_finished"]:
             return
         if self._dataset_kind == 1:
             raise ValueError(
@@ -184,7 +177,7 @@ class StatefulDataLoader(DataLoader[T_co]):
                 f"dataset out by their number, so the rest of an epoch needs as many of them; use num_workers={there}"
             )
         parts = "dataset_state", "collate_state"
-        if any(place is not None and place[part] is not None for place in state["_places"] for part in parts):
+        if any(place is not None and place[part] is not None for place in state["places"] for part in parts):
             warnings.warn(
                 f"the dataset or collate_fn has a state of its own in each worker; it was saved with {there} workers, "
                 f"and the {here} of this loader get those states in turn",
@@ -206,22 +199,24 @@ class StatefulDataLoader(DataLoader[T_co]):
         return self._unstarted()
 
     def _unstarted(self) -> dict[str, Any]:
-        """The state before the first loop: what the order and the seeds will be drawn from."""
-        unstarted = {
-            "global": global_state(),
-            "own": states_of(generators_of(self)),
-            "dataset_state": copied(_state_if_any(self.dataset)),
-        }
-        return {
-            "_format": FORMAT,
-            "_num_workers": self.num_workers,
+        """The state before the first loop: where the order and the seeds will be drawn from."""
+        is_iterable = self._dataset_kind == 1
+        main = {
+            "_sampler_iter_state": None,
+            "_index_sampler_state": None,
+            "_sampler_iter_yielded": 0,
             "_num_yielded": 0,
             "_iterator_finished": False,
-            "_sampler_iter_yielded": 0,
-            "_waiting": [],
-            "_places": [],
-            "_unstarted": unstarted,
+            "_IterableDataset_len_called": self._IterableDataset_len_called,
+            "_base_seed": None,
+            "_shared_seed": None,
+            "_dataset_kind": int(self._dataset_kind),
+            "is_iterable": is_iterable,
+            "last_worker": self.num_workers - 1,
         }
+        place = NO_PLACE | {"dataset_state": copied(_state_if_any(self.dataset)), "left": is_iterable, "first": True}
+        ours = {"unstarted": True, "generators": {"now": self._drawing.encoded(self._drawing.now())}}
+        return laid_out(main, [place] * (self.num_workers or 1), ours, self.num_workers)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next loop go on from a saved place, also one that torchdata 0.8 to 0.11 saved.
@@ -236,7 +231,11 @@ class StatefulDataLoader(DataLoader[T_co]):
             ValueError: it is the state of something else.
         """
         if state_dict != {}:
-            normalized(state_dict)
+            state = normalized(state_dict)
+            sampler = innermost_of(self._index_sampler)
+            if state["epoch"] is not None and isinstance(sampler, torch.utils.data.DistributedSampler):
+                sampler.set_epoch(state["epoch"])
+        self._drawing.loaded()
         self._iterator = None
         self._loaded = copy.copy(state_dict) if state_dict else None
 

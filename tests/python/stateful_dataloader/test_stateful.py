@@ -121,9 +121,11 @@ def test_a_state_before_the_first_loop_starts_nothing_and_changes_no_order() -> 
     torch.manual_seed(77)
     later = loader()
     later.load_state_dict(state)
-    before = torch.get_rng_state()
     assert lists(later) == whole
-    assert torch.equal(torch.get_rng_state(), before), "the program's generator is its own"
+    after = torch.get_rng_state()
+    torch.manual_seed(77)
+    lists(loader())
+    assert torch.equal(torch.get_rng_state(), after), "the program's generator moves on as by torch's loader"
 
 
 def test_a_loaded_state_is_given_back_as_long_as_nothing_was_read() -> None:
@@ -267,9 +269,10 @@ def test_a_dataset_that_has_become_shorter_is_noticed() -> None:
     [
         ([], TypeError, "is a dict"),
         ({"a": 1}, ValueError, "no state of a StatefulDataLoader"),
-        ({"_format": 99}, ValueError, "upgrade torchdata-rs"),
-        ({"_format": 1}, ValueError, "lacks"),
+        ({"a": 1}, ValueError, "State doesn't contain key '_snapshot' expected for multiprocess dataloader"),
+        ({"a": 1}, ValueError, "State doesn't contain key '_num_yielded' expected for single process dataloader"),
         ({"_num_yielded": 3}, ValueError, "damaged"),
+        ({"_snapshot": 3}, ValueError, "damaged"),
     ],
 )
 def test_what_is_no_state_is_refused(state: Any, error: type[Exception], words: str) -> None:
@@ -299,7 +302,7 @@ def test_workers_take_their_places_together_and_for_less_than_a_hundredth_of_the
     for found in (ours, cheaper):
         steps = [later - earlier for earlier, later in itertools.pairwise(found)]
         assert steps == pytest.approx([steps[0]] * len(steps))
-        assert steps[0] > 0.999 * max(0.02, 150 * took * (found is ours))
+        assert steps[0] > 0.999 * max(0.004, 150 * took * (found is ours))
     for due in ours:  # is also a moment of those whose places cost less
         assert math.remainder(due - cheaper[0], cheaper[1] - cheaper[0]) == pytest.approx(0, abs=1e-6)
 

@@ -1,0 +1,211 @@
+"""Where a loader draws its orders and seeds from, also when it goes on from a state in a program that was seeded anew.
+
+Role: main; one object per loader. Without a state the loader draws from torch's global generator, or from its own, as
+torch's loader does. A state carries their positions. Own generators are simply set to them. The global ones are the
+program's: it has seeded them, and draws from them. So a loader that goes on from a state sees them *displaced*: from
+the saved position on, moved on by as many words as the program draws from the global one, which itself moves on by as
+many words as the loader draws. A program that seeds or sets the global one meanwhile is obeyed: its generator counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+
+from torchdata.stateful_dataloader._generators import (
+    GLOBAL,
+    Moment,
+    decoded,
+    encoded,
+    found_in,
+    put_back_afterwards,
+    read,
+    with_words,
+    words_of,
+    write,
+)
+from torchdata.stateful_dataloader._twister import distance, moved_on, torch_parts
+
+__all__ = ["Drawing"]
+
+#: Words that the program may draw between two epochs: more than that, and its generator counts as set anew.
+_FAR = 1 << 28
+#: The same between loading a state and the next loop.
+_NEAR = 1 << 22
+
+
+class Drawing:
+    """The generators of one loader.
+
+    Args:
+        loader: the loader.
+        names: the global generators that its samplers may draw from.
+    """
+
+    def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
+        self._own = found_in(loader)
+        self._names = names
+        #: By name: (state that the loader sees, state of the global generator when it was that).
+        self._displaced: dict[str, tuple[Any, Any]] = {}
+        self._is_under_way = False
+        #: The global generators when a state was loaded.
+        self._at_load: Moment = {}
+
+    def is_own(self, key: Any, generator: Any) -> bool:
+        """Whether a key of a moment is that of a generator of the loader's or a sampler's."""
+        return isinstance(key, int) and self._own[key] is generator
+
+    def now(self) -> Moment:
+        """The generators as the loader sees them."""
+        with self.under_way():
+            return self._read()
+
+    def _read(self) -> Moment:
+        moment: Moment = {name: read(name) for name in self._names}
+        return moment | {number: read(one) for number, one in enumerate(self._own)}
+
+    def set(self, moment: Moment) -> None:
+        """Sets the generators that are in it; to be called while the loader draws."""
+        for name in self._names:
+            if name in moment:
+                write(name, moment[name])
+        for number, one in enumerate(self._own):
+            if number in moment:
+                write(one, moment[number])
+
+    # -- displaced -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Context in which the loader draws: global generators are where it sees them."""
+        if self._is_under_way or not self._displaced:
+            yield
+            return
+        program = {name: read(name) for name in self._displaced}
+        seen = {}
+        for name, (state, then) in list(self._displaced.items()):
+            moved = _moved(then, program[name])
+            if moved is None:  # the program has set it
+                del self._displaced[name]
+                continue
+            words = words_of(state)
+            assert words is not None
+            seen[name] = with_words(state, moved_on(words, moved)) if moved else state
+            write(name, seen[name])
+        self._is_under_way = True
+        try:
+            yield
+        finally:
+            self._is_under_way = False
+            for name, before in seen.items():
+                self._part(name, before, program[name])
+
+    def _part(self, name: str, before: Any, program: Any) -> None:
+        """Brings the program's generator behind what the loader has drawn."""
+        after = read(name)
+        drawn = _moved(before, after)
+        if drawn is None:  # a sampler has set it, which is the program's will
+            del self._displaced[name]
+            return
+        words = words_of(program)
+        assert words is not None
+        if drawn:
+            program = with_words(program, moved_on(words, drawn))
+        write(name, program)
+        self._displaced[name] = after, program
+
+    def loaded(self) -> None:
+        """Notes that a state was loaded."""
+        self._at_load = {name: read(name) for name in GLOBAL}
+
+    def was_set(self, name: str, saved: Any) -> bool:
+        """Whether the program has set a global generator since a state was loaded, and not as in the run it is of.
+
+        Args:
+            name: the generator.
+            saved: how it stands in the state.
+        """
+        now, then = read(name), self._at_load.get(name)
+        if isinstance(now, torch.Tensor):
+            seeds = {torch_parts(one)[0] for one in (then, saved) if one is not None}
+            return torch_parts(now)[0] not in seeds
+        return then is not None and _moved(then, now, _NEAR) is None
+
+    @contextmanager
+    def going_on(self, moment: Moment) -> Iterator[None]:
+        """Context in which a saved place is restored: generators are as they were saved, and move on from there.
+
+        The program's global generators are left alone. What the context leaves them at is where the loader sees them.
+
+        Args:
+            moment: the generators when the state was saved.
+        """
+        program = {name: read(name) for name in self._names}
+        kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
+        self._displaced = {}
+        self.set(moment)
+        self._is_under_way = True
+        try:
+            yield
+        finally:
+            self._is_under_way = False
+            seen = {name: read(name) for name in self._names}
+            for name, state in program.items():
+                write(name, state)
+            self._displaced = {
+                name: (state, program[name])
+                for name, state in seen.items()
+                if name in moment and name not in kept and _stand_apart(state, program[name])
+            }
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Context that leaves all generators as they were."""
+        with put_back_afterwards([*self._names, *self._own]):
+            yield
+
+    # -- in states -----------------------------------------------------------------------------------
+
+    def encoded(self, moment: Moment) -> dict[str, Any]:
+        """A moment as plain values."""
+        plain: dict[str, Any] = {name: encoded(moment[name]) for name in self._names if name in moment}
+        own = [encoded(moment[number]) for number in range(len(self._own)) if number in moment]
+        return plain | ({"own": own} if own else {})
+
+    def decoded(self, plain: dict[str, Any]) -> Moment:
+        """What `encoded` returned, as a moment.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        moment: Moment = {name: decoded(name, plain[name]) for name in GLOBAL if name in plain}
+        for number, (one, state) in enumerate(zip(self._own, plain.get("own", ()), strict=False)):
+            moment[number] = decoded(one, state)
+        return moment
+
+
+def _stand_apart(one: Any, other: Any) -> bool:
+    """Whether two states of a generator, of Mersenne's kind, are at different positions."""
+    ours, theirs = words_of(one), words_of(other)
+    if ours is None or theirs is None:
+        return False
+    seeds = {torch_parts(state)[0] for state in (one, other) if isinstance(state, torch.Tensor)}
+    return len(seeds) > 1 or ours[1] != theirs[1] or not numpy.array_equal(ours[0], theirs[0])
+
+
+def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
+    """By how many words a generator was drawn from; None if it was set."""
+    first, last = words_of(before), words_of(after)
+    if first is None or last is None:
+        return None
+    seeded = None
+    if isinstance(before, torch.Tensor):
+        seed = torch_parts(before)[0]
+        if torch_parts(after)[0] != seed:
+            return None
+        seeded = torch.Generator().manual_seed(seed)
+    return distance(first, last, seeded, most)

@@ -1,0 +1,324 @@
+"""The random generators that an order, seeds of workers, or samples depend on: read, set, and written into states.
+
+Role: pure functions over the generators of the process they run in. `read` and `write` are quick, and what they pass
+on is opaque; `encoded` makes plain, small values of it for a state, and `decoded` checks those. A generator whose seed
+is known stands there as the number of words it has drawn since.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import Sampler
+
+from torchdata.stateful_dataloader._twister import (
+    LIMIT,
+    Words,
+    count_from,
+    moved_on,
+    stream_of,
+    torch_parts,
+    torch_whole,
+)
+
+__all__ = [
+    "GLOBAL",
+    "Moment",
+    "decoded",
+    "decoded_of_worker",
+    "encoded",
+    "encoded_of_worker",
+    "found_in",
+    "mark_of",
+    "put_back_afterwards",
+    "read",
+    "set_all",
+    "with_words",
+    "words_of",
+    "write",
+]
+
+#: The global generators: by torch (on the CPU), Python and NumPy.
+GLOBAL = ("torch", "python", "numpy")
+#: The states of generators at one moment: of global ones by name, of others by their number.
+Moment = dict[Any, Any]
+
+
+def read(which: Any) -> Any:
+    """The state of a generator.
+
+    Args:
+        which: the name of a global one, or a generator of torch's, Python's or NumPy's kind.
+    """
+    if which == "torch":
+        return torch.get_rng_state()
+    if which == "python":
+        return random.getstate()
+    if which == "numpy":
+        return numpy.random.get_state(legacy=False)
+    if isinstance(which, torch.Generator):
+        return which.get_state()
+    if isinstance(which, random.Random):
+        return which.getstate()
+    if isinstance(which, numpy.random.RandomState):
+        return which.get_state(legacy=False)
+    return which.bit_generator.state
+
+
+def write(which: Any, state: Any) -> None:
+    """Sets a generator to what `read` returned of it."""
+    if which == "torch":
+        torch.set_rng_state(state)
+    elif which == "python":
+        random.setstate(state)
+    elif which == "numpy":
+        numpy.random.set_state(state)
+    elif isinstance(which, torch.Generator):
+        which.set_state(state)
+    elif isinstance(which, random.Random):
+        which.setstate(state)
+    elif isinstance(which, numpy.random.RandomState):
+        which.set_state(state)
+    else:
+        which.bit_generator.state = state
+
+
+@contextmanager
+def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
+    """Context that leaves these generators as they were before."""
+    before = [read(one) for one in generators]
+    try:
+        yield
+    finally:
+        for one, state in zip(generators, before, strict=True):
+            write(one, state)
+
+
+def found_in(loader: Any) -> list[Any]:
+    """The generators that the loader and its samplers own, each once."""
+    found = [loader.generator] if _is_generator(loader.generator) else []
+    seen: list[Any] = [loader._index_sampler]
+    for sampler in seen:  # grows meanwhile
+        for value in getattr(sampler, "__dict__", {}).values():
+            if _is_generator(value) and all(value is not one for one in found):
+                found.append(value)
+            elif isinstance(value, Sampler) and all(value is not one for one in seen):
+                seen.append(value)
+    return found
+
+
+def _is_generator(value: Any) -> bool:
+    if isinstance(value, torch.Generator):
+        return value.device.type == "cpu"
+    return isinstance(value, (random.Random, numpy.random.Generator, numpy.random.RandomState)) and not isinstance(
+        value, random.SystemRandom
+    )
+
+
+# -- what moved --------------------------------------------------------------------------------------------
+
+
+class _NumpyWords(ctypes.Structure):
+    """What lies at the address that NumPy tells of an MT19937."""
+
+    _fields_ = [("key", ctypes.c_uint32 * 624), ("place", ctypes.c_int)]
+
+
+def mark_of(name: str) -> Any:
+    """Something that is another one when the global generator of this name has drawn; quicker than its state."""
+    if name == "torch":
+        return torch.get_rng_state().numpy().tobytes()
+    if name == "python":
+        return random.getstate()
+    address = _numpy_address()
+    return ctypes.string_at(address, ctypes.sizeof(_NumpyWords)) if address else repr(read("numpy"))
+
+
+def _numpy_address() -> int:
+    bits: Any = numpy.random.mtrand._rand._bit_generator
+    return int(bits.ctypes.state_address) if type(bits) is numpy.random.MT19937 else 0
+
+
+# -- in states ---------------------------------------------------------------------------------------------
+
+
+def words_of(state: Any) -> Words | None:
+    """The words of a generator's state; None for one of another kind than Mersenne's."""
+    if isinstance(state, torch.Tensor):
+        return torch_parts(state)[1]
+    if isinstance(state, tuple):
+        return numpy.array(state[1][:624], dtype="<u4"), int(state[1][624])
+    if state.get("bit_generator") == "MT19937":
+        return state["state"]["key"].astype("<u4"), int(state["state"]["pos"])
+    return None
+
+
+def with_words(state: Any, words: Words) -> Any:
+    """A generator's state with other words."""
+    if isinstance(state, torch.Tensor):
+        seed, _, rest = torch_parts(state)
+        return torch_whole(seed, words, rest)
+    if isinstance(state, tuple):
+        return state[0], (*words[0].tolist(), words[1]), state[2]
+    return {**state, "state": {"key": words[0], "pos": words[1]}}
+
+
+def _torch_encoded(state: torch.Tensor) -> Any:
+    """A state of a generator of torch's as plain values: [seed, words drawn], if it was found so."""
+    seed, words, rest = torch_parts(state)
+    count = count_from(seed, lambda: torch.Generator().manual_seed(seed), words)
+    plain: Any = [seed, count] if count is not None else [seed, *_packed(words)]
+    return plain + [_text(rest)] if any(rest) else plain
+
+
+def encoded(state: Any, seeded: Any = None) -> Any:
+    """The state of a generator as plain values, small where its stream is known.
+
+    Args:
+        state: what `read` returned.
+        seeded: for NumPy's and Python's, a state at the beginning of the stream that it is expected to be in.
+    """
+    if isinstance(state, torch.Tensor):
+        return _torch_encoded(state)
+    words = words_of(state)
+    if words is None:
+        return {"bits": _plain(state)}
+    count = None
+    if seeded is not None and (first := words_of(seeded)) is not None:
+        key = (first[0].tobytes(), first[1])
+        count = count_from(key, lambda: stream_of(first), words)
+    kept: list[Any] = []  # a normal number that was drawn along with the last one
+    if isinstance(state, tuple):
+        kept = [] if state[2] is None else [float(state[2])]
+    elif state.get("has_gauss"):
+        kept = [float(state["gauss"])]
+    return [None, count, *kept] if count is not None else [None, *_packed(words), *kept]
+
+
+def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
+    """What `write` takes, of what `encoded` returned, or of a state of torch's as it is.
+
+    Args:
+        which: the generator, as `read` takes it.
+        plain: what was saved of it.
+        seeded: as in `encoded`.
+
+    Raises:
+        ValueError: it is damaged, or of a generator of another kind.
+    """
+    try:
+        return _decoded(which, plain, seeded)
+    except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"the saved state of a random generator is damaged, or of one of another kind: {error}"
+        ) from error
+
+
+def _decoded(which: Any, plain: Any, seeded: Any) -> Any:
+    is_torch = which == "torch" or isinstance(which, torch.Generator)
+    if isinstance(plain, torch.Tensor) and is_torch:  # torchdata 0.11's
+        torch.Generator().set_state(plain)
+        return plain.clone()
+    if isinstance(plain, dict):
+        state = _unplain(plain["bits"])
+        if isinstance(which, (str, numpy.random.RandomState)):
+            return state
+        type(which.bit_generator)().state = state
+        return state
+    first, *others = plain
+    beginning: Words
+    if is_torch:
+        generator = torch.Generator().manual_seed(_whole(first, (1 << 64) - 1))
+        beginning = torch_parts(generator.get_state())[1]
+    elif first is not None:
+        raise ValueError("a seed stands where none belongs")
+    else:
+        beginning = (numpy.zeros(624, dtype="<u4"), 624) if seeded is None else words_of(seeded) or (seeded, 0)
+    if isinstance(others[0], str):
+        words, kept = _unpacked(others[0], others[1]), others[2:]
+    else:
+        words, kept = moved_on(beginning, _whole(others[0], LIMIT)), others[1:]
+    if is_torch:
+        rest = base64.b64decode(kept[0]) if kept else bytes(40)
+        state = torch_whole(first, words, rest)
+        torch.Generator().set_state(state)
+        return state
+    gauss = float(kept[0]) if kept else None
+    if which == "python" or isinstance(which, random.Random):
+        return 3, (*words[0].tolist(), words[1]), gauss
+    pair = {"key": words[0].astype("u4"), "pos": words[1]}
+    state = {"bit_generator": "MT19937", "state": pair}
+    if not isinstance(which, numpy.random.Generator):
+        state |= {"has_gauss": int(gauss is not None), "gauss": gauss or 0.0}
+    return state
+
+
+def _whole(value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r} is no whole number from 0 to {most}")
+    return value
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _packed(words: Words) -> list[Any]:
+    return [_text(words[0].tobytes()), words[1]]
+
+
+def _unpacked(text: Any, place: Any) -> Words:
+    words = numpy.frombuffer(base64.b64decode(text, validate=True), dtype="<u4")
+    if len(words) != 624 or _whole(place, 624) == 0:
+        raise ValueError("it has not 624 words and a place among them")
+    return words, place
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, numpy.ndarray):
+        return [str(value.dtype), value.tolist()]
+    return value.item() if isinstance(value, numpy.generic) else value
+
+
+def _unplain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _unplain(one) for key, one in value.items()}
+    return numpy.array(value[1], dtype=value[0]) if isinstance(value, list) else value
+
+
+@functools.lru_cache(maxsize=256)
+def seeded_in_worker(base_seed: int, worker: int) -> Any:
+    """The states of Python's and NumPy's generators in a worker that was just seeded, as torch seeds it."""
+    from torch.utils.data._utils.worker import _generate_state
+
+    key: Any = _generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
+    numpys = numpy.random.RandomState(key)
+    return {"python": random.Random(base_seed + worker).getstate(), "numpy": numpys.get_state(legacy=False)}
+
+
+def encoded_of_worker(moment: Moment, base_seed: int, worker: int) -> dict[str, Any]:
+    """What a worker's generators are in a state."""
+    seeded = seeded_in_worker(base_seed, worker)
+    return {name: encoded(state, seeded.get(name)) for name, state in moment.items()}
+
+
+def decoded_of_worker(plain: dict[str, Any], base_seed: int, worker: int) -> Moment:
+    """What `write` takes in a worker; see `decoded`."""
+    seeded = seeded_in_worker(base_seed, worker)
+    return {name: decoded(name, one, seeded.get(name)) for name, one in plain.items()}
+
+
+def set_all(moment: Moment) -> None:
+    """Sets global generators."""
+    for name, state in moment.items():
+        write(name, state)
