@@ -1,4 +1,4 @@
-"""The loops of public trainers around a StatefulDataLoader, written anew from what each does with a loader and its state.
+"""The loops of public trainers around a StatefulDataLoader: what each does with its loader and the loader's state.
 
 `train` runs one in this process: from the start to the end, up to a stop where its checkpoint is saved, or from that
 checkpoint on. It returns the batches that the trainer's steps were given, which follow from seeds that each run sets
