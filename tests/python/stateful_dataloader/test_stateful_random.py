@@ -11,7 +11,7 @@ pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from random_stateful.judging import Judge
 
 #: Seeds that once showed a mistake.
-TOLD: list[int] = []
+TOLD = [2, 13, 15, 17, 18, 20, 28, 48, 51, 66, 74, 75, 95, 128, 138, 158]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def judge() -> Iterator[Judge]:
         yield judge
 
 
-@pytest.mark.parametrize("seeds", [TOLD, range(1, 17), range(17, 33)], ids=["told", "some", "others"])
+@pytest.mark.parametrize("seeds", [TOLD, range(301, 317)], ids=["told", "others"])
 def test_a_random_program_that_starts_anew_goes_on_as_if_it_had_not_been_stopped(
     judge: Judge, seeds: list[int] | range
 ) -> None:

@@ -117,10 +117,11 @@ class Training:
     def options(self) -> dict[str, Any]:
         return {"num_workers": self.workers, **({"multiprocessing_context": "fork"} if self.workers else {})}
 
-    def step(self, batch: Any) -> None:
-        """A step of a model with dropout."""
+    def step(self, batch: Any, dropout: bool = True) -> None:
+        """A step of a model, which draws from torch's global generator for its dropout, unless it is on a GPU."""
         self.seen.append(batch.tolist())
-        torch.rand(3)
+        if dropout:
+            torch.rand(3)
 
     def stops(self, epoch: int, step: int) -> bool:
         return self.stop == (epoch, step)
@@ -162,18 +163,25 @@ class Shard:
 
 
 def accelerate(run: Training) -> None:
-    """Seeds, prepares its loader, loads its state and trains; saves behind a step, the last one of an epoch too."""
+    """Seeds, prepares its loader, loads its state and then the generators', and trains.
+
+    It saves behind a step, also behind the last one of an epoch, where its loader has read one batch more.
+    """
     seed_everything()
     shard = Shard(StatefulDataLoader(Samples(), batch_size=4, shuffle=True, **run.options()))
     assert shard.state == shard.loader.state_dict()
     first = run.saved.get("epoch", 0)
     if run.resumes:
         shard.loader.load_state_dict(run.saved["loader"])
+        torch.set_rng_state(run.saved["torch"])
+        version, words, gauss = run.saved["python"]
+        random.setstate((version, tuple(words), gauss))
     for epoch in range(first, EPOCHS):
         for step, batch in enumerate(shard, 1):
-            run.step(batch)
+            run.step(batch, dropout=False)
             if run.stops(epoch, step) or (run.stops(epoch, -1) and shard.ended):
-                run.save(loader=shard.state, epoch=epoch + shard.ended)
+                generators = {"torch": torch.get_rng_state(), "python": random.getstate()}
+                run.save(loader=shard.state, epoch=epoch + shard.ended, **generators)
                 return
 
 

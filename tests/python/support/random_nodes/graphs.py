@@ -58,16 +58,25 @@ class Graph:
         self.common, self.bare, self.threads = common, bare, threads
         self.words: list[str] = []
         self.kinds: set[str] = set()
-        self.endless = False
+        #: Whether it has a source whose items depend on how often it has begun.
+        self.counts = False
 
     @property
     def category(self) -> str:
         """Of the graph that was built last."""
         return next((one for one in reversed(CATEGORIES) if one in self.kinds), CATEGORIES[0])
 
+    @property
+    def tells_reading_ahead(self) -> bool:
+        """Whether an epoch depends on how far threads had read ahead in the one before it, when that was left.
+
+        That is so where a source counts how often it begins, and begins more than once in an epoch, or not in each.
+        """
+        return self.counts and bool(self.kinds & {"several sources", "cycled"})
+
     def build(self) -> BaseNode[Any]:
         """The last node."""
-        self.chance, self.words, self.kinds = random.Random(self.seed), [], set()
+        self.chance, self.words, self.kinds, self.counts = random.Random(self.seed), [], set(), False
         self.processes_left = 1 if self.processes else 0
         node = self.source(depth=0)
         for _ in range(self.chance.randint(0, 5)):
@@ -102,11 +111,13 @@ class Graph:
         if "pipe" in kind:
             return self.pipe(kind, size)
         self.kinds.add("samplers")
+        self.counts = True
         return self.sampler(kind, size)
 
     def stream(self, size: int) -> BaseNode[Any]:
         name = self.chance.choice(list(sources.STREAMS))
         self.kinds.add("streams")
+        self.counts |= "Epochs" in name
         self.say(name)
         return IterableWrapper(sources.STREAMS[name](size))
 
@@ -115,6 +126,7 @@ class Graph:
 
         if kind == "pipe":
             return IterableWrapper(PipeOf(range(size)).map(functools.partial(add, 1)).batch(2).unbatch())
+        self.counts = True
         return nodes.from_pipe(PipeOf(range(size)).shuffle(buffer_size=4), seed=self.chance.randint(0, 9))
 
     def sampler(self, kind: str, size: int) -> BaseNode[Any]:
@@ -144,6 +156,7 @@ class Graph:
             node: BaseNode[Any] = nodes.MultiNodeRoundRobinSampler(parts, criterion)
         else:
             weights = {name: self.chance.choice([0.1, 1.0, 3.0]) for name in names}
+            self.counts |= depth > 0
             node = nodes.MultiNodeWeightedSampler(parts, weights, criterion, rank=0, world_size=1, seed=self.seed)
         return node if self.common else nodes.Header(node, 12)
 
@@ -167,6 +180,7 @@ class Graph:
         if kind == "prefetch":
             return self.prefetcher(node)
         if kind == "cycle":
+            self.kinds.add("cycled")
             return nodes.Header(nodes.Cycler(node, chance.choice([None, 1, 2])), 20)
         if kind == "pipe and back":
             return nodes.from_pipe(nodes.to_pipe(node).map(functools.partial(add, 2)))

@@ -30,22 +30,25 @@ def part(iterator: Iterator[Any], count: int | None) -> list[Any]:
     return items
 
 
-def whole(seed: int, processes: bool, threads: bool) -> dict[str, Any]:
-    """The epochs of a run that is never stopped, and what it runs."""
+def whole(seed: int, processes: bool, threads: bool) -> list[list[Any]]:
+    """The epochs of a run that is never stopped."""
     program = program_of(seed, processes)
-    graph = program.graph(threads)
-    loader = Loader(graph.build())
+    loader = Loader(program.graph(threads).build())
     epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.epochs)]
     shutdown(loader)
-    return {"epochs": epochs, "category": graph.category, "words": program.words(graph)}
+    return epochs
 
 
 def described(seed: int, processes: bool) -> dict[str, Any]:
-    """The same without running it."""
+    """What a program runs."""
     program = program_of(seed, processes)
     graph = program.graph()
     graph.build()
-    return {"category": graph.category, "words": program.words(graph)}
+    return {
+        "category": graph.category,
+        "words": program.words(graph),
+        "tells_reading_ahead": graph.tells_reading_ahead,
+    }
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
