@@ -1,18 +1,20 @@
-"""Random graphs of nodes, some of them (`random_nodes.py` runs others, for as long as one likes)."""
+"""Random programs over nodes, some of them: `python -m random_nodes` runs as many as one likes."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 
 pytest.importorskip("torch", reason="nodes need PyTorch")
 
-from random_nodes import run_many
+from random_nodes.judging import Judge
 
 
-@pytest.mark.parametrize(("processes", "graphs"), [(False, 40), (True, 30)], ids=["threads", "processes"])
-def test_random_graphs_go_on_exactly_from_every_state(processes: bool, graphs: int) -> None:
-    checked, positions = run_many(100, seconds=math.inf, graphs=graphs, processes=processes)
-    assert checked == graphs
-    assert positions > graphs
+@pytest.mark.parametrize(
+    ("processes", "seeds"), [(False, range(1, 41)), (True, range(41, 56))], ids=["threads", "processes"]
+)
+def test_random_graphs_go_on_exactly_from_their_states_in_new_processes(processes: bool, seeds: range) -> None:
+    with Judge(processes=processes) as judge:
+        verdicts = [judge.judge(seed) for seed in seeds]
+    wrong = [f"seed {one.seed}: {one.words}: {one.told}" for one in verdicts if one.told]
+    assert not wrong, "\n".join(wrong)
+    assert judge.positions > len(seeds)

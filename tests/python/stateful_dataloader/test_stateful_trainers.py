@@ -1,0 +1,58 @@
+"""Loops of public trainers, stopped in mid-epoch and at an epoch's end, started anew, compared for three epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from fresh_processes import FreshProcesses
+from trainers import TRAINERS
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[FreshProcesses]:
+    with FreshProcesses("trainers") as processes:
+        yield processes
+
+
+@pytest.fixture(scope="module")
+def whole(processes: FreshProcesses, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The runs that are never stopped, each of which is made once."""
+    made: dict[tuple[str, int], list[Any]] = {}
+    nowhere = tmp_path_factory.mktemp("whole") / "unused"
+
+    def of(trainer: str, workers: int) -> list[Any]:
+        if (trainer, workers) not in made:
+            made[trainer, workers] = processes.call(
+                "trainers:train", trainer=trainer, workers=workers, checkpoint=nowhere
+            )
+        return made[trainer, workers]
+
+    return of
+
+
+@pytest.mark.parametrize("stop", [(0, 2), (0, -1), (1, 1)], ids=["middle", "end", "second epoch"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_trainer_that_starts_anew_goes_on_as_if_it_had_not_been_stopped(
+    processes: FreshProcesses, whole: Any, tmp_path: Path, trainer: str, workers: int, stop: tuple[int, int]
+) -> None:
+    run = {"trainer": trainer, "workers": workers, "checkpoint": tmp_path / "checkpoint"}
+    before = processes.call("trainers:train", stop=stop, **run)
+    behind = processes.call("trainers:train", resumes=True, **run)
+    assert before + behind == whole(trainer, workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_of_the_data_set_that_was_changed_in_the_loader_s_state_is_obeyed(
+    processes: FreshProcesses, workers: int
+) -> None:
+    as_it_was = processes.call("trainers:resharded", workers=workers, ahead=0)
+    moved = processes.call("trainers:resharded", workers=workers, ahead=2)
+    assert moved == as_it_was[max(workers, 1) :]
+    assert moved

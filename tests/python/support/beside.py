@@ -1,0 +1,172 @@
+"""Runs random programs under one or two Python interpreters, and counts by category how many were right.
+
+A judge runs the program of a seed in fresh processes and says what became of it, as a `Verdict`. `main` runs judges
+side by side, one of each interpreter, and prints the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+
+@dataclass
+class Verdict:
+    """What became of a program."""
+
+    seed: int
+    category: str
+    #: The program, for a person to read.
+    words: str
+    #: In which way it was wrong, or nothing.
+    wrong: str = ""
+    #: Why nobody could be right, or nothing.
+    unknowable: str = ""
+    #: What is told about its state.
+    known: dict[str, Any] = field(default_factory=dict)
+    #: In which way a further comparison failed, if it was made; which one is the judge's matter.
+    unlike: str | None = None
+
+    @property
+    def told(self) -> str:
+        """What a failed test says of it, or nothing."""
+        return "" if self.unknowable else self.wrong or self.unlike or ""
+
+
+class Wrong(Exception):
+    """A program that was wrong; the text says how."""
+
+
+class Judge(Protocol):
+    """Runs programs under an interpreter."""
+
+    def __enter__(self) -> Judge: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
+
+    def judge(self, seed: int) -> Verdict: ...
+
+
+# -- epochs ------------------------------------------------------------------------------------------------
+
+
+def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
+    """An epoch without what was given before a stop."""
+    if in_order:
+        return epoch[len(given) :]
+    left = Counter(map(json.dumps, epoch))
+    left.subtract(map(json.dumps, given))
+    return [json.loads(item) for item in left.elements()]
+
+
+def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
+    """In which epoch what was found differs from what was expected, and how, or nothing.
+
+    Args:
+        found: epochs as lists of items or batches.
+        expected: the same.
+        in_order: whether they come in order.
+        cut: whether the last epoch that was found may lack its end.
+    """
+    if len(found) != len(expected):
+        return f"{len(found)} epochs for {len(expected)}"
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        ending = cut and number == len(found) - 1
+        if in_order:
+            alike = one == (other[: len(one)] if ending else other)
+        else:
+            left, right = Counter(map(json.dumps, one)), Counter(map(json.dumps, other))
+            alike = left <= right if ending else left == right
+        if not alike:
+            return f"epoch {number} of these: {shown(one)} for {shown(other)}"
+    return ""
+
+
+def shown(epoch: list[Any]) -> str:
+    """An epoch in few words."""
+    text = json.dumps(epoch).replace(".0,", ",").replace(".0]", "]")
+    return text if len(text) < 200 else f"{text[:200]}… ({len(epoch)})"
+
+
+# -- the program -------------------------------------------------------------------------------------------
+
+
+def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> list[str]:
+    """How many programs of each category were exact, a column for each interpreter."""
+    lines = []
+    for category in [*categories, "all"]:
+        cells = []
+        for name, verdicts in columns.items():
+            of_it = [one for one in verdicts if not one.unknowable and category in (one.category, "all")]
+            cells.append(f"{name} {sum(not one.wrong for one in of_it)} of {len(of_it)}")
+        lines.append(f"{category:35} " + ", ".join(f"{cell:22}" for cell in cells))
+    return lines
+
+
+def unknown(verdicts: list[Verdict]) -> list[str]:
+    """Why programs are not counted, and how many."""
+    reasons = Counter(one.unknowable for one in verdicts if one.unknowable)
+    lines = [f"  programs that are not counted: {sum(reasons.values())}"]
+    for reason, count in reasons.most_common():
+        exact = sum(not one.wrong for one in verdicts if one.unknowable == reason)
+        lines.append(f"    {count}, of which {exact} were exact: {reason}")
+    return lines
+
+
+def main(
+    module: str,
+    text: str | None,
+    judge: Callable[[str, float], Judge],
+    categories: tuple[str, ...],
+    more: Callable[[list[Verdict]], list[str]] = lambda verdicts: [],
+) -> int:
+    """The command line of a module of random programs.
+
+    Args:
+        module: its name.
+        text: what it does.
+        judge: makes a judge of an interpreter's path and of the seconds after which a run counts as hung.
+        categories: of programs.
+        more: lines about the programs of one interpreter.
+    """
+    cli = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cli.add_argument("--seed", type=int, default=1, help="the first seed; later programs take the next ones")
+    cli.add_argument("--programs", type=int, default=100, help="how many")
+    cli.add_argument("--seconds", type=float, default=float("inf"), help="how long to begin programs")
+    cli.add_argument("--python", default=sys.executable, help="the interpreter that is measured")
+    cli.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
+    cli.add_argument("--limit", type=float, default=30, help="seconds after which a run counts as hung")
+    options = cli.parse_args()
+    pythons = {"ours": options.python} | ({"beside": options.beside} if options.beside else {})
+    columns: dict[str, list[Verdict]] = {name: [] for name in pythons}
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(pythons)) as pool:
+        judges = {name: stack.enter_context(judge(python, options.limit)) for name, python in pythons.items()}
+        for seed in range(options.seed, options.seed + options.programs):
+            if time.monotonic() - started > options.seconds:
+                break
+            futures = {name: pool.submit(one.judge, seed) for name, one in judges.items()}
+            for name, future in futures.items():
+                columns[name].append(future.result())
+            told = columns["ours"][-1]
+            if told.told:
+                theirs = f" (beside: {columns['beside'][-1].told or 'exact'})" if options.beside else ""
+                print(f"seed {seed}, {told.category}: {told.words}\n    {told.told}{theirs}")
+                print(f"    again: python -m {module} --programs 1 --seed {seed} --python {options.python}", flush=True)
+    print("\n".join(table(columns, categories)))
+    for name, verdicts in columns.items():
+        print("\n".join([f"{name}:", *more(verdicts), *unknown(verdicts)]))
+    minutes = (time.monotonic() - started) / 60
+    print(f"{len(columns['ours'])} programs from seed {options.seed} in {minutes:.1f} minutes")
+    return int(any(one.told for one in columns["ours"]))

@@ -1,0 +1,143 @@
+"""Functions that run in fresh processes of some Python interpreter: what has happened in one is unknown to the next.
+
+`FreshProcesses` starts a server under the interpreter. The server imports some modules once, and forks a child for each
+call. So a call costs milliseconds, and not the import of torch. Global generators of the child are seeded from the
+operating system, so that nothing is inherited there either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SUPPORT = Path(__file__).resolve().parent
+
+
+class FreshProcesses:
+    """Calls functions, each in a process of its own.
+
+    Args:
+        modules: what the server imports before it forks.
+        python: the interpreter.
+        limit: seconds after which a call counts as hung, and is killed with all of its processes.
+    """
+
+    def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
+        self.python, self.limit = python, limit
+        self._server = subprocess.Popen(
+            [python, "-m", "fresh_processes", *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=SUPPORT,
+            text=True,
+        )
+
+    def __enter__(self) -> FreshProcesses:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.stdout.close()
+        self._server.wait()
+
+    def call(self, function: str, **arguments: Any) -> Any:
+        """What a function returns, named as "module:function"; arguments and result are JSON.
+
+        Raises:
+            RuntimeError: the function raised, its process died or took too long.
+        """
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        order = {"function": function, "limit": self.limit, "arguments": arguments}
+        with contextlib.suppress(BrokenPipeError):
+            self._server.stdin.write(json.dumps(order, default=str) + "\n")
+            self._server.stdin.flush()
+        line = self._server.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the server of {self.python} has ended with {self._server.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            error = RuntimeError(answer["error"])
+            error.add_note(answer.get("trace", ""))
+            raise error
+        return answer["result"]
+
+
+def answer_to(order: dict[str, Any]) -> dict[str, Any]:
+    """The result of a call or its error."""
+    try:
+        seed_from_the_system()
+        module, _, name = order["function"].partition(":")
+        return {"result": getattr(importlib.import_module(module), name)(**order["arguments"])}
+    except BaseException as error:
+        text = f"{type(error).__name__}: {str(error).strip()[-600:]}"
+        return {"error": text, "trace": traceback.format_exc()[-4000:]}
+
+
+def seed_from_the_system() -> None:
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
+
+
+def in_child(order: dict[str, Any]) -> dict[str, Any]:
+    """The answer to an order, from a child that is killed with all of its processes when it has answered or is late."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(reader)
+        with os.fdopen(writer, "w") as file:
+            json.dump(answer_to(order), file)
+        os._exit(0)
+    os.close(writer)
+    parts, deadline = [], time.monotonic() + order["limit"]
+    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(reader, 1 << 20)
+        if not part:
+            break
+        parts.append(part)
+    late = time.monotonic() >= deadline
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reader)
+    try:
+        answer: dict[str, Any] = json.loads(b"".join(parts))
+    except ValueError:
+        return {"error": f"TimeoutError: no answer within {order['limit']:.0f} s" if late else "the process died"}
+    return answer
+
+
+def serve(modules: list[str]) -> None:
+    """Answers orders from the standard input until it ends."""
+    warnings.filterwarnings("ignore")
+    answers, sys.stdout = sys.stdout, sys.stderr  # what modules print is no answer
+    for module in modules:
+        importlib.import_module(module)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    for line in sys.stdin:
+        print(json.dumps(in_child(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])

@@ -1,0 +1,213 @@
+"""Random graphs of nodes from a seed."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from typing import Any
+
+from torch.utils.data import DistributedSampler
+
+from random_nodes import sources
+from torchdata import nodes
+from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Mapper, ParallelMapper, Prefetcher, SamplerWrapper
+
+CATEGORIES = ("lists and pipes", "samplers", "streams", "several sources", "nodes without checkpoints")
+
+
+def add(amount: int, item: Any) -> Any:
+    """A function for mappers, of numbers and of nested lists of them."""
+    return [add(amount, one) for one in item] if isinstance(item, (list, tuple)) else item + amount
+
+
+def add_at_odds(amount: int, item: Any) -> Any:
+    """The same, in a time that differs from item to item, so that threads overtake each other."""
+    if hash(str(item)) % 5 == 0:
+        time.sleep(0.0005)
+    return add(amount, item)
+
+
+def is_kept(number: int, item: Any) -> bool:
+    """A function for filters."""
+    return len(str(item)) % number != 0
+
+
+class Graph:
+    """A random graph and what it is made of, in words. It can be built any number of times.
+
+    Args:
+        seed: what it follows from.
+        processes: whether there may be worker processes.
+        in_order: whether only nodes that keep the order are taken.
+        common: whether only nodes are taken that torchdata 0.11 has, too.
+        bare: whether there may be a source without checkpoints.
+        threads: whether nodes read ahead; without it, those that would are left out or read nothing ahead.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        processes: bool = False,
+        in_order: bool = True,
+        common: bool = False,
+        bare: bool = False,
+        threads: bool = True,
+    ) -> None:
+        self.seed, self.processes, self.in_order = seed, processes, in_order
+        self.common, self.bare, self.threads = common, bare, threads
+        self.words: list[str] = []
+        self.kinds: set[str] = set()
+        #: Whether it has a source whose items depend on how often it has begun.
+        self.counts = False
+
+    @property
+    def category(self) -> str:
+        """Of the graph that was built last."""
+        return next((one for one in reversed(CATEGORIES) if one in self.kinds), CATEGORIES[0])
+
+    @property
+    def tells_reading_ahead(self) -> bool:
+        """Whether an epoch depends on how far threads had read ahead in the one before it, when that was left.
+
+        That is so where a source counts how often it begins, and begins more than once in an epoch, or not in each.
+        """
+        return self.counts and bool(self.kinds & {"several sources", "cycled"})
+
+    def build(self) -> BaseNode[Any]:
+        """The last node."""
+        self.chance, self.words, self.kinds, self.counts = random.Random(self.seed), [], set(), False
+        self.processes_left = 1 if self.processes else 0
+        node = self.source(depth=0)
+        for _ in range(self.chance.randint(0, 5)):
+            node = self.step(node, depth=0)
+        if not self.in_order:
+            node = self.mapper(node, in_order=False)
+        return node
+
+    def say(self, word: str) -> None:
+        self.words.append(word)
+
+    # -- sources -------------------------------------------------------------------------------------------
+
+    def source(self, depth: int) -> BaseNode[Any]:
+        kinds = ["range", "counting", "sampler", "sampler", "distributed", "stateful distributed", "stream", "stream"]
+        kinds += ["pipe", "random pipe"] * (not self.common) + ["bare"] * 4 * self.bare
+        kinds += ["weighted", "weighted"] * (depth < 2) + ["round robin"] * (depth < 2 and not self.common)
+        kind, size = self.chance.choice(kinds), self.chance.choice([0, 1, 2, 5, 9])
+        if kind in ("weighted", "round robin"):
+            self.kinds.add("several sources")
+            return self.several(kind, depth)
+        self.say(f"{kind}({size})")
+        if kind == "range":
+            return IterableWrapper(range(size))
+        if kind == "counting":
+            return sources.Counting(size)
+        if kind == "bare":
+            self.kinds.add("nodes without checkpoints")
+            return sources.Bare(size)
+        if kind == "stream":
+            return self.stream(size)
+        if "pipe" in kind:
+            return self.pipe(kind, size)
+        self.kinds.add("samplers")
+        self.counts = True
+        return self.sampler(kind, size)
+
+    def stream(self, size: int) -> BaseNode[Any]:
+        name = self.chance.choice(list(sources.STREAMS))
+        self.kinds.add("streams")
+        self.counts |= "Epochs" in name
+        self.say(name)
+        return IterableWrapper(sources.STREAMS[name](size))
+
+    def pipe(self, kind: str, size: int) -> BaseNode[Any]:
+        from torchdata.datapipes.iter import IterableWrapper as PipeOf
+
+        if kind == "pipe":
+            return IterableWrapper(PipeOf(range(size)).map(functools.partial(add, 1)).batch(2).unbatch())
+        self.counts = True
+        return nodes.from_pipe(PipeOf(range(size)).shuffle(buffer_size=4), seed=self.chance.randint(0, 9))
+
+    def sampler(self, kind: str, size: int) -> BaseNode[Any]:
+        from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+        if kind == "sampler":
+            updater = self.chance.choice([None, functools.partial(add, 2)])
+            return SamplerWrapper(sources.Shuffled(size), self.chance.randint(0, 3), updater)
+        cls = DistributedSampler if kind == "distributed" else StatefulDistributedSampler
+        return SamplerWrapper(cls(range(2 * size + 2), 2, 1, seed=3))  # type: ignore[arg-type]
+
+    def several(self, kind: str, depth: int) -> BaseNode[Any]:
+        names = "abc"[: self.chance.randint(1, 3)]
+        parts: dict[str, BaseNode[Any]] = {}
+        self.say(kind)
+        for name in names:
+            self.say(f"{name}:")
+            parts[name] = self.source(depth + 1)
+            for _ in range(self.chance.randint(0, 2)):
+                parts[name] = self.step(parts[name], depth + 1)
+        criteria = [value for name, value in vars(nodes.StopCriteria).items() if name.isupper()]
+        if self.common:
+            criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # nothing there ends it
+        criterion = self.chance.choice(sorted(criteria))
+        self.say(criterion)
+        if kind == "round robin":
+            node: BaseNode[Any] = nodes.MultiNodeRoundRobinSampler(parts, criterion)
+        else:
+            weights = {name: self.chance.choice([0.1, 1.0, 3.0]) for name in names}
+            self.counts |= depth > 0
+            node = nodes.MultiNodeWeightedSampler(parts, weights, criterion, rank=0, world_size=1, seed=self.seed)
+        return node if self.common else nodes.Header(node, 12)
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def step(self, node: BaseNode[Any], depth: int) -> BaseNode[Any]:
+        chance = self.chance
+        kinds = ["map", "batch", "rebatch", "prefetch", "prefetch", "parallel", "parallel"]
+        kind = chance.choice(kinds + ["filter", "header", "cycle", "pipe and back"] * (not self.common))
+        self.say(kind)
+        if kind == "map":
+            return Mapper(node, functools.partial(add, 1))
+        if kind == "filter":
+            return nodes.Filter(node, functools.partial(is_kept, chance.randint(2, 5)))
+        if kind == "header":
+            return nodes.Header(node, chance.randint(0, 9))
+        if kind == "batch":
+            return Batcher(node, chance.randint(1, 4), drop_last=chance.random() < 0.5)
+        if kind == "rebatch":
+            return nodes.Unbatcher(Batcher(node, chance.randint(1, 4), drop_last=chance.random() < 0.5))
+        if kind == "prefetch":
+            return self.prefetcher(node)
+        if kind == "cycle":
+            self.kinds.add("cycled")
+            return nodes.Header(nodes.Cycler(node, chance.choice([None, 1, 2])), 20)
+        if kind == "pipe and back":
+            return nodes.from_pipe(nodes.to_pipe(node).map(functools.partial(add, 2)))
+        return self.mapper(node)
+
+    def frequency(self) -> int:
+        return self.chance.randint(1, 4) if self.common else self.chance.randint(0, 4)
+
+    def prefetcher(self, node: BaseNode[Any]) -> BaseNode[Any]:
+        factor, frequency = self.chance.randint(1, 4), self.frequency()
+        self.say(f"Prefetcher({factor}, snapshot_frequency={frequency})")
+        return Prefetcher(node, factor, snapshot_frequency=frequency) if self.threads else node
+
+    def mapper(self, node: BaseNode[Any], in_order: bool = True) -> BaseNode[Any]:
+        chance = self.chance
+        workers = chance.randint(0, 3)
+        method = "thread"
+        if self.processes_left and workers:  # few, as each graph starts them anew
+            self.processes_left, method, workers = 0, "process", min(workers, 2)
+        options = {
+            "in_order": in_order,
+            "method": method,
+            "max_concurrent": chance.choice([None, 1]),
+            "snapshot_frequency": self.frequency(),
+            "prebatch": chance.choice([None, None, 1, 3]),
+        }
+        self.say(f"ParallelMapper({workers}, {options})")
+        if not self.threads:
+            return Mapper(node, functools.partial(add, 3))
+        return ParallelMapper(node, functools.partial(add_at_odds, 3), workers, **options)

@@ -1,0 +1,87 @@
+"""Compares the runs of a random program over nodes."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from beside import Verdict, Wrong, difference, without
+from fresh_processes import FreshProcesses
+from random_nodes.programs import Program, program_of
+
+
+class Judge:
+    """Runs programs under a Python interpreter.
+
+    Args:
+        python: the interpreter.
+        limit: seconds after which a run counts as hung.
+        processes: whether graphs may have worker processes.
+    """
+
+    def __init__(self, python: str = sys.executable, limit: float = 30.0, processes: bool = False) -> None:
+        self.processes = processes
+        self.positions = 0
+        self._runs = FreshProcesses("random_nodes.running", "torchdata.nodes", python=python, limit=limit)
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._runs.__exit__(kind, error, tb)
+
+    def judge(self, seed: int) -> Verdict:
+        """Runs the program of a seed, and goes on from some of its places."""
+        program = program_of(seed, self.processes)
+        verdict = Verdict(seed, "lists and pipes", f"seed {seed}")
+        try:
+            described = self._run(program, "described")
+            verdict.category, verdict.words = described["category"], described["words"]
+            with tempfile.TemporaryDirectory(prefix="random_nodes") as folder:
+                self._judge(program, described, Path(folder))
+        except Wrong as wrong:
+            verdict.wrong = str(wrong)
+            if "ImportError" in verdict.wrong or "has no attribute" in verdict.wrong:
+                verdict.unknowable = "its nodes are not in this torchdata"
+        return verdict
+
+    def _run(self, program: Program, phase: str, **more: Any) -> Any:
+        try:
+            return self._runs.call(f"random_nodes.running:{phase}", seed=program.seed, processes=self.processes, **more)
+        except RuntimeError as error:
+            raise Wrong(f"{phase}: {error}") from error
+
+    def _judge(self, program: Program, described: dict[str, Any], folder: Path) -> None:
+        whole = self._run(program, "whole", threads=True)
+        if not described["tells_reading_ahead"]:
+            plain = self._run(program, "whole", threads=False)
+            if different := self._different(program, whole, plain, 0):
+                raise Wrong(f"unlike the same without threads: {different}")
+        if described["category"] == "nodes without checkpoints":
+            return
+        before = self._run(program, "saving", target=folder)
+        if different := difference(before[-1:], whole[program.stop_epoch : program.stop_epoch + 1], program.in_order):
+            raise Wrong(f"while places are saved: {different}")
+        count = len(before[-1])
+        for place in sorted({round(share * count) for share in program.resumed}):
+            self.positions += 1
+            self._resume(program, whole, before[-1], place, folder)
+
+    def _resume(self, program: Program, whole: list[Any], items: list[Any], place: int, folder: Path) -> None:
+        over = place == len(items)
+        rest = self._run(program, "resumed", source=folder / str(place), over=over, left=len(items) - place)
+        expected = whole[program.stop_epoch + over :]
+        if not over:
+            expected = [without(expected[0], items[:place], program.in_order), *expected[1:]]
+        if different := self._different(program, rest, expected, program.stop_epoch + over):
+            raise Wrong(f"behind the state at {place} of {len(items)}: {different}")
+
+    def _different(self, program: Program, found: list[Any], expected: list[Any], first: int) -> str:
+        """How epochs from the first one on differ. Out of order, time decides which items come before a break."""
+        if not program.in_order and len(found) == len(expected):
+            whole = [number for number in range(len(found)) if first + number not in program.breaks]
+            found, expected = [found[number] for number in whole], [expected[number] for number in whole]
+        return difference(found, expected, program.in_order)

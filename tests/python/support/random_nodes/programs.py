@@ -1,0 +1,81 @@
+"""What a random program does with its graph: which epochs it leaves early, and in which its places are saved."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from random_nodes.graphs import Graph
+
+#: Epochs that are compared behind the epoch in which places are saved.
+BEHIND = 3
+
+
+@dataclass
+class Program:
+    """A program over a graph of nodes.
+
+    Args:
+        seed: what it follows from.
+        processes: whether its graph may have worker processes.
+    """
+
+    seed: int
+    processes: bool = False
+    #: Whether the graph has only nodes that torchdata 0.11 has.
+    common: bool = False
+    in_order: bool = True
+    bare: bool = False
+    #: The epoch in which a place is saved at each item.
+    stop_epoch: int = 0
+    #: Epochs that are left early, and behind how many items.
+    breaks: dict[int, int] = field(default_factory=dict)
+    #: At which of the places a run goes on, from 0 for the begin to 1 for the end.
+    resumed: tuple[float, ...] = ()
+    #: How many items a loader has given before it loads a state, or -1 for a new loader.
+    used: int = -1
+    #: How many items come between a load and the next state, which another loader of that process loads, or -1.
+    link: int = -1
+
+    @property
+    def epochs(self) -> int:
+        return self.stop_epoch + 1 + BEHIND
+
+    def graph(self, threads: bool = True) -> Graph:
+        return Graph(
+            self.seed,
+            processes=self.processes,
+            in_order=self.in_order,
+            common=self.common,
+            bare=self.bare,
+            threads=threads,
+        )
+
+    def words(self, graph: Graph) -> str:
+        """What the program does, for a person to read; the graph has been built."""
+        parts = [" ".join(graph.words)]
+        parts += [f"break in epoch {epoch} behind {count}" for epoch, count in self.breaks.items()]
+        if not self.bare:
+            parts.append(f"states in epoch {self.stop_epoch}")
+        if self.used >= 0:
+            parts.append(f"loaded behind {self.used} items")
+        if self.link >= 0:
+            parts.append(f"saved and loaded again {self.link} items later")
+        return "; ".join(parts)
+
+
+def program_of(seed: int, processes: bool = False) -> Program:
+    """The program of a seed."""
+    chance = random.Random(f"program {seed}")
+    program = Program(seed, processes, common=seed % 2 == 0, in_order=seed % 5 != 0, bare=seed % 7 == 0)
+    program.stop_epoch = chance.choice([0, 0, 1, 1, 2])
+    if program.stop_epoch and chance.random() < 0.6:
+        program.breaks[program.stop_epoch - 1] = chance.choice([1, 1, 2, 3, 5])
+    if chance.random() < 0.3:
+        program.breaks[program.stop_epoch + 1] = chance.choice([1, 2, 4])
+    program.resumed = (0.0, 1.0, *(chance.random() for _ in range(2)))
+    if chance.random() < 0.3:
+        program.used = chance.randint(0, 3)
+    if chance.random() < 0.3:
+        program.link = chance.randint(0, 2)
+    return program

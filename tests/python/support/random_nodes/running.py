@@ -1,0 +1,111 @@
+"""Runs a random program over nodes: whole, with and without threads, saving its places, or from one of them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from random_nodes.programs import Program, program_of
+from torchdata.nodes import Loader
+
+#: No epoch is longer.
+MOST = 1000
+
+
+def shutdown(loader: Loader[Any]) -> None:
+    """Ends the threads and processes of a loader, where it can be asked for that."""
+    getattr(loader, "shutdown", lambda: None)()
+
+
+def part(iterator: Iterator[Any], count: int | None) -> list[Any]:
+    """As many items as are left, or so many at most."""
+    items: list[Any] = []
+    while len(items) < (MOST if count is None else count):
+        try:
+            items.append(next(iterator))
+        except StopIteration:
+            break
+    return items
+
+
+def whole(seed: int, processes: bool, threads: bool) -> list[list[Any]]:
+    """The epochs of a run that is never stopped."""
+    program = program_of(seed, processes)
+    loader = Loader(program.graph(threads).build())
+    epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.epochs)]
+    shutdown(loader)
+    return epochs
+
+
+def described(seed: int, processes: bool) -> dict[str, Any]:
+    """What a program runs."""
+    program = program_of(seed, processes)
+    graph = program.graph()
+    graph.build()
+    return {
+        "category": graph.category,
+        "words": program.words(graph),
+        "tells_reading_ahead": graph.tells_reading_ahead,
+    }
+
+
+def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:
+    """Saves the place at each item of an epoch, into files of a folder. Returns the epochs up to there."""
+    program = program_of(seed, processes)
+    loader = Loader(program.graph().build())
+    epochs = [part(iter(loader), program.breaks.get(epoch)) for epoch in range(program.stop_epoch)]
+    if program.stop_epoch == 0:
+        loader.state_dict()
+    iterator, items = iter(loader), list[Any]()
+    epochs.append(items)
+    while True:
+        (Path(target) / str(len(items))).write_bytes(pickle.dumps(loader.state_dict()))
+        more = part(iterator, 1) if len(items) < MOST else []
+        if not more:
+            break
+        items += more
+    (Path(target) / str(len(items))).write_bytes(pickle.dumps(loader.state_dict()))
+    shutdown(loader)
+    return epochs
+
+
+def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> list[list[Any]]:
+    """Goes on from a place.
+
+    Args:
+        seed: of the program.
+        processes: whether its graph may have worker processes.
+        source: the file with the state.
+        over: whether nothing of the epoch was left.
+        left: how many items of it were left.
+    """
+    program = program_of(seed, processes)
+    loader, state = used(program, None), pickle.loads(Path(source).read_bytes())
+    loader.load_state_dict(state)
+    first: list[Any] = []
+    if program.link >= 0:
+        if not over:
+            first = part(iter(loader), min(program.link, left - 1))
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+        loader = used(program, loader)
+        loader.load_state_dict(state)
+    epochs = []
+    for epoch in range(program.stop_epoch + over, program.epochs):
+        epochs.append(first + part(iter(loader), program.breaks.get(epoch)))
+        first = []
+    shutdown(loader)
+    return epochs
+
+
+def used(program: Program, loader: Loader[Any] | None) -> Loader[Any]:
+    """A loader to load a state into: a new one, or one that has given some items."""
+    if program.used < 0 and loader is not None:
+        shutdown(loader)
+        loader = None
+    if loader is None:
+        loader = Loader(program.graph().build())
+    if program.used >= 0:
+        part(iter(loader), program.used)
+    return loader

@@ -1,0 +1,168 @@
+"""What random graphs read: samplers, streams with and without states, and a node without checkpoints."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from torchdata.nodes import BaseNode
+
+
+class Shuffled(Sampler[int]):
+    """A sampler whose order follows from the epoch, as that of DistributedSampler."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.epoch = size, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self.size))
+        random.Random(self.epoch).shuffle(order)
+        return iter(order)
+
+
+class Lazy:
+    """A stream without a state: a generator."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(self.size)
+
+
+class Places:
+    """A stream that goes on at its place after a load, else begins anew."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.place, self.loaded = size, 0, False
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.loaded:
+            self.place = 0
+        self.loaded = False
+        return self.rest()
+
+    def rest(self) -> Iterator[int]:
+        while self.place < self.size:
+            self.place += 1
+            yield self.place
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.loaded = state["place"], True
+
+
+class Taking(Places):
+    """A stream whose generator takes the place where it is to start, when its first item is asked for."""
+
+    start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.place, self.start = self.start, 0
+        yield from self.rest()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["place"]
+
+
+class StateStays(Places):
+    """A stream each later pass of which takes the loaded state, as those of Hugging Face's do."""
+
+    starting: dict[str, Any] | None = None
+    current: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        self.current = {"place": 0} if self.starting is None else dict(self.starting)
+        while self.current["place"] < self.size:
+            self.current["place"] += 1
+            yield self.current["place"]
+
+    def state_dict(self) -> Any:
+        return None if self.current is None else dict(self.current)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.starting = state
+
+
+class Epochs(Places):
+    """A stream that counts its epochs, and shuffles by that."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.loaded:
+            self.epoch, self.place = self.epoch + 1, 0
+        self.loaded = False
+        return self.rest()
+
+    def rest(self) -> Iterator[int]:
+        order = list(range(self.size))
+        random.Random(self.epoch).shuffle(order)
+        for number in order[self.place :]:
+            self.place += 1
+            yield number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.epoch, self.loaded = state["place"], state["epoch"], True
+
+
+class EpochsInGenerator(Epochs):
+    """The same, when its first item is asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from super().__iter__()
+
+
+class Bare(BaseNode[int]):
+    """A user's node without checkpoints."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        if initial_state is not None:
+            raise NotImplementedError("no checkpoints")
+        self.numbers = iter(range(self.size))
+
+    def next(self) -> int:
+        return next(self.numbers)
+
+    def get_state(self) -> dict[str, Any]:
+        raise NotImplementedError("no checkpoints")
+
+
+class Counting(BaseNode[int]):
+    """A user's node with checkpoints, by the contract of BaseNode alone."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.left = size, size
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        self.left = self.size if initial_state is None else initial_state["left"]
+
+    def next(self) -> int:
+        if self.left == 0:
+            raise StopIteration
+        self.left -= 1
+        return self.left
+
+    def get_state(self) -> dict[str, Any]:
+        return {"left": self.left}
+
+
+STREAMS: dict[str, Any] = {cls.__name__: cls for cls in (Lazy, Places, Taking, StateStays, Epochs, EpochsInGenerator)}

@@ -1,0 +1,353 @@
+"""Data sets for random programs: by index and iterable, with and without states, with and without random draws."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+#: Which global generators a data set may draw from.
+DRAWS = ("torch", "numpy", "random", "all")
+
+
+def drawn(kind: str) -> float:
+    """A number from a global generator, or the sum of one from each."""
+    total = 0.0
+    if kind in ("torch", "all"):
+        total += float(torch.rand(()))
+    if kind in ("numpy", "all"):
+        total += float(numpy.random.random())
+    if kind in ("random", "all"):
+        total += random.random()
+    return round(total, 6)
+
+
+class Slow:
+    """Makes some items late, at moments that differ from run to run, without touching a generator of the program's."""
+
+    slow = False
+    _chance: random.Random | None = None
+
+    def pause(self) -> None:
+        if not self.slow:
+            return
+        if Slow._chance is None:
+            Slow._chance = random.Random(os.urandom(8))
+        if Slow._chance.random() < 0.4:
+            time.sleep(Slow._chance.random() * 0.004)
+
+
+# -- by index ----------------------------------------------------------------------------------------------
+
+
+class Indexed(Slow, Dataset[Any]):
+    """Samples by index."""
+
+    def __init__(self, length: int, draws: str) -> None:
+        self.length, self.draws = length, draws
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        self.pause()
+        return index
+
+
+class AtOnce(Indexed):
+    """Samples by lists of indices."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [1000 + index for index in indices]
+
+
+class Counting(Indexed):
+    """Its samples tell how many were read before: a state of each worker's own."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.pause()
+        self.reads += 1
+        return torch.tensor([index, self.reads])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reads": self.reads}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reads = state["reads"]
+
+
+class Noisy(Indexed):
+    """Its samples are drawn from the global generators (augmentation)."""
+
+    def __getitem__(self, index: int) -> Any:
+        self.pause()
+        return torch.tensor([index, drawn(self.draws)], dtype=torch.float64)
+
+
+class NoisyCounting(Counting):
+    """The same with a state of the data set's own."""
+
+    def __getitem__(self, index: int) -> Any:
+        self.pause()
+        self.reads += 1
+        return torch.tensor([index, self.reads, drawn(self.draws)], dtype=torch.float64)
+
+
+class OwnNoise(Indexed):
+    """Its samples are drawn from a generator of its own, of which it keeps no state."""
+
+    def __init__(self, length: int, draws: str) -> None:
+        super().__init__(length, draws)
+        self.own = random.Random(5)
+
+    def __getitem__(self, index: int) -> Any:
+        self.pause()
+        return torch.tensor([index, self.own.random()], dtype=torch.float64)
+
+
+class OwnNoiseKept(OwnNoise):
+    """The same, but it keeps the generator's state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        version, words, gauss = self.own.getstate()
+        return {"own": [version, list(words), gauss]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        version, words, gauss = state["own"]
+        self.own.setstate((version, tuple(words), gauss))
+
+
+# -- iterable ----------------------------------------------------------------------------------------------
+
+
+class Iterable(Slow, IterableDataset[Any]):
+    """What all iterable data sets share: a worker's part is uneven, so that workers end at different times."""
+
+    def __init__(self, length: int, draws: str) -> None:
+        self.length, self.draws = length, draws
+
+    def share(self) -> list[int]:
+        info = get_worker_info()
+        if info is None:
+            return list(range(self.length))
+        return list(range(info.id * 100, info.id * 100 + self.length // (info.id + 1)))
+
+    def shuffled(self, epoch: int) -> list[int]:
+        numbers = self.share()
+        random.Random(epoch).shuffle(numbers)
+        return numbers
+
+    def item(self, *values: float) -> Any:
+        """An item, with what is drawn for it if this data set draws."""
+        self.pause()
+        drawing = (drawn(self.draws),) if self.draws else ()
+        return torch.tensor([*values, *drawing], dtype=torch.float64)
+
+
+class Plain(Iterable):
+    """A stream without a state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in self.share():
+            yield self.item(number)
+
+
+class PlainEpochs(Iterable):
+    """A stream without a state that counts its epochs and shuffles by that."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        for number in self.shuffled(self.epoch):
+            yield self.item(number)
+
+
+class Taking(Iterable):
+    """Its generator takes the place where it is to start, and counts from there."""
+
+    place = start = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.place, self.start = self.start, 0
+        for number in self.share()[self.place :]:
+            self.place += 1
+            yield self.item(number)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["place"]
+
+
+class EpochInGenerator(Iterable):
+    """Its generator counts an epoch first, unless a state was loaded, and shuffles by it."""
+
+    epoch, place, loaded = 0, 0, False
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.loaded:
+            self.epoch += 1
+            self.place = 0
+        self.loaded = False
+        yield from self.rest()
+
+    def rest(self) -> Iterator[Any]:
+        for number in self.shuffled(self.epoch)[self.place :]:
+            self.place += 1
+            yield self.item(number, self.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.place, self.loaded = state["epoch"], state["place"], True
+
+
+class EpochInIter(EpochInGenerator):
+    """The same at once, in `__iter__` itself, before the first item is asked for."""
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.loaded:
+            self.epoch += 1
+            self.place = 0
+        self.loaded = False
+        return self.rest()
+
+
+class EpochAtEnd(Iterable):
+    """Counts an epoch, and puts its place back, when it has ended."""
+
+    place = epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in self.share()[self.place :]:
+            self.place += 1
+            yield self.item(number, self.epoch)
+        self.place, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place, "epoch": self.epoch, "size": [0] * 40}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place, self.epoch = state["place"], state["epoch"]
+
+
+class StateStays(Iterable):
+    """Every later `__iter__` takes the loaded state, as those of Hugging Face's streams do."""
+
+    def __init__(self, length: int, draws: str) -> None:
+        super().__init__(length, draws)
+        self.starting: dict[str, Any] | None = None
+        self.place: dict[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.place = {"index": 0}
+        if self.starting is not None:
+            self.place = dict(self.starting)
+        for number in self.share()[self.place["index"] :]:
+            self.place["index"] += 1
+            yield self.item(number)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return None if self.place is None else dict(self.place)
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        self.starting = state
+
+
+class ItsOwnIterator(Iterable):
+    """A stream that is its own iterator."""
+
+    place = 0
+
+    def __iter__(self) -> ItsOwnIterator:
+        self.place = 0
+        return self
+
+    def __next__(self) -> Any:
+        numbers = self.share()
+        if self.place >= len(numbers):
+            raise StopIteration
+        self.place += 1
+        return self.item(numbers[self.place - 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class Walk:
+    """An iterator that knows its place."""
+
+    def __init__(self, stream: Iterable, epoch: int = 7) -> None:
+        self.stream, self.place, self.own = stream, 0, random.Random(epoch)
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> Any:
+        numbers = self.stream.share()
+        if self.place == len(numbers):
+            raise StopIteration
+        self.place += 1
+        return self.stream.item(numbers[self.place - 1], self.own.randrange(1000))
+
+    def state_dict(self) -> dict[str, Any]:
+        version, words, gauss = self.own.getstate()
+        return {"place": self.place, "own": [version, list(words), gauss]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+        version, words, gauss = state["own"]
+        self.own.setstate((version, tuple(words), gauss))
+
+
+class IteratorAlone(Iterable):
+    """A stream whose iterator alone knows its place."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return Walk(self)
+
+
+class IteratorAndEpochs(Iterable):
+    """A stream whose iterator knows its place, and which itself counts the epochs."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        return Walk(self, self.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        # The iterator is made anew behind this, and counts once more.
+        self.epoch = state["epoch"] - 1
+
+
+MAPS: list[Callable[[int, str], Any]] = [Indexed, AtOnce, Counting, Noisy, NoisyCounting, OwnNoise, OwnNoiseKept]
+STATELESS_STREAMS: list[Callable[[int, str], Any]] = [Plain, PlainEpochs]
+STREAMS: list[Callable[[int, str], Any]] = [
+    Taking,
+    EpochInGenerator,
+    EpochInIter,
+    EpochAtEnd,
+    StateStays,
+    ItsOwnIterator,
+    IteratorAlone,
+    IteratorAndEpochs,
+]
+BY_NAME: dict[str, Any] = {cls.__name__: cls for cls in [*MAPS, *STATELESS_STREAMS, *STREAMS]}

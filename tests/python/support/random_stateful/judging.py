@@ -1,0 +1,82 @@
+"""Compares the runs of a random program: what came behind its state with what comes without a stop."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from beside import Verdict, Wrong, difference, without
+from fresh_processes import FreshProcesses
+from random_stateful.programs import Program, program_of
+
+
+class Judge:
+    """Runs programs under a Python interpreter.
+
+    Args:
+        python: the interpreter.
+        limit: seconds after which a run counts as hung.
+    """
+
+    def __init__(self, python: str = sys.executable, limit: float = 30.0) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")
+        self._processes = FreshProcesses(
+            "random_stateful.running", "torchdata.stateful_dataloader", python=python, limit=limit
+        )
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._processes.__exit__(kind, error, tb)
+        self._folder.cleanup()
+
+    def judge(self, seed: int) -> Verdict:
+        """Runs the program of a seed in all its phases. `unlike` is about the epochs of torch's own loader."""
+        program = program_of(seed)
+        verdict = Verdict(seed, program.category, program.words())
+        try:
+            self._judge(program, verdict)
+        except Wrong as wrong:
+            verdict.wrong = str(wrong)
+        return verdict
+
+    def _phase(self, program: Program, phase: str, **more: Any) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = self._processes.call(
+                "random_stateful.running:run", seed=program.seed, phase=phase, **more
+            )
+        except RuntimeError as error:
+            raise Wrong(f"{phase}: {error}") from error
+        return found
+
+    def _judge(self, program: Program, verdict: Verdict) -> None:
+        first, second = (Path(self._folder.name) / name for name in ("first", "second"))
+        verdict.unknowable = program.unknowable(over=program.stop_at == "end")
+        whole = self._phase(program, "whole")["epochs"]
+        stop = self._phase(program, "stop", batches=len(whole[program.stop_epoch]), target=first)
+        verdict.known, before = stop["known"], stop["epochs"]
+        taken, over = verdict.known["taken"], verdict.known["over"]
+        verdict.unknowable = program.unknowable(over)
+        if program.seeds == "none":
+            whole = before
+        elif different := difference(before, whole[: len(before)], program.in_order, cut=True):
+            raise Wrong(f"two runs differ before the stop: {different}")
+        if program.relayed:
+            self._phase(program, "relay", source=first, target=second)
+            first = second
+        next_epoch = program.stop_epoch + over
+        rest = self._phase(program, "resume", source=first, first=next_epoch)["epochs"]
+        expected = whole[next_epoch:]
+        if not over:
+            given = before[program.stop_epoch][:taken] if taken else []
+            expected = [without(expected[0], given, program.in_order), *expected[1:]]
+        if different := difference(rest, expected, program.in_order):
+            raise Wrong(f"behind the state: {different}")
+        if program.beside_torch and program.has_torch_s_order:
+            theirs = self._phase(program, "torch")["epochs"]
+            found = difference(whole, theirs, program.in_order)
+            verdict.unlike = found and f"torch's own loader gives others: {found}"

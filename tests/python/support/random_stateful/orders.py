@@ -1,0 +1,239 @@
+"""Samplers for random programs: torch's, torchdata's and such as users write."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+
+class PythonShuffled(Sampler[int]):
+    """Shuffled by Python's global generator, as many programs do."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self.length))
+        random.shuffle(order)
+        return iter(order)
+
+
+class OwnTorch(PythonShuffled):
+    """A sampler with a generator of torch's as an attribute."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.generator = seeded(12)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self.length, generator=self.generator).tolist()
+
+
+class OwnNumpy(PythonShuffled):
+    """A sampler with a generator of NumPy's as an attribute."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.rng = numpy.random.default_rng(13)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.rng.permutation(self.length).tolist()
+
+
+class OwnPython(PythonShuffled):
+    """A sampler with a generator of Python's as an attribute."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.rng = random.Random(14)
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(self.length))
+        self.rng.shuffle(order)
+        yield from order
+
+
+class Epochs(PythonShuffled):
+    """A sampler that counts its epochs and has no state."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        order = list(range(self.length))
+        random.Random(self.epoch).shuffle(order)
+        return iter(order)
+
+
+class Places(Sampler[Any]):
+    """A sampler that saves its place by itself, and begins anew when it has ended."""
+
+    def __init__(self, length: int, batch: int | None = None) -> None:
+        self.length, self.batch, self.done, self.epoch = length, batch, 0, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(self.length))
+        random.Random(self.epoch).shuffle(order)
+        while self.done < self.length:
+            taken = order[self.done : self.done + (self.batch or 1)]
+            self.done += len(taken)
+            yield taken[0] if self.batch is None else taken
+        self.done, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done, self.epoch = state["done"], state["epoch"]
+
+
+class StartsAnew(Places):
+    """A sampler that saves its place by itself, and begins at the place that was loaded, else anew."""
+
+    loaded = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.loaded:
+            self.epoch, self.done = self.epoch + 1, 0
+        self.loaded = False
+        order = list(range(self.length))
+        random.Random(self.epoch).shuffle(order)
+        for index in order[self.done :]:
+            self.done += 1
+            yield index
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.loaded = True
+
+
+class Steps:
+    """The iterator of a sampler, which knows its place."""
+
+    def __init__(self, order: list[int]) -> None:
+        self.order, self.done = order, 0
+
+    def __iter__(self) -> Steps:
+        return self
+
+    def __next__(self) -> int:
+        if self.done == len(self.order):
+            raise StopIteration
+        self.done += 1
+        return self.order[self.done - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done, "order": self.order}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done, self.order = state["done"], list(state["order"])
+
+
+class IteratorKnows(PythonShuffled):
+    """A sampler whose iterator alone has a state."""
+
+    def __iter__(self) -> Iterator[int]:
+        return Steps(list(reversed(range(self.length))))
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def distributed(length: int, batch: int, shuffle: bool = True) -> dict[str, Any]:
+    return {"sampler": DistributedSampler(range(length), 2, 1, shuffle=shuffle, seed=5)}  # type: ignore[arg-type]
+
+
+def stateful_distributed(length: int, batch: int) -> dict[str, Any]:
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    return {"sampler": StatefulDistributedSampler(range(length), 2, 1, seed=5)}  # type: ignore[arg-type]
+
+
+def torchdata_batches(length: int, batch: int) -> dict[str, Any]:
+    from torchdata.stateful_dataloader import sampler
+
+    inner = sampler.RandomSampler(range(length), generator=seeded(6))
+    return {"batch_sampler": sampler.BatchSampler(inner, batch, False)}
+
+
+#: By name: options of the loader for a length and a batch size.
+SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "in order": lambda n, b: {},
+    "shuffle": lambda n, b: {"shuffle": True},
+    "shuffle, generator": lambda n, b: {"shuffle": True, "generator": seeded(3)},
+    "RandomSampler": lambda n, b: {"sampler": RandomSampler(range(n))},
+    "RandomSampler, generator": lambda n, b: {"sampler": RandomSampler(range(n), generator=seeded(4))},
+    "RandomSampler, replacement": lambda n, b: {"sampler": RandomSampler(range(n), replacement=True)},
+    "RandomSampler, replacement, generator": lambda n, b: {
+        "sampler": RandomSampler(range(n), replacement=True, num_samples=2 * n + 1, generator=seeded(5))
+    },
+    "RandomSampler, twice": lambda n, b: {"sampler": RandomSampler(range(n), num_samples=2 * n + 1)},
+    "WeightedRandomSampler": lambda n, b: {"sampler": WeightedRandomSampler([1.0 + i for i in range(n)], n)},
+    "WeightedRandomSampler, generator": lambda n, b: {
+        "sampler": WeightedRandomSampler([1.0 + i for i in range(n)], n, generator=seeded(8))
+    },
+    "SubsetRandomSampler": lambda n, b: {"sampler": SubsetRandomSampler(range(n // 2 + 1))},
+    "SubsetRandomSampler, generator": lambda n, b: {
+        "sampler": SubsetRandomSampler(range(n // 2 + 1), generator=seeded(9))
+    },
+    "DistributedSampler": distributed,
+    "DistributedSampler, set_epoch": distributed,
+    "StatefulDistributedSampler, set_epoch": stateful_distributed,
+    "StatefulDistributedSampler": stateful_distributed,
+    "BatchSampler": lambda n, b: {"batch_sampler": BatchSampler(RandomSampler(range(n)), b, False)},
+    "BatchSampler, generator": lambda n, b: {
+        "batch_sampler": BatchSampler(RandomSampler(range(n), generator=seeded(10)), b, True)
+    },
+    "BatchSampler of torchdata": torchdata_batches,
+    "user's, Python's generator": lambda n, b: {"sampler": PythonShuffled(n)},
+    "user's, own torch generator": lambda n, b: {"sampler": OwnTorch(n)},
+    "user's, own NumPy generator": lambda n, b: {"sampler": OwnNumpy(n)},
+    "user's, own Python generator": lambda n, b: {"sampler": OwnPython(n)},
+    "user's, counts epochs": lambda n, b: {"sampler": Epochs(n)},
+    "user's, stateful": lambda n, b: {"sampler": Places(n)},
+    "user's, stateful, starts anew": lambda n, b: {"sampler": StartsAnew(n)},
+    "user's, stateful iterator": lambda n, b: {"sampler": IteratorKnows(n)},
+    "user's batches, stateful": lambda n, b: {"batch_sampler": Places(n, b)},
+}
+
+#: Samplers whose order comes from a global generator, if the loader is given none.
+FREE = {
+    "shuffle",
+    "RandomSampler",
+    "RandomSampler, replacement",
+    "RandomSampler, twice",
+    "WeightedRandomSampler",
+    "SubsetRandomSampler",
+    "BatchSampler",
+    "user's, Python's generator",
+}
+
+#: Samplers with a state of their own.
+STATEFUL = {
+    "StatefulDistributedSampler",
+    "StatefulDistributedSampler, set_epoch",
+    "BatchSampler of torchdata",
+    "user's, stateful",
+    "user's, stateful, starts anew",
+    "user's, stateful iterator",
+    "user's batches, stateful",
+}

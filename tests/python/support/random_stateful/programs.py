@@ -1,0 +1,235 @@
+"""Random programs: what each is made of, in words, its category, and why some cannot go on exactly."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from random_stateful import datasets, orders
+
+#: Epochs that are compared behind the epoch in which a program is stopped.
+BEHIND = 3
+
+CATEGORIES = (
+    "map style",
+    "iterable without workers",
+    "iterable with workers",
+    "iterable with persistent workers",
+    "orders without a generator",
+    "random draws",
+    "another number of workers",
+)
+
+
+@dataclass
+class Program:
+    """A training program, as far as its loader sees it."""
+
+    seed: int
+    dataset: str
+    length: int
+    draws: str
+    slow: bool
+    sampler: str
+    batch_size: int | None
+    workers: int
+    #: Workers of the run that goes on.
+    later_workers: int
+    #: Whether the loader is given a generator.
+    generator: bool
+    options: dict[str, Any] = field(default_factory=dict)
+    #: "same": each run seeds all global generators alike; "another": the run that goes on takes another seed;
+    #: "none": no run seeds any.
+    seeds: str = "same"
+    #: Numbers that the program draws from the global generators before it makes its loader, and in each step and
+    #: behind each epoch (dropout, an evaluation).
+    draws_before: int = 0
+    draws_in_step: int = 0
+    draws_behind_epoch: int = 0
+    #: Numbers that only the run that goes on draws, once before and once after it loads its state.
+    draws_more: int = 0
+    #: Whether the program seeds the global generators anew at the begin of each epoch.
+    seeds_epochs: bool = False
+    #: Epochs that are left early, and after how many batches.
+    breaks: dict[int, int] = field(default_factory=dict)
+    #: The epoch in which the state is taken, and where: "before" its iterator is made, after so many batches, behind
+    #: the "last" batch, or behind its "end".
+    stop_epoch: int = 0
+    stop_at: int | str = 0
+    #: Batches before which a state is taken and thrown away, too.
+    peeks: tuple[int, ...] = ()
+    #: How the state travels: by "json", "torch" or "pickle".
+    way: str = "torch"
+    #: Whether another process loads the state, asks for it anew at once, and passes that on.
+    relayed: bool = False
+    #: Whether the epochs are held against those of torch's loader, too.
+    beside_torch: bool = False
+
+    @property
+    def indexed(self) -> bool:
+        return datasets.BY_NAME[self.dataset] in datasets.MAPS
+
+    @property
+    def persistent(self) -> bool:
+        return bool(self.options.get("persistent_workers"))
+
+    @property
+    def in_order(self) -> bool:
+        return self.workers == 0 or bool(self.options.get("in_order", True))
+
+    @property
+    def noisy(self) -> bool:
+        """Whether items are drawn from the global generators."""
+        return "Noisy" in self.dataset or (bool(self.draws) and not self.indexed)
+
+    @property
+    def free_order(self) -> bool:
+        """Whether the order comes from a global generator."""
+        return self.sampler in orders.FREE and not (self.sampler == "shuffle" and self.generator)
+
+    @property
+    def epochs(self) -> int:
+        return self.stop_epoch + 1 + BEHIND
+
+    @property
+    def category(self) -> str:
+        if self.later_workers != self.workers:
+            return "another number of workers"
+        if self.noisy:
+            return "random draws"
+        if self.free_order:
+            return "orders without a generator"
+        if self.indexed:
+            return "map style"
+        if self.workers == 0:
+            return "iterable without workers"
+        return "iterable with persistent workers" if self.persistent else "iterable with workers"
+
+    @property
+    def has_torch_s_order(self) -> bool:
+        """Whether torch's own loader must give the same epochs."""
+        stateless = self.dataset in ("Indexed", "AtOnce", "Noisy", "Plain") and self.sampler not in orders.STATEFUL
+        return stateless and self.in_order and not self.breaks and self.seeds != "none"
+
+    def unknowable(self, over: bool) -> str:
+        """Why no loader can go on exactly with this program, or nothing.
+
+        Args:
+            over: whether the state is that of the end of an epoch.
+        """
+        if self.dataset == "OwnNoise":
+            return "the data set draws from a generator of its own and tells no state"
+        if self.dataset == "PlainEpochs" and (self.workers == 0 or self.persistent):
+            return "the data set counts its epochs and tells no state"
+        if self.sampler == "user's, counts epochs":
+            return "the sampler counts its epochs and tells no state"
+        if self.dataset in ("Counting", "Noisy", "NoisyCounting", "OwnNoiseKept") and not self.in_order:
+            return "out of order, time decides which worker reads a sample"
+        if over and self.draws_behind_epoch and (self.free_order or self.noisy) and not self.seeds_epochs:
+            return "only the run that was not stopped draws from the global generators before its next epoch"
+        return ""
+
+    def words(self) -> str:
+        """What the program does, for a person to read."""
+        parts = [f"{self.dataset}({self.length}{', draws: ' + self.draws if self.noisy else ''})"]
+        if self.slow:
+            parts.append("slow items")
+        if self.indexed:
+            parts.append(f"sampler: {self.sampler}")
+        if self.generator:
+            parts.append("generator given")
+        parts.append(f"batch_size={self.batch_size}")
+        parts.append(f"workers={self.workers}" + (f" then {self.later_workers}" * (self.later_workers != self.workers)))
+        parts += [f"{name}={value}" for name, value in self.options.items()]
+        parts.append(f"seeds: {self.seeds}" + ", anew in each epoch" * self.seeds_epochs)
+        for name in ("draws_before", "draws_in_step", "draws_behind_epoch", "draws_more"):
+            if getattr(self, name):
+                parts.append(f"{name}={getattr(self, name)}")
+        parts += [f"break in epoch {epoch} after {count}" for epoch, count in self.breaks.items()]
+        parts.append(f"state in epoch {self.stop_epoch} at {self.stop_at}")
+        if self.peeks:
+            parts.append(f"looks at the state before {list(self.peeks)}")
+        parts.append(f"by {self.way}" + ", relayed" * self.relayed)
+        return "; ".join(parts)
+
+
+def program_of(seed: int) -> Program:
+    """The program of a seed."""
+    chance = random.Random(seed)
+    indexed = chance.random() < 0.6
+    if indexed:
+        dataset = chance.choices(datasets.MAPS, [6, 2, 3, 2, 1, 0.3, 1])[0]
+        sampler = chance.choice(list(orders.SAMPLERS))
+    else:
+        dataset = chance.choices([*datasets.STATELESS_STREAMS, *datasets.STREAMS], [4, 0.5] + [2] * 8)[0]
+        sampler = "in order"
+    batch_size = chance.choice([None, 1, 2, 3, 5])
+    workers = chance.choice([0, 0, 1, 2, 2, 3])
+    program = Program(
+        seed=seed,
+        dataset=dataset.__name__,
+        length=chance.choice([0, 1, 2, 3]) if chance.random() < 0.1 else chance.randrange(4, 30),
+        draws=chance.choice(datasets.DRAWS) if indexed or chance.random() < 0.15 else "",
+        slow=workers > 0 and chance.random() < 0.3,
+        sampler=sampler,
+        batch_size=batch_size,
+        workers=workers,
+        later_workers=workers,
+        generator=chance.random() < 0.3,
+    )
+    if "sampler" in sampler.lower() or sampler != "in order":
+        program.length = max(program.length, 1)  # torch's samplers refuse empty data sets
+    choose_options(program, chance)
+    choose_habits(program, chance)
+    choose_moment(program, chance)
+    choose_way(program, chance)
+    return program
+
+
+def choose_options(program: Program, chance: random.Random) -> None:
+    """The loader's arguments."""
+    if program.batch_size is not None and "atch" not in program.sampler and chance.random() < 0.2:
+        program.options["drop_last"] = True
+    if chance.random() < 0.25:
+        program.options["snapshot_every_n_steps"] = chance.choice([2, 3, 7])
+    if program.workers:
+        program.options["prefetch_factor"] = chance.choice([1, 2, 2, 3])
+        program.options["persistent_workers"] = chance.random() < 0.5
+        if chance.random() < 0.1:
+            program.options["in_order"] = False
+
+
+def choose_habits(program: Program, chance: random.Random) -> None:
+    """What the program seeds and draws besides."""
+    program.seeds = chance.choices(["same", "another", "none"], [6, 2, 1])[0]
+    if chance.random() < 0.5:
+        program.draws_before = chance.randrange(4)
+        program.draws_in_step = chance.choice([0, 0, 1, 2])
+        program.draws_behind_epoch = chance.choice([0, 0, 0, 3])
+        program.draws_more = chance.choice([0, 0, 2])
+    program.seeds_epochs = chance.random() < 0.08
+
+
+def choose_moment(program: Program, chance: random.Random) -> None:
+    """Which epochs are left early, and where the state is taken."""
+    program.stop_epoch = chance.choice([0, 0, 0, 1, 1, 2, 3])
+    program.stop_at = chance.choice(["before", 0, 1, 1, 2, 3, 4, 6, 9, "last", "end", "end"])
+    if program.stop_epoch and program.in_order and chance.random() < 0.35:
+        program.breaks[program.stop_epoch - 1] = chance.choice([1, 2, 3, 5])
+        if program.stop_at == "before":  # that would be a state of the epoch that was left
+            program.stop_at = 0
+    if program.in_order and chance.random() < 0.1:
+        program.breaks[program.stop_epoch + 1] = chance.choice([1, 2, 4])
+    if chance.random() < 0.25:
+        program.peeks = tuple(sorted(chance.sample(range(10), chance.choice([1, 3, 5]))))
+
+
+def choose_way(program: Program, chance: random.Random) -> None:
+    """How the state travels, and where."""
+    program.way = chance.choice(["json", "torch", "torch", "pickle"])
+    program.relayed = chance.random() < 0.12
+    program.beside_torch = chance.random() < 0.3
+    stateless = program.dataset in ("Indexed", "AtOnce")
+    if stateless and program.workers and chance.random() < 0.2:
+        program.later_workers = chance.choice([1, 2, 3, 4])

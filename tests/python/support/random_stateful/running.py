@@ -1,0 +1,217 @@
+"""Runs a random program: whole, up to its stop, or from the state that it saved there, each in its own process."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from random_stateful import datasets, orders
+from random_stateful.programs import Program, program_of
+
+
+def plain(batch: Any) -> Any:
+    """A batch as JSON holds it."""
+    if isinstance(batch, torch.Tensor):
+        return batch.tolist()
+    return [plain(one) for one in batch] if isinstance(batch, (list, tuple)) else batch
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+def draw(count: int) -> None:
+    """Draws as a program does: so many numbers from each global generator."""
+    for _ in range(count):
+        datasets.drawn("all")
+
+
+# -- the state on its way ----------------------------------------------------------------------------------
+
+
+def written(state: Any, way: str) -> bytes:
+    if way == "json":
+        return json.dumps(state).encode()
+    if way == "pickle":
+        return pickle.dumps(state)
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def read(data: bytes, way: str) -> Any:
+    if way == "json":
+        return json.loads(data)
+    if way == "pickle":
+        return pickle.loads(data)
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
+    """Writes the loader's state to a file. Returns what is to be known of the state itself."""
+    state, again = loader.state_dict(), loader.state_dict()
+    known: dict[str, Any] = {"keys": sorted(state)}
+    try:
+        known["alike"] = bool(state == again)
+    except (RuntimeError, ValueError):  # of tensors or arrays
+        known["alike"] = False
+    try:
+        text = json.dumps(state)
+        known["json"], known["size"] = bool(json.loads(text) == state), len(text)
+        known["alike"] = known["alike"] and json.dumps(again) == text
+        way = program.way
+    except TypeError as error:
+        known["json"], known["size"] = False, len(pickle.dumps(state))
+        known["why"] = str(error)
+        way = "torch" if program.way == "json" else program.way
+    path.write_bytes(way.encode() + b"\n" + written(state, way))
+    return known
+
+
+def load(loader: Any, path: Path) -> None:
+    way, _, data = path.read_bytes().partition(b"\n")
+    loader.load_state_dict(read(data, way.decode()))
+
+
+# -- the program -------------------------------------------------------------------------------------------
+
+
+def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
+    """Runs a phase of the program of a seed: see `Run`."""
+    return Run(program_of(seed), phase, **options).run()
+
+
+class Run:
+    """One run of a program.
+
+    Args:
+        program: the program.
+        phase: "whole" or "torch" (without a stop, the latter with torch's own loader), "stop" (ends where the state was
+            saved, unless no run seeds), "relay" (loads a state and saves it again) or "resume".
+        batches: how many batches the epoch has in which the program is stopped, as far as it is known.
+        source: the state to load.
+        target: where to save the state.
+        first: the epoch to begin with.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        phase: str,
+        batches: int = 0,
+        source: str | None = None,
+        target: str | None = None,
+        first: int = 0,
+    ) -> None:
+        self.program, self.phase, self.batches, self.first = program, phase, batches, first
+        self.source, self.target = source, target
+        self.resumed = phase in ("relay", "resume")
+        self.known: dict[str, Any] = {}
+        self.epochs: list[list[Any]] = []
+
+    def loader(self) -> Any:
+        if self.phase == "torch":
+            from torch.utils.data import DataLoader as Loader
+        else:
+            from torchdata.stateful_dataloader import StatefulDataLoader as Loader  # type: ignore[assignment]
+        program = self.program
+        options = dict(program.options)
+        workers = program.later_workers if self.resumed else program.workers
+        if workers == 0:
+            for name in ("persistent_workers", "prefetch_factor", "in_order"):
+                options.pop(name, None)
+        else:
+            options["multiprocessing_context"] = "fork"
+        if self.phase == "torch":
+            options.pop("snapshot_every_n_steps", None)
+        chosen = orders.SAMPLERS[program.sampler](program.length, program.batch_size or 1)
+        if "batch_sampler" not in chosen:
+            options["batch_size"] = program.batch_size
+        if program.generator:
+            options.setdefault("generator", orders.seeded(21))
+        dataset = datasets.BY_NAME[program.dataset](program.length, program.draws)
+        dataset.slow = program.slow
+        return Loader(dataset, num_workers=workers, **{**options, **chosen})
+
+    def run(self) -> dict[str, Any]:
+        """Returns the epochs as lists of batches. The first is the rest of one if the program went on in it."""
+        try:
+            self.train()
+        finally:
+            gc.collect()
+        return {"epochs": self.epochs, "known": self.known}
+
+    def train(self) -> None:
+        program = self.program
+        if program.seeds == "none":
+            seed_all(int.from_bytes(os.urandom(4), "little"))
+        else:
+            seed_all(42 if program.seeds == "same" or not self.resumed else 43)
+        draw(program.draws_before)
+        loader = self.loader()
+        if self.resumed:
+            draw(program.draws_more)
+            assert self.source is not None
+            load(loader, Path(self.source))
+            if self.phase == "relay":
+                self.save(loader)
+                return
+            draw(program.draws_more)
+        for epoch in range(self.first, program.epochs):
+            if self.epoch(loader, epoch):
+                return
+            draw(program.draws_behind_epoch)
+
+    def save(self, loader: Any) -> None:
+        assert self.target is not None
+        self.known = save(loader, self.program, Path(self.target))
+
+    def epoch(self, loader: Any, epoch: int) -> bool:
+        """Runs an epoch, or the rest of one. Returns whether the program is stopped in it."""
+        program = self.program
+        stops = self.phase == "stop" and epoch == program.stop_epoch
+        if stops and program.stop_at == "before":
+            stops = False
+            if self.stop(loader, taken=0, over=False):
+                return True
+        if program.seeds_epochs:
+            seed_all(1000 + epoch)
+        if "set_epoch" in program.sampler:
+            loader.sampler.set_epoch(epoch)
+        stop_after = self.batches if program.stop_at == "last" else program.stop_at
+        batches: list[Any] = []
+        self.epochs.append(batches)
+        iterator = iter(loader)
+        while True:
+            if stops and stop_after == len(batches):
+                stops = False
+                if self.stop(loader, taken=len(batches), over=False):
+                    return True
+            if self.phase == "stop" and len(batches) in program.peeks:
+                loader.state_dict()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            batches.append(plain(batch))
+            draw(program.draws_in_step)
+            if program.breaks.get(epoch) == len(batches):
+                break
+        return stops and self.stop(loader, taken=len(batches), over=True)
+
+    def stop(self, loader: Any, taken: int, over: bool) -> bool:
+        """Saves the state. Returns whether the program ends there: one that seeds nothing goes on, to compare with."""
+        self.save(loader)
+        self.known.update(taken=taken, over=over)
+        return self.program.seeds != "none"

@@ -1,0 +1,427 @@
+"""The loops of public trainers around a StatefulDataLoader: what each does with its loader and the loader's state.
+
+`train` runs one in this process: from the start to the end, up to a stop where its checkpoint is saved, or from that
+checkpoint on. It returns the batches that the trainer's steps were given, which follow from seeds that each run sets
+anew at its start.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info
+
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+EPOCHS = 4
+
+
+class Samples(Dataset[Any]):
+    """Samples with an augmentation: what a sample is depends on the global generators where it is read."""
+
+    def __init__(self, length: int = 14) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        noise = float(torch.rand(())) + random.random() + numpy.random.random()
+        return torch.tensor([index, noise], dtype=torch.float64)
+
+
+class Stream(IterableDataset[Any]):
+    """A stream that knows its place, and is shared out over workers and ranks."""
+
+    def __init__(self, length: int = 14, rank: int = 0, ranks: int = 1) -> None:
+        self.length, self.rank, self.ranks = length, rank, ranks
+        self.place = self.start = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.place, self.start = self.start, 0
+        info = get_worker_info()
+        part, parts = (0, 1) if info is None else (info.id, info.num_workers)
+        mine = range(self.rank * parts + part, self.length, self.ranks * parts)
+        for number in mine[self.place :]:
+            self.place += 1
+            yield torch.tensor([float(number)])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["place"]
+
+
+class Tokens(IterableDataset[Any]):
+    """Texts in an endless stream, packed into sequences: as torchtitan's over a data set of Hugging Face."""
+
+    def __init__(self, texts: int = 9, length: int = 5) -> None:
+        self.texts, self.length = texts, length
+        self.sample, self.tokens = 0, list[int]()
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            for text in range(self.sample, self.texts):
+                self.tokens += range(100 * text, 100 * text + 3 + text % 3)
+                self.sample += 1
+                while len(self.tokens) >= self.length:
+                    packed, self.tokens = self.tokens[: self.length], self.tokens[self.length :]
+                    yield torch.tensor(packed)
+            self.sample = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sample": self.sample, "tokens": list(self.tokens)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sample, self.tokens = state["sample"], list(state["tokens"])
+
+
+def seed_everything(seed: int = 42) -> None:
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@dataclass
+class Training:
+    """A run of a trainer.
+
+    Args:
+        workers: of the loader.
+        stop: the epoch and step behind which a checkpoint is saved, and the run ends; step -1 is the epoch's end.
+        checkpoint: where it is saved.
+        resumes: whether the run begins with the checkpoint.
+    """
+
+    workers: int
+    checkpoint: Path
+    stop: tuple[int, int] | None = None
+    resumes: bool = False
+
+    def __post_init__(self) -> None:
+        self.seen: list[Any] = []
+        self.saved: dict[str, Any] = {}
+        if self.resumes:
+            self.saved = torch.load(self.checkpoint, weights_only=True)
+
+    def options(self) -> dict[str, Any]:
+        return {"num_workers": self.workers, **({"multiprocessing_context": "fork"} if self.workers else {})}
+
+    def step(self, batch: Any, dropout: bool = True) -> None:
+        """A step of a model, which draws from torch's global generator for its dropout, unless it is on a GPU."""
+        self.seen.append(batch.tolist())
+        if dropout:
+            torch.rand(3)
+
+    def stops(self, epoch: int, step: int) -> bool:
+        return self.stop == (epoch, step)
+
+    def save(self, **parts: Any) -> None:
+        torch.save(parts, self.checkpoint)
+
+
+# -- accelerate --------------------------------------------------------------------------------------------
+
+
+class Shard:
+    """accelerate's loader around a loader: it is one batch ahead, and has the state of the batch that it gives."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.ended = loader, False
+        self.state = loader.state_dict()
+
+    def note(self) -> None:
+        self.state = self.loader.state_dict()
+        self.state["_iterator_finished"] = self.ended
+
+    def __iter__(self) -> Iterator[Any]:
+        self.ended = False
+        iterator = iter(self.loader)
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        while not self.ended:
+            self.note()
+            try:
+                following = next(iterator)
+            except StopIteration:
+                self.ended = True
+                self.note()
+            yield batch
+            batch = following
+
+
+def accelerate(run: Training) -> None:
+    """Seeds, prepares its loader, loads its state and then the generators', and trains.
+
+    It saves behind a step, also behind the last one of an epoch, where its loader has read one batch more.
+    """
+    seed_everything()
+    shard = Shard(StatefulDataLoader(Samples(), batch_size=4, shuffle=True, **run.options()))
+    assert shard.state == shard.loader.state_dict()
+    first = run.saved.get("epoch", 0)
+    if run.resumes:
+        shard.loader.load_state_dict(run.saved["loader"])
+        torch.set_rng_state(run.saved["torch"])
+        version, words, gauss = run.saved["python"]
+        random.setstate((version, tuple(words), gauss))
+    for epoch in range(first, EPOCHS):
+        for step, batch in enumerate(shard, 1):
+            run.step(batch, dropout=False)
+            if run.stops(epoch, step) or (run.stops(epoch, -1) and shard.ended):
+                generators = {"torch": torch.get_rng_state(), "python": random.getstate()}
+                run.save(loader=shard.state, epoch=epoch + shard.ended, **generators)
+                return
+
+
+# -- transformers ------------------------------------------------------------------------------------------
+
+
+def transformers(run: Training) -> None:
+    """Saves the loader's state and the generators beside the model, and skips no data when it goes on."""
+    seed_everything()
+    sampler = DistributedSampler(Samples(28), 2, 1, seed=7)
+    loader = StatefulDataLoader(Samples(28), batch_size=4, sampler=sampler, **run.options())
+    if run.resumes:
+        loader.load_state_dict(run.saved["loader"])
+        torch.set_rng_state(run.saved["torch"])
+    for epoch in range(run.saved.get("epoch", 0), EPOCHS):
+        sampler.set_epoch(epoch)
+        for step, batch in enumerate(loader, 1):
+            run.step(batch)
+            if run.stops(epoch, step):
+                run.save(loader=loader.state_dict(), torch=torch.get_rng_state(), epoch=epoch)
+                return
+        if run.stops(epoch, -1):
+            run.save(loader=loader.state_dict(), torch=torch.get_rng_state(), epoch=epoch + 1)
+            return
+
+
+class Indices(Samples):
+    """Samples without an augmentation."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index])
+
+
+def transformers_skipping(run: Training) -> None:
+    """Keeps no state: goes through the epochs that it has had, and skips batches of the one that it is in."""
+    seed_everything()
+    loader = StatefulDataLoader(Indices(), batch_size=4, shuffle=True, **run.options())
+    first, skipped = run.saved.get("epoch", 0), run.saved.get("step", 0)
+    for _ in range(first):
+        for _ in loader:
+            break
+    for epoch in range(first, EPOCHS):
+        for step, batch in enumerate(loader, 1):
+            if epoch == first and step <= skipped:
+                continue
+            run.seen.append(batch.tolist())
+            if run.stops(epoch, step):
+                run.save(epoch=epoch, step=step)
+                return
+        if run.stops(epoch, -1):
+            run.save(epoch=epoch + 1, step=0)
+            return
+
+
+# -- Lightning ---------------------------------------------------------------------------------------------
+
+
+class Fetcher:
+    """Lightning's: knows the last batch by the loader's length, and never sees a StopIteration of its own epoch."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.length = loader, len(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.fetched, self.done = 0, False
+        for batch in self.loader:
+            self.fetched += 1
+            self.done = self.fetched >= self.length
+            yield batch
+            if self.done:
+                return
+
+
+def lightning(run: Training) -> None:
+    """A callback saves behind a step and at an epoch's end; the number of steps says where the training is."""
+    seed_everything()
+    loader = StatefulDataLoader(Samples(), batch_size=4, shuffle=True, **run.options())
+    fetcher = Fetcher(loader)
+    steps = run.saved.get("steps", 0)
+    if run.resumes:
+        loader.load_state_dict(run.saved["loader"])
+    while steps < EPOCHS * len(loader):
+        epoch = steps // len(loader)
+        for batch in fetcher:
+            run.step(batch)
+            steps += 1
+            step = steps - epoch * len(loader)
+            if run.stops(epoch, step) or (run.stops(epoch, -1) and step == len(loader)):
+                run.save(loader=loader.state_dict(), steps=steps)
+                return
+            if step == len(loader):  # also where the epoch began before the checkpoint
+                break
+
+
+# -- torchtitan --------------------------------------------------------------------------------------------
+
+
+class ParallelAware(StatefulDataLoader):  # type: ignore[type-arg]
+    """A loader whose state is kept by rank, as bytes, as torchtitan's is."""
+
+    def __init__(self, dataset: Any, rank: int, ranks: int, **options: Any) -> None:
+        self.rank_key, self.ranks = f"dp_rank_{rank}", ranks
+        super().__init__(dataset, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {self.rank_key: pickle.dumps(super().state_dict()), "world_size": self.ranks}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not state_dict:
+            return
+        assert state_dict["world_size"] == self.ranks
+        super().load_state_dict(pickle.loads(state_dict[self.rank_key]))
+
+
+def torchtitan(run: Training) -> None:
+    """Reads an endless stream step by step; "epochs" are six steps each."""
+    seed_everything()
+    loader = ParallelAware(Tokens(), 0, 1, batch_size=2, **run.options())
+    done = run.saved.get("steps", 0)
+    if run.resumes:
+        loader.load_state_dict(run.saved["loader"])
+    iterator = iter(loader)
+    for step in range(done + 1, 6 * EPOCHS + 1):
+        run.step(next(iterator))
+        epoch, within = divmod(step - 1, 6)
+        if run.stops(epoch, within + 1) or (run.stops(epoch, -1) and within == 5):
+            run.save(loader=loader.state_dict(), steps=step)
+            return
+
+
+# -- NeMo-RL and VeOmni ------------------------------------------------------------------------------------
+
+
+def dataset_states(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """What holds the data set's state, of each worker, in a state: public programs read and write there."""
+    if "_snapshot" in state:
+        workers = state["_snapshot"]["_worker_snapshots"]
+        assert state["_snapshot"]["_main_snapshot"]["_num_workers"] == len(workers)
+        return [workers[f"worker_{number}"] for number in range(len(workers))]
+    assert state["fetcher_state"]["fetcher_ended"] in (False, True)
+    return [state]
+
+
+def nemo_rl(run: Training) -> None:
+    """Saves each state in a file of its own, and logs where the data set stands."""
+    seed_everything()
+    loader = StatefulDataLoader(Stream(), batch_size=2, drop_last=True, **run.options())
+    if run.resumes:
+        loader.load_state_dict(run.saved["loader"])
+    for epoch in range(run.saved.get("epoch", 0), EPOCHS):
+        for step, batch in enumerate(loader, 1):
+            run.step(batch)
+            if run.stops(epoch, step):
+                state = loader.state_dict()
+                log = [one["dataset_state"] for one in dataset_states(state)]
+                assert sum(one["place"] for one in log) == 2 * step, log
+                assert "_iterator_finished" in state
+                run.save(loader=json.loads(json.dumps(state)), epoch=epoch)
+                return
+        if run.stops(epoch, -1):
+            state = loader.state_dict()
+            assert state["_iterator_finished"]
+            run.save(loader=state, epoch=epoch + 1)
+            return
+
+
+class DynamicBatches:
+    """VeOmni's loader around a loader: packs items up to a number of tokens, and has what is left over in its state."""
+
+    def __init__(self, loader: Any, limit: int) -> None:
+        self.loader, self.limit, self.left = loader, limit, list[Any]()
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.loader:
+            self.left.append(item)
+            if len(self.left) >= self.limit:
+                batch, self.left = self.left, []
+                yield torch.stack(batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": [item.tolist() for item in self.left], "loader": copy.deepcopy(self.loader.state_dict())}
+
+
+def veomni(run: Training) -> None:
+    """Takes the data sets' states out, shares them over the ranks, and puts them back when it goes on."""
+    seed_everything()
+    loader = StatefulDataLoader(Stream(), batch_size=None, **run.options())
+    batches = DynamicBatches(loader, 3)
+    if run.resumes:
+        state = run.saved["loader"]
+        for one, taken in zip(dataset_states(state["loader"]), run.saved["ranks"][0], strict=True):
+            assert one["dataset_state"] is None
+            one["dataset_state"] = taken
+        batches.left = [torch.tensor(item) for item in state["left"]]
+        loader.load_state_dict(state["loader"])
+    for epoch in range(run.saved.get("epoch", 0), EPOCHS):
+        ends = True
+        for step, batch in enumerate(batches, 1):
+            run.step(batch)
+            if run.stops(epoch, step):
+                ends = False
+                break
+        if run.stops(epoch, -1) or not ends:
+            state = batches.state_dict()
+            shares = [copy.deepcopy(one["dataset_state"]) for one in dataset_states(state["loader"])]
+            for one in dataset_states(state["loader"]):
+                one["dataset_state"] = None
+            run.save(loader=state, ranks=[shares], epoch=epoch + ends)
+            return
+
+
+TRAINERS: dict[str, Callable[[Training], None]] = {
+    function.__name__: function
+    for function in (accelerate, transformers, transformers_skipping, lightning, torchtitan, nemo_rl, veomni)
+}
+
+
+def train(trainer: str, **options: Any) -> list[Any]:
+    """Runs a trainer: see `Training`. Returns the batches of its steps."""
+    options["checkpoint"] = Path(options["checkpoint"])
+    stop = options.pop("stop", None)
+    run = Training(stop=tuple(stop) if stop else None, **options)
+    TRAINERS[trainer](run)
+    return run.seen
+
+
+def resharded(workers: int, ahead: int) -> list[Any]:
+    """What comes behind a state of three batches whose data set states were moved ahead by so many items."""
+
+    def loader() -> Any:
+        options = {"multiprocessing_context": "fork"} if workers else {}
+        return StatefulDataLoader(Stream(40), batch_size=2, num_workers=workers, **options)
+
+    first = loader()
+    iterator = iter(first)
+    for _ in range(2 * max(workers, 1)):
+        next(iterator)
+    state = json.loads(json.dumps(first.state_dict()))
+    for one in dataset_states(state):
+        one["dataset_state"] = {"place": one["dataset_state"]["place"] + ahead}
+    later = loader()
+    later.load_state_dict(state)
+    return [batch.tolist() for batch in later]
