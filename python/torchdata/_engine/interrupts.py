@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
+from torchdata._native import take_no_notice
+
 __all__ = ["InterruptsDeferred", "MainSignals", "StartGivenUp", "interrupt_waits", "interrupts_blocked"]
 
 #: Seconds between two looks at whether the main thread has left what must not be interrupted.
@@ -175,10 +177,14 @@ def interrupts_blocked() -> Iterator[None]:
 
     These are the signals that children take no notice of (`MainSignals`). SIGCHLD stays: a fork server needs it.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_SENT_TO_ALL, *_handled()} - {signal.SIGCHLD})
+    blocked = {*_SENT_TO_ALL, *_handled()} - {signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
     finally:
+        # One after the other: `faulthandler` gives Python's handlers a stack that several at once would overflow.
+        for number in blocked - before:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -214,8 +220,8 @@ class MainSignals:
             elif number == signal.SIGCHLD:  # of its own children, if it starts any
                 signal.signal(number, signal.SIG_DFL)
             else:
-                signal.signal(number, _take_no_notice)
-                signal.siginterrupt(number, False)
+                signal.signal(number, _take_no_notice)  # what is found, and put back, by who sets one for a while
+                take_no_notice(number)
                 _deaf.append(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
 

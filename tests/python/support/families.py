@@ -52,7 +52,11 @@ def dataloader2(method, function=identity, count=20):
 def stateful(method, function=identity, count=20):
     """Items of a `StatefulDataLoader`."""
     loader = StatefulDataLoader(
-        Mapped(function, count), batch_size=None, num_workers=WORKERS, multiprocessing_context=method
+        Mapped(function, count),
+        batch_size=None,
+        num_workers=WORKERS,
+        collate_fn=identity,
+        multiprocessing_context=method,
     )
     return Opened(loader, lambda opened: opened._iterator.shutdown())
 
