@@ -93,6 +93,12 @@ def test_in_the_dispatching_process_too():
         assert list(dl) == expected("returns")
 
 
+def test_in_a_thread_of_a_worker_too():
+    pipe = IterableWrapper(range(COUNT)).sharding_filter().threadpool_map(Forks("returns"))
+    with loader(pipe) as dl:
+        assert list(dl) == expected("returns")
+
+
 def forks_in_hook(*arguments):
     if os.fork() == 0:
         return None

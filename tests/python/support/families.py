@@ -8,6 +8,7 @@ from torchdata.nodes import IterableWrapper as Source
 from torchdata.nodes import Loader, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+#: How many workers each of them starts.
 WORKERS = 2
 
 
