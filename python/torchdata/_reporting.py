@@ -8,11 +8,24 @@ remember of an exception lies in the exception.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any
 
-__all__ = ["RAISED_IN", "explain", "fold", "name_of", "note_index"]
+__all__ = [
+    "RAISED_IN",
+    "add_note",
+    "attributes_of",
+    "came_from",
+    "explain",
+    "fold",
+    "make_printable",
+    "name_of",
+    "note_index",
+    "notes_of",
+    "remember",
+]
 
 #: The attribute of an exception that came from another process: that process, in words.
 RAISED_IN = "_torchdata_raised_in"
@@ -30,6 +43,52 @@ def _is_ours(frame: TracebackType) -> bool:
     return file.startswith(_PACKAGE) and not file.startswith(_DEMO)
 
 
+def attributes_of(error: BaseException) -> dict[str, Any]:
+    """The attributes of an exception, whatever its class makes of access to attributes."""
+    attributes: dict[str, Any] = object.__getattribute__(error, "__dict__")
+    return attributes
+
+
+def came_from(error: BaseException) -> str | None:
+    """The process, in words, in which an exception was raised that came from there; None for one of this process."""
+    return attributes_of(error).get(RAISED_IN)
+
+
+def remember(error: BaseException, where: str) -> None:
+    """Notes the process, in words, that an exception came from."""
+    attributes_of(error)[RAISED_IN] = where
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """The notes of an exception, as far as they are text."""
+    notes = attributes_of(error).get("__notes__")
+    return [note for note in notes if isinstance(note, str)] if isinstance(notes, (list, tuple)) else []
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note, also to an exception whose class lets nobody set attributes."""
+    notes = attributes_of(error).setdefault("__notes__", [])
+    if isinstance(notes, list):
+        notes.append(note)
+
+
+def make_printable(error: BaseException) -> None:
+    """Gives exceptions notes whose class computes missing attributes: Python cannot print one where that fails."""
+    for shown in _shown_with(error):
+        if hasattr(type(shown), "__getattr__"):
+            attributes_of(shown).setdefault("__notes__", [])
+
+
+def _shown_with(error: BaseException) -> Iterator[BaseException]:
+    """The exception, and those that are shown with it as its causes."""
+    seen: set[int] = set()
+    shown: BaseException | None = error
+    while shown is not None and id(shown) not in seen:
+        seen.add(id(shown))
+        yield shown
+        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+
+
 def fold(error: BaseException) -> None:
     """Takes frames of this package out of the traceback of `error`, and out of those that are shown with it.
 
@@ -38,12 +97,8 @@ def fold(error: BaseException) -> None:
     """
     if os.environ.get("TORCHDATA_FULL_TRACEBACK") == "1":
         return
-    seen: set[int] = set()
-    shown: BaseException | None = error
-    while shown is not None and id(shown) not in seen:
-        seen.add(id(shown))
-        shown.with_traceback(_folded(shown.__traceback__, hasattr(shown, RAISED_IN)))
-        shown = shown.__cause__ or (None if shown.__suppress_context__ else shown.__context__)
+    for shown in _shown_with(error):
+        shown.with_traceback(_folded(shown.__traceback__, came_from(shown) is not None))
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
@@ -78,16 +133,17 @@ def explain(error: BaseException, frames: TracebackType | None, datapipe: Any, y
     error.with_traceback(frames)
     if isinstance(error, Exception):
         fold(error)
-    if hasattr(error, RAISED_IN):
+    if came_from(error) is not None:
         return  # the note tells the place in that process
-    if _ORIGIN not in error.__dict__:
-        error.__dict__[_ORIGIN] = _origin_of(error, datapipe, yielded)
-    _note(error, error.__dict__[_ORIGIN], datapipe)
+    own = attributes_of(error)
+    if _ORIGIN not in own:
+        own[_ORIGIN] = _origin_of(error, datapipe, yielded)
+    _note(error, own[_ORIGIN], datapipe)
 
 
 def note_index(error: BaseException, index: Any) -> None:
     """Lets the note of the first pipe that the exception passes name the index at which a data set was asked."""
-    error.__dict__.setdefault(_INDEX, repr(index)[:80])
+    attributes_of(error).setdefault(_INDEX, repr(index)[:80])
 
 
 def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict[str, Any]:
@@ -98,7 +154,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
     did = "began to iterate"
     if yielded is not None:
         did = f"made {'their' if getattr(datapipe, 'is_several', False) else 'its'} {_ordinal(yielded + 1)} item"
-    index = error.__dict__.pop(_INDEX, None)
+    index = attributes_of(error).pop(_INDEX, None)
     if index is not None:
         did = f"{did}, of index {index}"
     return {
@@ -122,9 +178,9 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
         which = ""
     text = f"This exception was raised while {origin['name']}{which} {origin['did']}."
     if origin["note"] is None:
-        error.add_note(text)
+        add_note(error, text)
     else:
-        notes = getattr(error, "__notes__", [])
+        notes = attributes_of(error).get("__notes__", [])
         if origin["note"] in notes:
             notes[notes.index(origin["note"])] = text
     origin["note"] = text

@@ -2,8 +2,8 @@
 
 Role: takes commands from main over the control link (start an epoch, call a function on the graph, stop) and runs
 the pipe graph in between, sending what it yields. Commands are taken between two items; `protocol::Obedience` in the
-engine decides what a command does to the epoch that runs, and this module carries it out. A child ignores Ctrl-C, which
-is main's to handle, and ends when main does.
+engine decides what a command does to the epoch that runs, and this module carries it out. A child leaves signals to
+main, and ends when main does.
 
 A command is a tuple: its kind, its number on the link, the number of the epoch or function, and the rest.
 """
@@ -23,13 +23,13 @@ from typing import Any
 import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
 from torchdata._engine.crossing import Handle, SharedPickle
-from torchdata._engine.entering import enter_child
+from torchdata._engine.entering import CommonSetup
 from torchdata._engine.failures import describe, reraise
 from torchdata._engine.garbage import settle
 from torchdata._engine.program import ChildInfo, Program
 from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
 from torchdata._importing import call_when_imported
-from torchdata._native import BellBoard, Collector, Link, Obedience, Sender, StatsBoard
+from torchdata._native import Collector, Link, Obedience, Sender, StatsBoard
 from torchdata._stats.counting import Counting
 from torchdata._tracing.following import follow
 
@@ -84,7 +84,7 @@ class ChildSetup:
     program: Program | SharedPickle
     #: The module of the program, which takes long to import where nothing is inherited.
     module: str
-    bells: Handle[BellBoard]
+    common: CommonSetup
     #: The counters of all processes.
     stats: Handle[StatsBoard]
     lines: Lines
@@ -94,11 +94,6 @@ class ChildSetup:
     dispatcher_index: int
     #: Items that the dispatching process may be ahead.
     window: int
-    main_pid: int
-    #: Whether main is this process's parent, as it is under fork and spawn.
-    is_child_of_main: bool
-    #: Main's thresholds for collecting cyclic garbage.
-    gc_thresholds: tuple[int, int, int]
     #: How often it takes snapshots: at most every so many seconds, and after so many times what the last one took.
     cadence: tuple[float, float]
 
@@ -127,8 +122,7 @@ def run_child(setup: ChildSetup) -> None:
     """The target of the process."""
     setup.stats.shared = setup.stats.shared.here()
     links = [handle.shared for handle in setup.lines.all()]
-    shared = setup.bells.shared, setup.stats.shared
-    if not enter_child(setup.name, links, *shared, main_pid=setup.main_pid, is_child_of_main=setup.is_child_of_main):
+    if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     # What takes long where nothing is inherited, and is ours alone: until the child has its commands' link, main does
     # not wait for it to come to an end.
@@ -139,7 +133,7 @@ def run_child(setup: ChildSetup) -> None:
 class _Child:
     def __init__(self, setup: ChildSetup) -> None:
         self.setup = setup
-        board, control = setup.bells.shared, setup.lines.control.shared
+        board, control = setup.common.bells.shared, setup.lines.control.shared
         outputs = [handle.shared for handle in setup.lines.outputs]
         self.commands = Collector([control], board, setup.index, [MAIN], self._failed_command, name="main")
         self.sender = Sender(outputs, board, setup.index, setup.output_peers, control)
@@ -179,7 +173,7 @@ class _Child:
             self._initialise()
         except BaseException as error:
             self.failure = describe(error, self.setup.where)
-        settle(self.setup.gc_thresholds)
+        settle(self.setup.common.gc_thresholds)
         while self._obey(self._next_command()) != "end":
             pass
         self.counting.close()

@@ -27,6 +27,7 @@ __all__ = [
     "note_descriptor",
     "note_pipes",
     "pickle_graph",
+    "started_processes",
     "why_unpicklable",
 ]
 
@@ -51,6 +52,11 @@ def _behind(descriptor: int) -> tuple[int, int]:
     """What a descriptor leads to: device and file number, of which every pipe has its own."""
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
+
+
+def started_processes() -> list[BaseProcess]:
+    """All child processes of all loaders here, as far as they are in use."""
+    return list(_started)
 
 
 def close_inherited_pipes() -> None:

@@ -1,8 +1,11 @@
-"""Ending the children of one loader: asked, terminated, killed, reaped, whatever happens meanwhile.
+"""Ending the children of one loader: asked, killed, reaped, whatever happens meanwhile.
 
 Role: main's side of a child's end. `ChildProcess` knows whether a child has ended, whoever reaped it; `Ending` ends all
 of them, from wherever it is called first and as often as it is called: it goes on where it was cut off. `OwnsChildren`
 calls it at the end of the object that the children belong to, or of the program.
+
+A child that does not stop when it is asked is killed. SIGTERM would not end it: clusters send that to all processes of
+a program, and children take no notice of it (`interrupts.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +29,6 @@ __all__ = ["ChildProcess", "Ending", "OwnsChildren", "wait_for_any"]
 
 #: How long a child may take to finish what it does after it was asked to stop.
 ASKED = 3.0
-#: How long it may take after SIGTERM.
-TERMINATED = 1.0
-#: The same where somebody presses Ctrl-C.
-TERMINATED_IN_A_HURRY = 0.2
 #: How long it may take after SIGKILL, which nothing but the kernel can hold up.
 KILLED = 5.0
 #: The command to end, and the word that is ordered with it.
@@ -54,8 +53,6 @@ class Process(Protocol):
     is_lost: bool
 
     def start(self) -> None: ...
-
-    def terminate(self) -> None: ...
 
     def kill(self) -> None: ...
 
@@ -137,16 +134,10 @@ class ChildProcess:
         # multiprocessing keeps that of the start, and a child whose fork server has ended gets another one.
         return int(getattr(process, "_popen", process).sentinel)
 
-    def terminate(self) -> None:
-        """Sends SIGTERM."""
-        if not self.ended:
-            with contextlib.suppress(ValueError):  # closed meanwhile
-                self._process.terminate()
-
     def kill(self) -> None:
         """Sends SIGKILL."""
         if not self.ended:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError):  # closed meanwhile
                 self._process.kill()
 
     def close(self) -> None:
@@ -233,7 +224,7 @@ class Ending:
         self._children[index], self._controls[index], self.commanders[index] = child, control, commander
 
     def run(self) -> None:
-        """Asks, waits, terminates, kills, reaps. Ctrl-C hurries it up, and is delivered when nothing is left."""
+        """Asks, waits, kills, reaps. Ctrl-C hurries it up, and is delivered when nothing is left."""
         if os.getpid() != self._owner_pid:
             return self._set_over()
         with InterruptsDeferred() as deferred:
@@ -241,12 +232,8 @@ class Ending:
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
                 if not control.has_consumer():  # it still imports the program: nothing in it is to be finished
-                    child.terminate()
+                    child.kill()
             self._ask(deferred)
-            for child in children:
-                child.terminate()
-            if not _wait(children, TERMINATED, lambda: deferred.noted) and deferred.noted:
-                _wait(children, TERMINATED_IN_A_HURRY)
             for child in children:
                 child.kill()
             if not _wait(children, KILLED):
@@ -294,8 +281,11 @@ _to_end: set[Ending] = set()
 
 @atexit.register
 def _end_all() -> None:
-    for ending in list(_to_end):
-        ending.run()
+    # All of them, whatever a handler raises: multiprocessing's own exit handler, which comes next, would wait for the
+    # others for ever.
+    with InterruptsDeferred():
+        for ending in list(_to_end):
+            ending.run()
 
 
 class OwnsChildren(Finalized):
@@ -309,7 +299,7 @@ class OwnsChildren(Finalized):
         self._ending = Ending(children, controls, bells)
 
     def shutdown(self) -> None:
-        """Ends all children: asks, waits, terminates, kills, reaps. Safe to call at any time, any number of times.
+        """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
 
         Where it was cut off, the next call goes on.
         """

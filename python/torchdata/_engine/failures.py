@@ -10,11 +10,12 @@ for the process that they are raised in. Main would end by a worker's `sys.exit(
 
 from __future__ import annotations
 
-import pickle
 import traceback
 from typing import Any, NoReturn
 
-from torchdata._reporting import RAISED_IN, fold
+from torchdata._engine.rebuilding import Form, forms_of, rebuilt, text_of
+from torchdata._engine.strangers import leave
+from torchdata._reporting import add_note, came_from, fold, make_printable, notes_of, remember
 
 __all__ = ["describe", "reraise"]
 
@@ -29,55 +30,50 @@ class _VerbatimKey(str):
 
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
-    """What `reraise` needs to raise `error` in another process. `where` names this one."""
-    notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
-    forms = _pickled(error), _pickled_class(type(error))
-    if hasattr(error, RAISED_IN):  # it came from another process already: pass it on as it is
-        return ("again", *forms, str(error), notes, getattr(error, RAISED_IN))
-    fold(error)
-    lines = traceback.TracebackException.from_exception(error, compact=True)
-    lines.__notes__ = None  # they go along as notes, and would stand there twice
-    return ("first", *forms, "".join(lines.format()), notes, where)
+    """What `reraise` needs to raise `error` in another process. `where` names this one.
+
+    A process that user code has forked inside a child ends here: it has nothing to tell in the child's name.
+    """
+    leave(error)
+    name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)
+    if raised_in is not None:  # it came from another process already: pass it on as it is
+        return ("again", name, forms_of(error), text_of(error) or name, notes, raised_in)
+    text = _formatted(error)
+    return ("first", name, forms_of(error), text, notes, where)
 
 
-def _pickled(error: BaseException) -> bytes | None:
-    cause, context = error.__cause__, error.__context__
+def _formatted(error: BaseException) -> str:
+    """The traceback, with those of causes, and what the exception says of itself; no notes, which go along apart."""
+    make_printable(error)
     try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)  # constructors with odd arguments fail only here
-        return pickled
-    except Exception:
-        return None
-    finally:
-        error.__cause__, error.__context__ = cause, context
-
-
-def _pickled_class(cls: type[BaseException]) -> bytes | None:
-    try:
-        return pickle.dumps(cls)
-    except Exception:
-        pass
-    try:
-        import cloudpickle
-
-        pickled: bytes = cloudpickle.dumps(cls)
-        return pickled
-    except Exception:
-        return None
+        fold(error)
+        lines = traceback.TracebackException.from_exception(error, compact=True)
+        lines.__notes__ = None
+        return "".join(lines.format())
+    except Exception:  # of an attribute that its class computes
+        name, text = type(error).__name__, text_of(error)
+        head = "Traceback (most recent call last):\n" if error.__traceback__ else ""
+        return f"{head}{''.join(traceback.format_tb(error.__traceback__))}{name}: {text}\n"
 
 
 def reraise(description: tuple[Any, ...]) -> NoReturn:
     """Raises the described exception, with its own type wherever that can be had in this process."""
-    what, pickled, pickled_class, text, notes, where = description
-    error = _rebuilt(pickled, pickled_class, text)
+    what: str
+    name: str
+    forms: list[Form]
+    what, name, forms, text, notes, where = description
+    error = rebuilt(forms)
+    if error is None:
+        error = RuntimeError(text.rstrip().rsplit("\n", 1)[-1])
     if _steers(error):
         raise _as_error(error, text, where) from error
-    setattr(error, RAISED_IN, where)
+    remember(error, where)
+    make_printable(error)
     for note in notes:
-        if note not in getattr(error, "__notes__", ()):  # an exception that was pickled may have brought them
-            error.add_note(note)
+        if note not in notes_of(error):  # an exception that was pickled may have brought them
+            add_note(error, note)
     if what == "first":
-        _tell(error, f"Caught {type(error).__name__} in {where}.\nOriginal {text}".rstrip())
+        _tell(error, f"Caught {name} in {where}.\nOriginal {text}".rstrip())
     raise error
 
 
@@ -90,7 +86,7 @@ def _as_error(error: BaseException, text: str, where: str) -> RuntimeError:
     name = type(error).__name__
     advice = _ADVICE.get(name, "raise an Exception there to report an error")
     wrapped = RuntimeError(f"Caught {name} in {where}: {advice}.\nOriginal {text}".rstrip())
-    setattr(wrapped, RAISED_IN, where)
+    remember(wrapped, where)
     return wrapped
 
 
@@ -102,31 +98,20 @@ _ADVICE = {
 }
 
 
-def _rebuilt(pickled: bytes | None, pickled_class: bytes | None, text: str) -> BaseException:
-    if pickled is not None:
-        try:
-            error = pickle.loads(pickled)
-            if isinstance(error, BaseException):
-                return error
-        except Exception:
-            pass
-    if pickled_class is not None:
-        try:
-            cls = pickle.loads(pickled_class)
-            last_line = text.rstrip().rsplit("\n", 1)[-1]
-            error = cls.__new__(cls, last_line)  # not through __init__, whose arguments nobody knows
-            error.args = (last_line,)
-            return error  # type: ignore[no-any-return]
-        except Exception:
-            pass
-    return RuntimeError(text.rstrip().rsplit("\n", 1)[-1])
-
-
 def _tell(error: BaseException, message: str) -> None:
     """Puts `message` where the exception's own text shows it, else into a note."""
-    plain = not error.args or (len(error.args) == 1 and str(error) in (str(error.args[0]), repr(error.args[0])))
-    if plain:
-        error.args = (_VerbatimKey(message) if isinstance(error, KeyError) else message,)
-        plain = message in str(error)
-    if not plain:
-        error.add_note(message)
+    arguments, shown = error.args, text_of(error)
+    if not arguments or (len(arguments) == 1 and shown in (_safely(str, arguments[0]), _safely(repr, arguments[0]))):
+        told = _VerbatimKey(message) if isinstance(error, KeyError) else message
+        BaseException.args.__set__(error, (told,))  # type: ignore[attr-defined] # its class may let nobody set it
+        if message in (text_of(error) or ""):
+            return
+        BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]
+    add_note(error, message)
+
+
+def _safely(show: Any, value: object) -> str | None:
+    try:
+        return str(show(value))
+    except Exception:
+        return None

@@ -1,12 +1,13 @@
-"""A fork server of the loaders' own, whose children do not see Ctrl-C before they ignore it.
+"""A fork server of the loaders' own, whose children see no signal before they leave it to main.
 
 Role: start method "forkserver" forks every child from one small process. What that has blocked, its children have
 blocked from their first moment; nothing else could protect them until code of ours runs there. The server that
 multiprocessing keeps for the whole program cannot be had like that: processes of the user's own come out of it too, and
 must be interruptible. So the loaders have one to themselves, which preloads the same modules. It ends with main.
 
-Main waits for a child's process number, and the server may first import the program's main module for seconds. Ctrl-C
-then ends a server that has not served anybody yet, and with it all that was asked of it.
+Main waits for a child's process number, and the server may first import the program's main module for seconds. A
+signal that main handles, Ctrl-C most of all, then ends a server that has not served anybody yet, and with it all that
+was asked of it.
 
 Where the server dies, its children live on: main watches them itself then, and does not learn how they end.
 """
@@ -31,14 +32,14 @@ from torchdata._threads import OUT_OF_TASKS
 
 __all__ = ["ForkServerProcess"]
 
-#: Seconds between two looks at whether Ctrl-C was pressed.
+#: Seconds between two looks at whether a signal has come.
 LOOK = 0.02
 
 
 class _Server(forkserver.ForkServer):
-    """multiprocessing's, started where Ctrl-C is blocked."""
+    """multiprocessing's, started where signals are blocked."""
 
-    #: How long one may take to come up where Ctrl-C waits: longer after each that was ended, as a handler may go on.
+    #: How long one may take to come up where a signal waits: longer after each that was ended, as a handler may go on.
     patience = LOOK
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ from torchdata._engine.beginning import ChildName
 from torchdata._engine.child import ChildSetup, Lines, run_child
 from torchdata._engine.crossing import Handle, close_inherited_pipes
 from torchdata._engine.forks import ForkedChild
-from torchdata._engine.interrupts import ignore_interrupts
+from torchdata._engine.interrupts import interrupts_blocked
 from torchdata._engine.starting import start_all
 from torchdata._engine.watching import Watch, is_ready
 from torchdata._native import BellBoard, Link, StatsBoard, drop_inherited
@@ -205,17 +205,10 @@ class ForkedProcess:
         """A descriptor that becomes readable when it ends; -1 where the system has none."""
         return -1 if self._watch is None else self._watch.descriptor
 
-    def terminate(self) -> None:
-        """Sends SIGTERM."""
-        self._signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """Sends SIGKILL."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: int) -> None:
         if self.exitcode is None and not self.is_lost and self._watch is not None:
-            self._watch.send_signal(number)
+            self._watch.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
         """Gives its descriptor back."""
@@ -230,13 +223,13 @@ class ForkedProcess:
 
 def _serve(own: socket.socket, mains: socket.socket, setups: list[ChildSetup], bells: BellBoard, main_pid: int) -> None:
     """The target of the forking process."""
-    ignore_interrupts()
+    setups[0].common.signals.leave_to_main()
     mains.close()
     close_inherited_pipes()
     drop_inherited([], bells)
     process.current_process()._config["daemon"] = False  # type: ignore[attr-defined] # which may have no children
-    on_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the user's handler, or none, would take exit codes away
-    forking = _Forking(own, setups, bells, on_child)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where main ignores it, no exit code could be had
+    forking = _Forking(own, setups, bells)
     main = Watch(main_pid).descriptor
     with contextlib.suppress(ConnectionError):
         while _wait(own, main, main_pid) and forking.serve():
@@ -247,11 +240,10 @@ def _serve(own: socket.socket, mains: socket.socket, setups: list[ChildSetup], b
 class _Forking:
     """What the forking process has: those that it has forked, and descriptors for the next one."""
 
-    def __init__(self, own: socket.socket, setups: list[ChildSetup], bells: BellBoard, on_child: Any) -> None:
+    def __init__(self, own: socket.socket, setups: list[ChildSetup], bells: BellBoard) -> None:
         self._own = own
         self._setups = setups
         self._bells = bells
-        self._on_child = on_child
         self._children: dict[int, Any] = {}
         #: The exit codes of those that have ended.
         self._codes: dict[int, int] = {}
@@ -272,14 +264,17 @@ class _Forking:
         return bool(message)
 
     def _fork(self, index: int, cadence: tuple[float, float]) -> int:
-        setup = replace(self._setups[index], cadence=cadence, is_child_of_main=False)
+        setup = self._setups[index]
+        common = replace(setup.common, bells=Handle(self._bells), is_child_of_main=False)
+        setup = replace(setup, common=common, cadence=cadence)
         descriptors, self._descriptors = self._descriptors, []
-        arguments = (setup, self._bells, descriptors, self._own, self._on_child)
+        arguments = (setup, descriptors, self._own)
         child = get_context("fork").Process(
             target=_run, args=arguments, name=ChildName(f"torchdata {setup.name}"), daemon=True
         )
         try:
-            child.start()
+            with interrupts_blocked():
+                child.start()
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -316,11 +311,9 @@ def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
     return False
 
 
-def _run(setup: ChildSetup, bells: BellBoard, descriptors: list[int], own: socket.socket, on_child: Any) -> None:
+def _run(setup: ChildSetup, descriptors: list[int], own: socket.socket) -> None:
     """The target of a process that takes the place of a child."""
     own.close()
-    if on_child is not None:  # else it was not set from Python
-        signal.signal(signal.SIGCHLD, on_child)
     *links, stats, leave = descriptors
     if os.read(leave, 1) != _LEAVE:
         os._exit(0)
@@ -328,4 +321,4 @@ def _run(setup: ChildSetup, bells: BellBoard, descriptors: list[int], own: socke
     control, *others = [Handle(Link.attach(link)) for link in links]
     dispatched = others.pop() if setup.lines.dispatched is not None else None
     lines = Lines(control, others, dispatched)
-    run_child(replace(setup, bells=Handle(bells), stats=Handle(StatsBoard.attach(stats)), lines=lines))
+    run_child(replace(setup, stats=Handle(StatsBoard.attach(stats)), lines=lines))

@@ -8,7 +8,6 @@ in `obituary`.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing.popen_fork  # noqa: F401 - multiprocessing would import it at the first start, 3 ms later
 import os
 import time
@@ -26,6 +25,7 @@ from torchdata._engine.child import MAIN, ChildSetup, run_child
 from torchdata._engine.crew import Crew
 from torchdata._engine.crossing import Handle, SharedPickle, pickle_graph, why_unpicklable
 from torchdata._engine.ending import ChildProcess, OwnsChildren, wait_for_any
+from torchdata._engine.entering import CommonSetup
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.failures import reraise
 from torchdata._engine.obituary import obituary
@@ -125,6 +125,7 @@ class Children(OwnsChildren):
         self.room = room or Room(StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats))
         self.stats = self.room.board
         start_method = context.get_start_method()
+        common = CommonSetup.under(start_method, self._bells)
         programs = [self._shared(program, start_method)] * num_workers
         if dispatch is not None:
             programs.append(self._shared(dispatch, start_method))
@@ -141,15 +142,12 @@ class Children(OwnsChildren):
                 dispatches=not worker,
                 program=programs[index],
                 module=type(program).__module__,
-                bells=Handle(self._bells),
+                common=common,
                 stats=Handle(self.stats),
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,
                 window=dispatch_window,
-                main_pid=self._owner_pid,
-                is_child_of_main=start_method != "forkserver",
-                gc_thresholds=gc.get_threshold(),
                 cadence=snapshots.cadence(count),
             )
             crew.setups.append(setup)

@@ -1,7 +1,7 @@
-"""Starting the children of one loader, one after the other, so that Ctrl-C can come at any moment.
+"""Starting the children of one loader, one after the other, so that a signal can come at any moment.
 
-Role: main's side. Each start is done as a whole: Ctrl-C is delivered between two of them, and the children that run by
-then are the caller's to end. Until a child ignores Ctrl-C it has it blocked.
+Role: main's side. Each start is done as a whole: the signals that main handles are delivered between two of them, and
+the children that run by then are the caller's to end. A child has these signals blocked until it leaves them to main.
 """
 
 from __future__ import annotations
@@ -90,13 +90,14 @@ def start_sharing(children: Iterable[ChildProcess], start_method: str, shared: I
 
 def _ensure_tracker() -> None:
     try:
-        resource_tracker.ensure_running()
+        with interrupts_blocked():  # no signal that is sent to all processes ends it
+            resource_tracker.ensure_running()
     except OSError as error:
         raise why_not_started("multiprocessing's resource tracker, which worker processes need,", error) from error
 
 
 def _start(child: ChildProcess) -> bool:
-    """Starts one child; False where Ctrl-C ended a fork server that was not up yet."""
+    """Starts one child; False where a signal ended a fork server that was not up yet."""
     try:
         with interrupts_blocked():
             child.start()

@@ -4,8 +4,8 @@
 
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
-use torchdata_core::process::fork;
 use torchdata_core::process::liveness::{Watch, exit_with};
+use torchdata_core::process::{fork, signals};
 
 mod buffers;
 mod codec;
@@ -30,6 +30,12 @@ mod watching;
 #[pyfunction]
 fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
+}
+
+/// Has this process take no notice of a signal, without ignoring it; see the core.
+#[pyfunction]
+fn take_no_notice(number: i32) -> PyResult<()> {
+    Ok(signals::take_no_notice(number)?)
 }
 
 /// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile, and
@@ -78,6 +84,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(take_no_notice, module)?)?;
     module.add_function(wrap_pyfunction!(forking::fork_waits_for, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_with, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_before_fork, module)?)?;

@@ -156,12 +156,12 @@ def test_each_death_is_told_once_and_counted():
         warnings.simplefilter("always")
         for number, _ in enumerate(loader):
             if number in (100, 500):
-                os.kill(pids_of(loader)[1], signal.SIGTERM)
+                os.kill(pids_of(loader)[1], signal.SIGKILL)
         stats = loader.stats()
     texts = [str(one.message) for one in told if TOLD in str(one.message)]
     assert len(texts) == 2
     assert all(
-        "worker process 1 (pid " in text and "was killed by SIGTERM at its item number" in text for text in texts
+        "worker process 1 (pid " in text and "was killed by SIGKILL at its item number" in text for text in texts
     )
     assert stats.restarts == 2
     assert [process.restarts for process in stats.processes if process.role == "worker"] == [0, 2]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::inherited::Descriptor;
+use super::signals::without_signals;
 use super::system::system;
 use crate::error::{self, OpenError};
 
@@ -117,14 +118,13 @@ fn is_zombie(pid: i32) -> bool {
 /// A thread of its own waits, so that it works whatever this process is doing. (The kernel's parent-death signal is
 /// tied to the thread that forked, which may end long before the parent does.)
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
-    std::thread::Builder::new()
-        .name("torchdata-parent".to_owned())
-        .stack_size(64 << 10)
-        .spawn(move || {
-            while !watch.wait(Duration::from_secs(1)) {}
-            // SAFETY: ends the process without running handlers, which belong to a parent that is gone.
-            unsafe { libc::_exit(1) }
-        })
+    let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
+    let wait = move || {
+        while !watch.wait(Duration::from_secs(1)) {}
+        // SAFETY: ends the process without running handlers, which belong to a parent that is gone.
+        unsafe { libc::_exit(1) }
+    };
+    without_signals(|| builder.spawn(wait))
         .map(drop)
         .map_err(error::system("cannot start the thread that watches the parent"))
 }

@@ -20,6 +20,8 @@ mod portable;
 #[cfg(not(loom))]
 pub mod region;
 #[cfg(not(loom))]
+pub mod signals;
+#[cfg(not(loom))]
 mod system;
 #[cfg(not(loom))]
 pub mod watching;

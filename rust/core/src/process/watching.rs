@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::fork;
+use super::signals::without_signals;
 
 /// What a call adds to the word of a pulse, and takes away again: its number stands above the calls that have not returned.
 const CALL: u64 = 1 << 16;
@@ -75,23 +76,6 @@ impl Pulse {
         } else {
             self.signs.fetch_and(!sign, Relaxed);
         }
-    }
-}
-
-/// Starts a thread that no signal of the process is delivered to, at no moment: Python's main thread notices at once what it
-/// is interrupted by itself, and what another thread receives only when something else makes it look.
-fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets are filled in before they are read, and the mask of this thread comes back as it was.
-    unsafe {
-        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-        libc::sigfillset(all.as_mut_ptr());
-        let is_masked = libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) == 0;
-        let started = start();
-        if is_masked {
-            libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-        }
-        started
     }
 }
 

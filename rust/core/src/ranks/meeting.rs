@@ -19,6 +19,7 @@ use super::member::Member;
 use super::message::{Message, Token};
 use super::stream::Stream;
 use super::{Answer, BEAT, Verdict};
+use crate::process::signals::without_signals;
 
 /// Longest uninterrupted wait of one who asks.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
@@ -241,7 +242,7 @@ impl Meeting {
         let Some(woken) = thread.0.take() else { return Ok(()) };
         let shared = self.shared.clone();
         let builder = std::thread::Builder::new().name("torchdata-ranks".to_owned()).stack_size(256 << 10);
-        thread.1 = Some(builder.spawn(move || shared.serve(&woken))?);
+        thread.1 = Some(without_signals(|| builder.spawn(move || shared.serve(&woken)))?);
         Ok(())
     }
 

@@ -14,7 +14,6 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use torchdata_core::exclusive::{Exclusive, Held};
 use torchdata_core::link::consumer::Unit;
-use torchdata_core::process::fork;
 use torchdata_core::protocol::{Books, Collecting, Stream};
 use torchdata_core::stats::WaitRef;
 
@@ -22,6 +21,7 @@ use super::item_stream::ItemStream;
 use super::kinds as kind;
 use super::links::bell;
 use super::links::{PyBellBoard, PyLink};
+use super::owning::OwningProcess;
 use super::reader::{Given, Peer, Reader, Signs, Stall, Taken, decode};
 use super::replacing::{Mortal, Replacing};
 use super::snapshots::{
@@ -49,17 +49,7 @@ pub struct Collector {
     /// Whether streams begin when somebody reads them (a worker's share), not with the epoch.
     on_demand: bool,
     /// The process that reads; a forked child must not take what is its parent's.
-    generation: u64,
-}
-
-/// An error in a forked child, which must not take what is its parent's.
-fn check_process(generation: u64) -> PyResult<()> {
-    if generation == fork::generation() {
-        return Ok(());
-    }
-    Err(PyRuntimeError::new_err(
-        "this loader's workers belong to the parent of this process: make a DataLoader2 of its own here",
-    ))
+    owner: OwningProcess,
 }
 
 impl Collector {
@@ -75,7 +65,7 @@ impl Collector {
 
     /// The reader for somebody who has told whoever reads to leave: waits until it has left.
     fn reader_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
-        check_process(self.generation)?; // who reads may be a thread of our parent, which never leaves here
+        self.owner.check()?; // who reads may be a thread of our parent, which never leaves here
         let mut pause = Duration::from_micros(20);
         loop {
             if let Some(reader) = self.reader.try_hold() {
@@ -169,7 +159,7 @@ impl Collector {
             looked_into: None,
             origin: Origin::default(),
         };
-        Ok(Self { reader: Exclusive::new(reader), signs, books, relay, on_demand, generation: fork::generation() })
+        Ok(Self { reader: Exclusive::new(reader), signs, books, relay, on_demand, owner: OwningProcess::this() })
     }
 
     /// Watches processes: when one has ended while this side waits, `on_exit(index)` is called and must raise.
@@ -206,7 +196,7 @@ impl Collector {
 
     /// Replaces the processes `dead`, and whatever else has died. False where another thread reads, and will see to it.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
-        check_process(self.generation)?;
+        self.owner.check()?;
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(
                 "a process has died and cannot be replaced while this thread waits for an item (in a signal handler, say): leave \
@@ -404,7 +394,7 @@ impl Collector {
         let Some(mut held) = self.reader.try_hold() else { return false };
         let reader = &mut *held;
         reader.window = window;
-        if !reader.paused && self.generation == fork::generation() {
+        if !reader.paused && self.owner.is_this() {
             reader.peers.iter_mut().for_each(|peer| peer.consumer.set_window(window));
         }
         true
@@ -481,6 +471,7 @@ impl Collector {
     /// Items in between are lost: this is for a peer that sends none.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.owner.check()?;
         let mut held = self.reader()?;
         let reader = &mut *held;
         let limit = seconds.map(duration);
@@ -528,7 +519,7 @@ impl Collector {
     fn set_paused(&self, paused: bool) {
         self.signs.paused.store(paused, Relaxed);
         match self.reader.try_hold() {
-            Some(mut held) if self.generation == fork::generation() => held.heed(&self.signs),
+            Some(mut held) if self.owner.is_this() => held.heed(&self.signs),
             Some(_) => {} // the peers are our parent's
             // Who reads will see it.
             None => {
@@ -544,7 +535,7 @@ impl Collector {
         epoch: u32,
         pass: &AtomicU64,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        check_process(self.generation)?;
+        self.owner.check()?;
         let mut held = self.reader()?;
         let reader = &mut *held;
         if self.signs.epoch.load(Relaxed) != u64::from(epoch) {
@@ -572,7 +563,7 @@ impl Collector {
         }
         // Where somebody else reads, that is a later pass, which has told the sender already.
         if let Some(mut held) = self.reader.try_hold()
-            && self.generation == fork::generation()
+            && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass
             && !self.signs.is_over(epoch)
         {

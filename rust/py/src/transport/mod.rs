@@ -5,6 +5,7 @@ pub mod item_stream;
 mod kinds;
 pub mod links;
 mod outlet;
+mod owning;
 mod reader;
 mod repeating;
 mod replacing;

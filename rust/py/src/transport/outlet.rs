@@ -18,6 +18,7 @@ use torchdata_core::stats::{PageRef, WaitRef};
 use torchdata_core::trace::Kind;
 
 use super::kinds as kind;
+use super::owning::OwningProcess;
 use super::snapshots::{Cadence, Relay};
 use super::waiting::wait_until;
 use crate::codec::{Encoder, OutBuffer, Owner, Source};
@@ -36,6 +37,8 @@ pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool
 
 /// What the sending thread needs.
 pub(super) struct Outlet {
+    /// The process that sends.
+    pub owner: OwningProcess,
     pub producers: Vec<Producer>,
     /// Theirs, in the same order: looked after while a producer waits.
     arenas: Vec<Arc<Arena>>,
@@ -106,6 +109,7 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 impl Outlet {
     pub fn new(producers: Vec<Producer>, own: BellRef, control: Option<Probe>) -> Self {
         Self {
+            owner: OwningProcess::this(),
             arenas: producers.iter().map(|producer| Arc::clone(producer.arena())).collect(),
             dealing: Dealing::new(producers.len()),
             producers,
@@ -232,6 +236,7 @@ impl Outlet {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.clear();
         encoder.encode(object, self.producers[target].arena())?;
+        self.owner.check()?; // what was pickled is the user's, too
         self.producers[target].give_up(); // fragments of a message that an exception kept from being sent
         self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
         Ok(())

@@ -61,6 +61,7 @@ impl Outlet {
     fn take(&self, py: Python<'_>) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
         let made: Option<Made> = taker.call0(py)?.extract(py)?;
+        self.owner.check()?;
         Ok(made.map(|(pass, share, content)| {
             let share = Share { pass, account: account(share) };
             let accounts = self.producers.iter().map(|producer| producer.account());

@@ -48,11 +48,15 @@ pub struct Sender {
 
 impl Sender {
     fn outlet(&self) -> PyResult<MutexGuard<'_, Outlet>> {
-        match self.outlet.try_lock() {
-            Ok(outlet) => Ok(outlet),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => Err(PyRuntimeError::new_err("another thread is sending over this link")),
-        }
+        let outlet = match self.outlet.try_lock() {
+            Ok(outlet) => outlet,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(PyRuntimeError::new_err("another thread is sending over this link"));
+            }
+        };
+        outlet.owner.check()?;
+        Ok(outlet)
     }
 }
 
@@ -182,8 +186,10 @@ impl Sender {
                 if let Some(error) = PyErr::take(py) {
                     return Err(error);
                 }
+                outlet.owner.check()?;
                 break;
             };
+            outlet.owner.check()?; // a process that the user's function has forked returns here, too
             let traced = trace::begin();
             match deal {
                 Deal::To(target) => outlet.depart_item(target, &item)?,

@@ -96,6 +96,7 @@ class _Work:
         initargs: Iterable[Any],
     ) -> None:
         self.function = function
+        self.process = os.getpid()
         self.max_workers = max_workers
         self.thread_name_prefix = thread_name_prefix
         self.initializer = initializer
@@ -263,6 +264,8 @@ def _serve(work: _Work) -> None:
             return
         if task is not None and work.claim(task):
             _call(work, task)
+            if os.getpid() != work.process:  # the function has forked, and nobody is here to give more tasks
+                os._exit(0)
         del task  # or the thread would keep a result alive that the consumer is done with
 
 

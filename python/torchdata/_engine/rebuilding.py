@@ -1,0 +1,276 @@
+"""Taking an exception apart so that another process can put it together, whatever its class makes of that.
+
+Role: a child lists the forms in which an exception may arrive (`forms_of`), the best first; main takes the first one
+that it can have (`rebuilt`). Pickle alone does not do: it calls the class with the arguments that the exception has
+noted. A class with another constructor fails then, or gives an exception that says something else. So the child puts
+each form together itself, and compares the type, what `str` and `repr` say, and the attributes. The forms are
+
+- "pickle": the exception's own pickle;
+- "parts": its class, arguments and attributes one by one, put together without its constructor. An attribute that does
+  not pickle, or is large, is left out, and a note says so;
+- "group": the same for a group, with a list of forms for each of its members;
+- "text": its class with the text alone; after that each of its bases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from types import MemberDescriptorType
+from typing import Any
+
+from torchdata._reporting import add_note, attributes_of
+
+__all__ = ["Form", "forms_of", "rebuilt", "text_of"]
+
+#: One way to have an exception: its kind, and what it is put together of.
+Form = tuple[str, Any]
+
+#: Most bytes of an exception's pickle, and of its attributes together.
+_LARGEST = 1 << 20
+#: How deep groups are looked into.
+_DEEPEST = 8
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+#: Values that are compared as such: what `==` does with others, nobody knows.
+_PLAIN = (str, bytes, int, float, bool, type(None))
+
+
+def text_of(error: BaseException) -> str | None:
+    """What `str` says of an exception; None where that fails."""
+    try:
+        return str(error)
+    except Exception:
+        return None
+
+
+def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
+    """The best form that gives this exception where it is put together here, and behind it those that give less of it.
+
+    Args:
+        error: the exception.
+        depth: how many groups it is in.
+    """
+    forms: list[Form] = []
+    try:
+        for form, is_exact in _forms(error, depth):
+            if not (is_exact and forms) and _is_like(_put_together(form), error, form):
+                forms.append(form)
+    except Exception:  # of a class with which nothing can be done
+        pass
+    return forms
+
+
+def rebuilt(forms: list[Form]) -> BaseException | None:
+    """The exception, by the first form that this process can have; None where there is none."""
+    return next((error for error in map(_put_together, forms) if error is not None), None)
+
+
+# -- taking apart ------------------------------------------------------------------------------------------------------
+
+
+def _forms(error: BaseException, depth: int) -> Iterator[tuple[Form, bool]]:
+    """All forms, the best first, and whether each tells all of the exception."""
+    classes = [cls for cls in type(error).__mro__ if issubclass(cls, BaseException)]
+    if isinstance(error, BaseExceptionGroup):
+        if depth < _DEEPEST:
+            members = [(forms_of(one, depth + 1), _in_words(one)) for one in error.exceptions]
+            attributes, left_out = _pickled_attributes(error)
+            for cls in classes[: 1 + classes.index(BaseExceptionGroup)]:
+                yield ("group", (_pickled_class(cls), error.message, members, attributes, left_out)), cls is classes[0]
+        return
+    pickled = _pickled(error)
+    if pickled is not None:
+        yield ("pickle", pickled), True
+    attributes, left_out = _pickled_attributes(error)
+    arguments = [_pickled(argument) for argument in error.args]
+    text = text_of(error)
+    if None in arguments:
+        arguments = [_pickled(text)]
+    yield ("parts", (_pickled_class(classes[0]), arguments, attributes, left_out)), True
+    for cls in classes[: classes.index(BaseException)]:
+        if cls is not Exception:  # the RuntimeError that main makes tells as much
+            yield ("text", (_pickled_class(cls), text)), False
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+class _TooLarge(Exception):
+    """A pickle has more bytes than are to be sent."""
+
+
+class _Limited:
+    """A file that takes so many bytes, and no more."""
+
+    def __init__(self, room: int) -> None:
+        self.content = bytearray()
+        self._room = room
+
+    def write(self, piece: Any) -> int:
+        """Takes a piece of the pickle."""
+        size = memoryview(piece).nbytes
+        if len(self.content) + size > self._room:
+            raise _TooLarge
+        self.content += piece
+        return size
+
+
+def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
+    """The pickle of a value, if it can be loaded; None where it cannot, or has more bytes than there is room for."""
+    file = _Limited(room)
+    try:
+        pickle.Pickler(file, protocol=5).dump(value)
+        pickle.loads(file.content)
+    except Exception:
+        return None
+    return bytes(file.content)
+
+
+def _pickled_class(cls: type[BaseException]) -> bytes | None:
+    pickled = _pickled(cls)
+    if pickled is None:
+        try:
+            import cloudpickle
+
+            pickled = cloudpickle.dumps(cls)
+        except Exception:
+            return None
+    return pickled
+
+
+def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[str]]:
+    """The attributes, and the names of those that are left out."""
+    pickled, left_out, room = {}, [], _LARGEST
+    for name, value in _attributes(error).items():
+        content = _pickled(value, room)
+        if content is None:
+            left_out.append(name)
+        else:
+            pickled[name] = content
+            room -= len(content)
+    for name, value in _members(error, of_builtins=True).items():
+        if value is not None and isinstance(value, _PLAIN):  # an OSError shows a second file that is None
+            pickled[name] = pickle.dumps(value)
+    return pickled, left_out
+
+
+def _attributes(error: BaseException) -> dict[str, Any]:
+    """What an exception holds, in slots, too."""
+    return {**attributes_of(error), **_members(error, of_builtins=False)}
+
+
+def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
+    """What lies in slots: in those of Python's own exceptions (the `filename` of an OSError), or in all others."""
+    found: dict[str, Any] = {}
+    for cls in type(error).__mro__:
+        if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
+            for name, member in vars(cls).items():
+                if isinstance(member, MemberDescriptorType):
+                    with contextlib.suppress(AttributeError):  # it is empty
+                        found.setdefault(name, member.__get__(error))
+    return found
+
+
+# -- putting together --------------------------------------------------------------------------------------------------
+
+
+def _put_together(form: Form) -> BaseException | None:
+    """The exception in this form; None where this process cannot have it."""
+    try:
+        error = _MAKERS[form[0]](form[1])
+    except Exception:
+        return None
+    return error if isinstance(error, BaseException) else None
+
+
+def _new(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
+    """An exception of that class. No code of the class is run, as nobody knows what that wants."""
+    builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    error: BaseException = builtin.__new__(cls, *arguments)
+    BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]
+    return error
+
+
+def _from_parts(content: Any) -> BaseException:
+    cls, arguments, attributes, left_out = content
+    return _with(_new(pickle.loads(cls), tuple(map(pickle.loads, arguments))), attributes, left_out)
+
+
+def _from_group(content: Any) -> BaseException:
+    cls, message, members, attributes, left_out = content
+    exceptions = [rebuilt(forms) or RuntimeError(words) for forms, words in members]
+    return _with(_new(pickle.loads(cls), (message, exceptions)), attributes, left_out)
+
+
+def _from_text(content: Any) -> BaseException:
+    cls, text = content
+    return _new(pickle.loads(cls), (text,))
+
+
+_MAKERS: dict[str, Callable[[Any], Any]] = {
+    "pickle": pickle.loads,
+    "parts": _from_parts,
+    "group": _from_group,
+    "text": _from_text,
+}
+
+
+def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str]) -> BaseException:
+    """The exception with these attributes, and a note that names those which it lacks."""
+    for name, pickled in attributes.items():
+        value = pickle.loads(pickled)
+        member = next((vars(cls)[name] for cls in type(error).__mro__ if name in vars(cls)), None)
+        if isinstance(member, MemberDescriptorType):
+            with contextlib.suppress(AttributeError):  # it is read-only, as the message of a group
+                member.__set__(error, value)
+        else:
+            attributes_of(error)[name] = value
+    if left_out:
+        what = "attribute" if len(left_out) == 1 else "attributes"
+        add_note(
+            error,
+            f"Its {what} {', '.join(left_out)} did not come along: too large (more than {_LARGEST >> 20} MiB), or not "
+            "to be pickled.",
+        )
+    return error
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+def _is_like(again: BaseException | None, error: BaseException, form: Form) -> bool:
+    """Whether an exception that was put together says what the original says, as far as its form can."""
+    kind, content = form
+    if again is None or text_of(again) not in _texts(error, kind):
+        return False
+    if kind in ("text", "group"):
+        return True
+    left_out = set(content[-1]) if kind == "parts" else set()
+    if type(again) is not type(error) or (not left_out and _shown(again) != _shown(error)):
+        return False
+    ours, theirs = _attributes(error), _attributes(again)
+    kept = ours.keys() - left_out - {"__notes__"}
+    return kept == theirs.keys() - {"__notes__"} and all(_is_same(ours[name], theirs[name]) for name in kept)
+
+
+def _texts(error: BaseException, kind: str) -> tuple[str | None, ...]:
+    text = text_of(error)
+    if kind == "text":  # a KeyError shows what `repr` says of its text; no text is no message
+        return () if text is None else (text, repr(text))
+    return (text,)
+
+
+def _shown(error: BaseException) -> str | None:
+    try:
+        return _ADDRESS.sub("0x", repr(error))
+    except Exception:
+        return None
+
+
+def _is_same(one: object, other: object) -> bool:
+    if isinstance(one, float) and one != one:
+        return isinstance(other, float)
+    return type(one) is type(other) and (not isinstance(one, _PLAIN) or one == other)

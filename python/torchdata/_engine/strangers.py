@@ -1,0 +1,65 @@
+"""Processes that user code forks, inside main or inside a child: nothing of the engine's is theirs.
+
+Role: runs in such a process. One that was forked inside main keeps no child of main's on multiprocessing's list, whose
+exit handler would end the children and wait for them. One that was forked inside a child, in a function of the user's,
+comes back into the child's loop where that function returns or raises. There it ends: links, bells and pipes belong to
+the child that made them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from multiprocessing import process
+
+from torchdata._engine.crossing import started_processes
+
+__all__ = ["leave", "note_child"]
+
+#: The child of the engine that this process is, or was forked from.
+_child: int | None = None
+
+
+def note_child() -> None:
+    """Notes that this process is a child of the engine."""
+    global _child
+    _child = os.getpid()
+
+
+def leave(error: BaseException | None = None) -> None:
+    """Ends a process that user code has forked inside a child, as Python would end a program; does nothing elsewhere.
+
+    No exit handler runs: those are the child's.
+
+    Args:
+        error: what the user's function has raised, if it has not returned.
+    """
+    if _child is None or _child == os.getpid():
+        return
+    code = 0 if error is None else 1
+    with contextlib.suppress(BaseException):
+        if error is not None:
+            code = _exit_code(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return (error.code or 0) & 0xFF
+    if isinstance(error, SystemExit):
+        print(error.code, file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    return 1
+
+
+def _forget_the_parents_children() -> None:
+    for one in started_processes():
+        process._children.discard(one)  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_forget_the_parents_children)

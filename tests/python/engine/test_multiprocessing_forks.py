@@ -1,0 +1,236 @@
+"""Processes that user code forks, in main and in workers: what is the parent's stays the parent's."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from families import FAMILIES
+from leftovers import children
+from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
+from torchdata._engine.strangers import leave
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+COUNT = 24
+#: How a forked process leaves the function that has forked it, and the exit code that its parent finds.
+WAYS = {
+    "returns": 0,
+    "raises": 1,
+    "sys.exit": 3,
+    "sys.exit in words": 1,
+    "os._exit": 4,
+    "is killed": -signal.SIGKILL,
+    "executes": 6,
+    "returns late": None,
+    "raises late": None,
+}
+
+
+class Forks:
+    """Forks a process at each third item, which leaves in some way; gives the item and the exit code of the process."""
+
+    def __init__(self, way):
+        self.way = way
+
+    def __call__(self, x):
+        if x % 3:
+            return x, None
+        pid = os.fork()
+        if pid == 0:
+            return self.leave()
+        if WAYS[self.way] is None:
+            return x, None
+        return x, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def leave(self):
+        if self.way.endswith("late"):  # when the worker has gone on
+            time.sleep(0.05)
+        if self.way.startswith("returns"):
+            return "of another process"
+        if self.way.startswith("raises"):
+            raise ValueError("of another process")
+        if self.way == "sys.exit":
+            sys.exit(3)
+        if self.way == "sys.exit in words":
+            sys.exit("words")
+        if self.way == "os._exit":
+            os._exit(4)
+        if self.way == "executes":
+            os.execv("/bin/sh", ["sh", "-c", "exit 6"])
+        os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+
+def expected(way):
+    return [(x, None if x % 3 else WAYS[way]) for x in range(COUNT)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_process_that_is_forked_in_a_worker_ends_and_says_nothing_in_its_name(family, way):
+    with FAMILIES[family]("fork", Forks(way), COUNT) as items:
+        assert list(items) == expected(way)
+
+
+@pytest.mark.parametrize(("family", "method"), [("DataLoader2", "spawn"), ("StatefulDataLoader", "forkserver")])
+def test_under_other_start_methods_too(family, method):
+    with FAMILIES[family](method, Forks("returns"), COUNT) as items:
+        assert list(items) == expected("returns")
+
+
+def test_in_the_dispatching_process_too():
+    pipe = IterableWrapper(range(COUNT)).map(Forks("returns")).sharding_round_robin_dispatch(MULTIPROCESSING)
+    with loader(pipe.map(tuple)) as dl:
+        assert list(dl) == expected("returns")
+
+
+def test_in_a_thread_of_a_worker_too():
+    pipe = IterableWrapper(range(COUNT)).sharding_filter().threadpool_map(Forks("returns"))
+    with loader(pipe) as dl:
+        assert list(dl) == expected("returns")
+
+
+def forks_in_hook(*arguments):
+    if os.fork() == 0:
+        return None
+    os.wait()
+    return arguments[0]
+
+
+def test_in_hooks_of_a_worker_and_in_the_state_of_its_data_too():
+    with loader(IterableWrapper(range(9)).sharding_filter(), worker_init_fn=forks_in_hook) as dl:
+        assert list(dl) == list(range(9))
+    dataset = Counts()
+    items = StatefulDataLoader(dataset, batch_size=None, num_workers=1, worker_init_fn=forks_in_hook)
+    iterator = iter(items)
+    assert [next(iterator) for _ in range(4)] == list(range(4))
+    again = StatefulDataLoader(Counts(), batch_size=None, num_workers=1)
+    again.load_state_dict(items.state_dict())
+    assert list(again) == list(range(4, 9))
+    del iterator
+
+
+class Counts:
+    """A data set whose state forks."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return index
+
+    def state_dict(self):
+        forks_in_hook(1)
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_what_it_raises_is_printed_and_what_it_prints_is_not_lost(capfd):
+    with FAMILIES["DataLoader2"]("fork", Forks("raises"), 1) as items:
+        list(items)
+    printed = capfd.readouterr().err
+    assert "ValueError: of another process" in printed
+    assert "in leave" in printed
+
+
+def starts_programs(x):
+    with subprocess.Popen([sys.executable, "-c", f"print({x})"], stdout=-1, preexec_fn=os.getpid) as program:
+        text = program.stdout.read()
+    with os.popen(f"echo {x}") as shell:
+        return int(text), int(shell.read())
+
+
+def test_programs_that_a_worker_starts_do_no_harm():
+    with FAMILIES["StatefulDataLoader"]("fork", starts_programs, 4) as items:
+        assert list(items) == [(x, x) for x in range(4)]
+
+
+def forks_by_multiprocessing(x):
+    multiprocessing.current_process()._config["daemon"] = False
+    process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(x,))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_processes_of_multiprocessing_in_a_worker_do_no_harm():
+    with FAMILIES["DataLoader2"]("fork", forks_by_multiprocessing, 6) as items:
+        assert list(items) == list(range(6))
+
+
+def test_outside_of_workers_nothing_is_ended():
+    leave()
+    leave(ValueError())
+
+
+def ended_in_order(how):
+    """Forks a child that ends as `how` says, with all exit handlers; its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            try:
+                how()
+            except SystemExit as error:
+                code = error.code
+            atexit._run_exitfuncs()  # as the interpreter does, multiprocessing's among them
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_child_of_mains_that_ends_in_order_neither_ends_workers_nor_waits_for_them(method):
+    opened = {name: family(method, count=60) for name, family in FAMILIES.items()}
+    items = {name: one.__enter__() for name, one in opened.items()}
+    got = {name: [next(iterator) for _ in range(3)] for name, iterator in items.items()}
+    started = set(children())
+    assert ended_in_order(lambda: sys.exit(7)) == 7
+    assert set(children()) == started
+    for name, iterator in items.items():
+        assert got[name] + list(iterator) == list(range(60)), name
+        opened[name].__exit__()
+
+
+def test_a_child_of_mains_keeps_children_of_its_own_on_multiprocessings_list():
+    with loader(IterableWrapper(range(20)).sharding_filter()) as dl:
+        next(iter(dl))
+        own = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,), daemon=True)
+        own.start()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(len(multiprocessing.process._children))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+        assert len(multiprocessing.active_children()) == 3
+        own.kill()
+        own.join()
+
+
+def test_random_forks_in_all_families_change_nothing():
+    """From a seed: ways of leaving mixed, in some epochs, with values of all sizes."""
+    rng = random.Random(1)
+    for _ in range(6):
+        family = rng.choice(list(FAMILIES))
+        ways = [rng.choice(list(WAYS)) for _ in range(COUNT)]
+        sizes = [rng.choice([0, 10, 10_000, 2_000_000]) for _ in range(COUNT)]
+
+        def function(x, ways=ways, sizes=sizes):
+            code = Forks(ways[x])(x)
+            return (*code, bytes(sizes[x])) if isinstance(code, tuple) else code
+
+        with FAMILIES[family]("fork", function, COUNT) as items:
+            assert list(items) == [(x, None if x % 3 else WAYS[ways[x]], bytes(sizes[x])) for x in range(COUNT)]

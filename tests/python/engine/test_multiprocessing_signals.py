@@ -1,0 +1,248 @@
+"""Signals to all processes of a program: main's handlers run in main alone, and workers live as long as main does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import random_signals
+from families import FAMILIES
+from leftovers import is_gone
+from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
+from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata.datapipes.iter import IterableWrapper
+
+#: Sent to the group; some are handled, some have their default action, which ends a process.
+HANDLED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3]
+
+SCRIPT = """
+import json, os, signal, sys
+import families
+from families import FAMILIES
+
+COUNT = 200
+families.WORKERS = 1
+
+def with_process(x):
+    return x, os.getpid()
+
+def say(**what):
+    os.write(1, (json.dumps(what) + "\\n").encode())
+
+def handler(number, frame):
+    say(handled=number, process=os.getpid())
+
+def last_will(number, frame):
+    handler(number, frame)
+    sys.exit(5)
+
+def main(method, handled):
+    for number in handled:
+        signal.signal(number, handler)
+    say(starting=os.getpid())
+    opened = {name: family(method, with_process, COUNT) for name, family in FAMILIES.items()}
+    items = {name: one.__enter__() for name, one in opened.items()}
+    got = {name: [next(iterator) for _ in range(8)] for name, iterator in items.items()}
+    say(workers=sorted({process for some in got.values() for _, process in some}))
+    sys.stdin.readline()
+    for name, iterator in items.items():
+        got[name] += iterator
+        numbers, processes = zip(*got[name])
+        say(family=name, whole=numbers == tuple(range(COUNT)), processes=sorted(set(processes)))
+    for number in handled:
+        signal.signal(number, last_will)
+    say(waiting=True)
+    sys.stdin.readline()
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Starts the script in a group of its own."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    started = []
+
+    def start(method, handled):
+        command = [sys.executable, str(path), method, json.dumps(list(map(int, handled)))]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def said(process, what):
+    """The first line with that, and all handlers that were told of before."""
+    handled = []
+    for line in process.stdout:
+        told = json.loads(line)
+        if what in told:
+            return told, handled
+        if "handled" in told:
+            handled.append((told["handled"], told["process"]))
+    raise AssertionError(f"the program has ended with {process.wait()}; it had handled {handled}")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_main_alone_handles_what_is_sent_to_the_group_and_workers_go_on_until_it_ends(program, method):
+    main = program(method, HANDLED)
+    said(main, "starting")
+    started = threading.Event()
+
+    def bombard():  # while workers start, and import
+        while not started.wait(0.2):
+            os.killpg(main.pid, signal.SIGUSR1)
+
+    bombing = threading.Thread(target=bombard)
+    bombing.start()
+    told, handled = said(main, "workers")
+    started.set()
+    bombing.join()
+    workers = told["workers"]
+    assert len(workers) == len(FAMILIES)
+    assert handled
+    assert set(handled) == {(signal.SIGUSR1, main.pid)}
+    for number in HANDLED:
+        os.killpg(main.pid, number)
+    for worker in workers:  # default actions would end them
+        for number in (signal.SIGUSR2, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            os.kill(worker, number)
+    main.stdin.write("go on\n")
+    main.stdin.flush()
+    seen, processes = set(), set()
+    for _ in FAMILIES:
+        told, handled = said(main, "family")
+        assert told["whole"], told
+        seen |= set(handled)
+        processes |= set(told["processes"])
+    assert processes == set(workers)
+    assert seen == {(number, main.pid) for number in HANDLED}
+    said(main, "waiting")
+    os.killpg(main.pid, signal.SIGTERM)
+    assert json.loads(main.stdout.readline()) == {"handled": signal.SIGTERM, "process": main.pid}
+    assert main.wait(30) == 5
+    wait_for(lambda: all(map(is_gone, workers)))
+
+
+def test_main_without_a_handler_ends_by_sigterm_and_its_workers_with_it(program):
+    main = program("fork", [])
+    workers = said(main, "workers")[0]["workers"]
+    os.killpg(main.pid, signal.SIGTERM)
+    assert main.wait(30) == -signal.SIGTERM
+    wait_for(lambda: all(map(is_gone, workers)))
+
+
+def how_it_takes_signals(_):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(signal.getsignal(number) == signal.SIG_DFL for number in handlers))
+    # A program that a worker starts can be ended as anywhere else.
+    with subprocess.Popen(["sleep", "1000"]) as program:
+        program.terminate()
+        ended = program.wait(30)
+    return (
+        {getattr(handler, "__name__", handler) for handler in handlers.values()},
+        sorted(blocked),
+        os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]),
+        ended,
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_worker_starts_takes_signals_as_any_program(method):
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGUSR1, signal.SIGCHLD)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN + 4})
+    try:
+        with loader(IterableWrapper([0]).map(how_it_takes_signals), 1, multiprocessing_context=method) as dl:
+            assert list(dl) == [({"_take_no_notice", signal.SIG_DFL}, [signal.SIGRTMIN + 4], 3, -signal.SIGTERM)]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_handler_that_a_worker_sets_itself_runs_there():
+    def alarmed(_):
+        def ring(*_):
+            raise TimeoutError("the worker's own")
+
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        time.sleep(60)
+
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        with (
+            loader(IterableWrapper([0]).map(alarmed), 1) as dl,
+            pytest.raises(TimeoutError, match="the worker's own"),
+        ):
+            list(dl)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_handler_that_raises_while_workers_are_started_is_heard_and_nothing_is_left(family):
+    """Random moments; `python -m random_signals` tries more of them."""
+    for seed in range(3):
+        plan = random_signals.Plan(seed, ["fork"])
+        plan.family = family
+        assert random_signals.check(plan) == 10
+
+
+class Raises:
+    """A handler that raises each time."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def __call__(self, number, _frame):
+        self.numbers.append(number)
+        raise ValueError(number)
+
+
+@pytest.fixture
+def raising():
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
+    handler = Raises()
+    before = {number: signal.signal(number, handler) for number in numbers}
+    yield handler
+    for number, one in before.items():
+        signal.signal(number, one)
+
+
+def test_all_that_were_held_are_delivered_in_their_order_though_the_first_raises(raising):
+    with pytest.raises(ValueError, match=str(int(signal.SIGALRM))) as caught, InterruptsDeferred():
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+            signal.raise_signal(number)
+        assert raising.numbers == []
+    assert raising.numbers == [signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM]
+    assert caught.value.__context__.args == (signal.SIGTERM,)
+    assert signal.getsignal(signal.SIGTERM) is raising
+
+
+def test_a_handler_that_the_program_puts_back_later_works(raising):
+    """It has found the one that notes, while that stood."""
+    with InterruptsDeferred():
+        found = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, found)
+    with pytest.raises(ValueError, match=str(int(signal.SIGTERM))):
+        signal.raise_signal(signal.SIGTERM)

@@ -1,0 +1,78 @@
+"""The three families that start worker processes, opened alike: what holds of processes and signals holds of each."""
+
+from __future__ import annotations
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.nodes import IterableWrapper as Source
+from torchdata.nodes import Loader, ParallelMapper
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+#: How many workers each of them starts.
+WORKERS = 2
+
+
+def identity(x):
+    return x
+
+
+class Mapped:
+    """A data set of numbers, to which a function is applied in the workers."""
+
+    def __init__(self, function, count):
+        self.function, self.count = function, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.function(index)
+
+
+class Opened:
+    """The items of a loader, and its end."""
+
+    def __init__(self, loader, close):
+        self._iterator = iter(loader)
+        self._close = close
+
+    def __enter__(self):
+        return self._iterator
+
+    def __exit__(self, *_):
+        self._close(self)
+
+
+def dataloader2(method, function=identity, count=20):
+    """Items of a `DataLoader2`."""
+    service = MultiProcessingReadingService(WORKERS, method, worker_prefetch_cnt=1, main_prefetch_cnt=1)
+    loader = DataLoader2(IterableWrapper(range(count)).sharding_filter().map(function), reading_service=service)
+    return Opened(loader, lambda _: loader.shutdown())
+
+
+def stateful(method, function=identity, count=20):
+    """Items of a `StatefulDataLoader`."""
+    loader = StatefulDataLoader(
+        Mapped(function, count),
+        batch_size=None,
+        num_workers=WORKERS,
+        collate_fn=identity,
+        multiprocessing_context=method,
+    )
+    return Opened(loader, lambda opened: opened._iterator.shutdown())
+
+
+def nodes(method, function=identity, count=20):
+    """Items of a `ParallelMapper`."""
+    node = ParallelMapper(
+        Source(range(count)),
+        function,
+        num_workers=WORKERS,
+        method="process",
+        multiprocessing_context=method,
+        max_concurrent=WORKERS,
+    )
+    return Opened(Loader(node), lambda _: node.shutdown())
+
+
+FAMILIES = {"DataLoader2": dataloader2, "StatefulDataLoader": stateful, "ParallelMapper": nodes}

@@ -1,0 +1,116 @@
+"""Random moments at which a signal's handler raises while worker processes are started: none is lost, nothing is left.
+
+A timer goes off at a random moment between the start of a loader and a little after its first item. Its handler raises.
+The exception must arrive in the program that starts the loader, whichever step of the start it falls into.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+
+from driving import drive, parser_of
+from families import FAMILIES
+from leftovers import children
+
+
+class Rang(Exception):
+    """What the handler raises."""
+
+
+class Timer:
+    """Rings once, after a while: with SIGALRM, SIGUSR1 or SIGTERM."""
+
+    NUMBERS = (signal.SIGALRM, signal.SIGUSR1, signal.SIGTERM)
+
+    def __init__(self):
+        self.rung, self.where = 0, ""
+        self._before = {}
+
+    def __enter__(self):
+        self._before = {number: signal.signal(number, self._ring) for number in self.NUMBERS}
+        return self
+
+    def __exit__(self, *_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def wind(self, seconds):
+        self.rung = 0
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    def _ring(self, number, frame):
+        if number == signal.SIGALRM and random.random() < 0.5:  # another signal does as well
+            os.kill(os.getpid(), random.choice(self.NUMBERS[1:]))
+            return
+        self.rung += 1
+        self.where = "".join(traceback.format_stack(frame))
+        raise Rang
+
+    def await_ring(self):
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            time.sleep(0.001)
+        raise AssertionError(f"the handler has raised, and the exception is lost:\n{self.where}")
+
+
+def is_told(error):
+    """Whether the exception is the handler's, or was caused by that: it may come while a graph is unpickled."""
+    while error is not None and not isinstance(error, Rang):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+class Plan:
+    """Which loader is started, and when it rings."""
+
+    def __init__(self, seed, methods):
+        rng = random.Random(f"signals {seed}")
+        self.family, self.method = rng.choice(list(FAMILIES)), rng.choice(methods)
+        self.moments = [rng.random() for _ in range(10)]
+
+    def __repr__(self):
+        return f"{self.family} by {self.method}, at {self.moments}"
+
+
+#: By family and start method: the seconds of a start.
+_took = {}
+
+
+def check(plan):
+    """Starts loaders, and has the timer ring once in each start; how many there were."""
+    opened = FAMILIES[plan.family]
+    key = plan.family, plan.method
+    if key not in _took:
+        begun = time.monotonic()
+        with opened(plan.method) as items:
+            next(items)
+        _took[key] = time.monotonic() - begun
+    for moment in plan.moments:
+        with Timer() as timer:
+            caught = 0
+            try:
+                timer.wind(max(1e-6, 1.2 * moment * _took[key]))
+                with opened(plan.method) as items:
+                    next(items)
+                    timer.await_ring()
+            except Exception as error:
+                if not is_told(error):
+                    raise
+                caught += 1
+            assert (timer.rung, caught) == (1, 1), f"the handler raised {timer.rung} times, {caught} arrived"
+        gc.collect()
+        assert children() == [], "a worker was left behind"
+    return len(plan.moments)
+
+
+if __name__ == "__main__":
+    options = parser_of(__doc__).parse_args()
+    methods = options.start_methods.split(",")
+    sys.exit(drive(options, lambda seed: Plan(seed, methods), check, "starts"))
