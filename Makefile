@@ -162,7 +162,7 @@ fuzz: setup ## Random graphs, alone and in loaders, saved and resumed at every p
 .PHONY: fuzz-files
 fuzz-files: setup ## Hostile archives, records, caches, states and messages, from a seed: make fuzz-files MINUTES=30
 	cd tests/python/support && ../../../$(BIN)/python -m fuzz_files $(MINUTES) $(ARGS)
-	PROPTEST_CASES=$$((1000 * $(MINUTES))) cargo test --release --package torchdata-core --test tar --test tfrecord --test example
+	PROPTEST_CASES=$$((1000 * $(MINUTES))) cargo test --package torchdata-core --test tar --test tfrecord --test example
 
 ##@ Work
 

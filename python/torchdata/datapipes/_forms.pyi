@@ -367,6 +367,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         spec: TFRecordExampleSpec | None = None,
         length: int = -1,
         verify_checksums: bool = True,
+        *,
+        max_length: int | None = 134217728,
     ) -> IterDataPipe[Any]:
         """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per
         record.
@@ -609,6 +611,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self,
         *handlers: Callable[[str, Any], Any],
         key_fn: Callable[[str], str] = ...,
+        allow_pickle: bool | None = None,
     ) -> torchdata.datapipes.iter.RoutedDecoder:
         """Decodes files: yields pairs of path and what the first handler that knows the file made of its
         content.

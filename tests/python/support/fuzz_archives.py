@@ -12,6 +12,7 @@ import io
 import lzma
 import os
 import random
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -19,7 +20,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from fuzz_files import Target, mutated
-from torchdata.datapipes.iter import Bz2FileLoader, Decompressor, TarArchiveLoader, XzFileLoader, ZipArchiveLoader
+from torchdata.datapipes.iter import (
+    Bz2FileLoader,
+    Decompressor,
+    RoutedDecoder,
+    TarArchiveLoader,
+    TFRecordLoader,
+    XzFileLoader,
+    ZipArchiveLoader,
+)
+from torchdata.datapipes.utils.decoder import basichandlers, imagehandler
 
 #: What the readers of archives promise to raise for damage. (RuntimeError: `zipfile`, for encrypted members.)
 PROMISED = (
@@ -35,6 +45,10 @@ PROMISED = (
 
 #: Bytes that are read of one input at most, as a reader of data would go on for ever on a bomb in pieces.
 _MOST_READ = 8 << 20
+
+
+def _check_says(message: str, what: str) -> None:
+    assert what in message, message
 
 
 def _read_all(pairs: Iterable[tuple[str, Any]], folder: str | None = None) -> None:
@@ -191,7 +205,88 @@ def archive_in_stream(rng: random.Random) -> None:
         pass
 
 
+# ------------------------------------------------------------------------------------------------------------- records
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    low, value = value & 127, value >> 7
+    return bytes([low | 128]) + _varint(value) if value else bytes([low])
+
+
+def _example(rng: random.Random) -> bytes:
+    def feature() -> bytes:
+        values = [rng.choice((b"", b"x" * rng.randint(0, 40), rng.randbytes(8))) for _ in range(rng.randint(0, 5))]
+        kind = rng.choice((1, 2, 3))
+        return _field(kind, b"".join(_field(1, value) for value in values))
+
+    def named(content: bytes) -> bytes:
+        return _field(1, _field(1, rng.choice((b"a", b"b", b"\xff", b""))) + _field(2, content))
+
+    context = b"".join(named(feature()) for _ in range(rng.randint(0, 3)))
+    lists = b"".join(named(b"".join(_field(1, feature()) for _ in range(rng.randint(0, 3)))) for _ in range(2))
+    return _field(1, context) + (_field(2, lists) if rng.random() < 0.5 else b"")
+
+
+def tfrecords(rng: random.Random) -> None:
+    """TFRecord files, with checksums that are wrong or not compared, and records that are no examples."""
+    file = b""
+    for _ in range(rng.randint(1, 4)):
+        record = _example(rng)
+        if rng.random() < 0.4:
+            record = mutated(rng, record)
+        length = len(record) if rng.random() < 0.9 else rng.choice((0, 1, 1 << 27, 1 << 31, (1 << 64) - 1))
+        file += struct.pack("<QI", length, 0) + record + bytes(4)
+    if rng.random() < 0.5:
+        file = mutated(rng, file)
+    spec = rng.choice((None, None, {"a": ((-1,), None)}, {"a": ((2, -1), "int64"), "b": None}, {"a": ((), None)}))
+    try:
+        for example in TFRecordLoader([("f", io.BytesIO(file))], spec, verify_checksums=rng.random() < 0.1):
+            assert isinstance(example, dict)
+    except RecursionError as error:
+        raise AssertionError("a RecursionError came through") from error
+    except RuntimeError as error:
+        _check_says(str(error), "'f'")
+
+
+# ------------------------------------------------------------------------------------------------------------ decoders
+
+
+def _contents() -> dict[str, bytes]:
+    from PIL import Image
+
+    found = {"json": b'{"a": [1, 2.5, null, "x"], "b": {"c": 10000000000}}', "cls": b"12", "txt": "grün".encode()}
+    for extension, kind in {"png": "png", "jpg": "jpeg", "ppm": "ppm"}.items():
+        out = io.BytesIO()
+        Image.effect_noise((9, 7), 50).convert("RGB").save(out, kind)
+        found[extension] = out.getvalue()
+    return found
+
+
+def decoders(rng: random.Random) -> None:
+    """Files as `routed_decode` decodes them, without pickles."""
+    if not _CONTENTS:
+        _CONTENTS.update(_contents())
+    extension = rng.choice([*_CONTENTS])
+    content = mutated(rng, _CONTENTS[extension])
+    if extension == "json" and rng.random() < 0.3:
+        content = rng.choice((b"[", b'{"a":', b"9" * 5000, b'"\\ud800')) * rng.choice((1, 3000))
+    handlers = (basichandlers, imagehandler(rng.choice(("rgb8", "l", "pil"))))
+    try:
+        list(RoutedDecoder([(f"a.{extension}", content)], *handlers, allow_pickle=False))
+    except (ValueError, OSError) as error:
+        _check_says("".join(error.__notes__), "RoutedDecoder was decoding")
+
+
+_CONTENTS: dict[str, bytes] = {}
+
+
 TARGETS: dict[str, Target] = {
+    "tfrecords": tfrecords,
+    "decoders": decoders,
     "tar": tar,
     "zip": zip_,
     "compressed": compressed,

@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 
 #: Where targets stand; one that is not there is passed over.
@@ -117,6 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first input")
     parser.add_argument("--targets", default="", help="names of targets, with commas; or parts of names")
     options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")  # of libraries, about what they read
     parts = options.targets.split(",")
     chosen = {name: target for name, target in targets().items() if any(part in name for part in parts)}
     if not chosen:

@@ -34,7 +34,8 @@ from torchdata.datapipes.iter.archives.archive import (
     position,
     refuse_bomb,
 )
-from torchdata.datapipes.iter.archives.tar import open_tar, open_zip
+from torchdata.datapipes.iter.archives.tar import open_tar
+from torchdata.datapipes.iter.archives.zip import open_zip
 from torchdata.datapipes.iter.streams.pairs import path_and_stream, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
@@ -98,7 +99,7 @@ class _Recipe:
     def _open_archive(self, source: Any) -> Any:
         file_obj = bare(source)
         if self.kind is CompressionType.TAR:
-            return open_tar(file_obj)
+            return open_tar(file_obj, max_ratio=self.max_ratio)
         return open_zip(file_obj, self.path, _OpenZip)
 
     def standing_in(self, source: Any, start: int | None) -> _Recipe | None:

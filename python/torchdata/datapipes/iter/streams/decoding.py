@@ -7,6 +7,7 @@ Role: reads each stream that it gets to its end, closes it, and hands the conten
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable, length_of
@@ -29,8 +30,8 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
 
     Streams are read whole and closed. Content that no handler knows stays bytes.
 
-    **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** Name handlers
-    of your own for files from strangers.
+    **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** For files from
+    strangers say `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment, which no argument undoes.
 
     Args:
         datapipe: yields pairs of path and binary stream, or bytes.
@@ -38,9 +39,13 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
             priority. By default `basichandlers` and `imagehandler("torch")` of `torchdata.datapipes.utils.decoder`
             (which, without PyTorch loaded, makes NumPy arrays of images). Those of torch's own module work, too.
         key_fn: makes of the path the key that handlers get; by default the extension without its dot.
+        allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; other handlers do as they like.
+            None: what the environment says.
 
     Raises:
-        TypeError: a handler or `key_fn` is no function; while iterating, an item is no pair or a stream is one of text.
+        TypeError: a handler or `key_fn` is no function, or `allow_pickle` no bool; while iterating, an item is no pair
+            or a stream is one of text.
+        ValueError: while iterating, content cannot be decoded, or is a pickle that is refused; a note names the path.
 
     Example:
         >>> import io
@@ -57,12 +62,24 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
         datapipe: Iterable[tuple[str, Any]],
         *handlers: Callable[[str, Any], Any],
         key_fn: Callable[[str], str] = extension_extract_fn,
+        allow_pickle: bool | None = None,
     ) -> None:
         self.datapipe = source_pipe(datapipe, self)
         check_callable("RoutedDecoder", "key_fn", key_fn)
         for position, handler in enumerate(handlers):
             check_callable("RoutedDecoder", f"handler {position}", handler)
-        self.decoder = Decoder(*(handlers or (basichandlers, imagehandler("torch"))), key_fn=key_fn)
+        if not (allow_pickle is None or isinstance(allow_pickle, bool)):
+            raise TypeError(f"RoutedDecoder: allow_pickle must be a bool or None, but got {allow_pickle!r}")
+        self.allow_pickle = allow_pickle
+        chosen = self._told(handlers or (basichandlers, imagehandler("torch")))
+        self.decoder = Decoder(*chosen, key_fn=key_fn)
+
+    def _told(self, handlers: tuple[Callable[[str, Any], Any], ...]) -> list[Callable[[str, Any], Any]]:
+        """The handlers, of which `basichandlers` is told about pickles."""
+        if self.allow_pickle is None:
+            return list(handlers)
+        told = partial(basichandlers, allow_pickle=self.allow_pickle)
+        return [told if handler is basichandlers else handler for handler in handlers]
 
     def add_handler(self, *handler: Callable[[str, Any], Any]) -> None:
         """Puts handlers before those that there are.
@@ -72,7 +89,7 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
         """
         for position, one in enumerate(handler):
             check_callable("RoutedDecoder", f"handler {position}", one)
-        self.decoder.add_handler(*handler)
+        self.decoder.add_handler(*self._told(handler))
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return map(self._decoded, self.datapipe)
