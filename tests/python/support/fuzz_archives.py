@@ -14,6 +14,8 @@ import os
 import random
 import struct
 import tarfile
+import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -23,12 +25,14 @@ from fuzz_files import Target, mutated
 from torchdata.datapipes.iter import (
     Bz2FileLoader,
     Decompressor,
+    IterableWrapper,
     RoutedDecoder,
     TarArchiveLoader,
     TFRecordLoader,
     XzFileLoader,
     ZipArchiveLoader,
 )
+from torchdata.datapipes.iter.disk_cache.lists import dumped
 from torchdata.datapipes.utils.decoder import basichandlers, imagehandler
 
 #: What the readers of archives promise to raise for damage. (RuntimeError: `zipfile`, for encrypted members.)
@@ -284,7 +288,62 @@ def decoders(rng: random.Random) -> None:
 _CONTENTS: dict[str, bytes] = {}
 
 
+# --------------------------------------------------------------------------------------------------------------- cache
+
+
+def cache_list(rng: random.Random) -> None:
+    """Lists of the on-disk cache that somebody planted or damaged, and names of members on their way into one."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # where syncing costs nothing
+    with tempfile.TemporaryDirectory(dir=memory) as above:
+        folder = os.path.join(above, "cache")
+        os.makedirs(os.path.join(folder, "sub"))
+        targets = [
+            "a",
+            "sub/b",
+            "link",
+            "fifo",
+            "out/c",
+            "../c",
+            "sub",
+            "sub/../a",
+            "",
+            ".",
+            "/etc/passwd",
+            "a\nb",
+            "c\\",
+        ]
+        for name in ("cache/a", "cache/sub/b", "c"):
+            with open(os.path.join(above, name), "w"):
+                pass
+        os.symlink("../c", os.path.join(folder, "link"))
+        os.symlink("..", os.path.join(folder, "out"))
+        os.mkfifo(os.path.join(folder, "fifo"))
+        chosen = [os.path.join(folder, target) for target in rng.choices(targets, k=rng.randint(0, 4))]
+        data = dumped(chosen)
+        data = mutated(rng, data) if rng.random() < 0.5 else data
+        with open(os.path.join(folder, "item.torchdata_list"), "wb") as file:
+            file.write(data)
+        made = os.path.join(folder, "".join(rng.choices("ab\n\\./\udcff", k=rng.randint(1, 6))))
+
+        def unpack(path: str) -> list[tuple[str, bytes]]:
+            return [(made, b"made"), (os.path.join(folder, "more"), b"made")]
+
+        pipe = IterableWrapper([os.path.join(folder, "item")]).on_disk_cache().flatmap(unpack).end_caching()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                paths = [*pipe, *pipe]
+        except (RuntimeWarning, OSError, ValueError):  # outside of the folder; it is a folder; a reserved name
+            return
+        root = os.path.realpath(folder)
+        for path in paths:
+            assert os.path.isfile(path), path
+            assert not os.path.islink(path), path
+            assert os.path.realpath(path).startswith(root + "/"), path
+
+
 TARGETS: dict[str, Target] = {
+    "cache list": cache_list,
     "tfrecords": tfrecords,
     "decoders": decoders,
     "tar": tar,
