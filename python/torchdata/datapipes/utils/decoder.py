@@ -13,6 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torchdata._optional import optional_import
@@ -240,6 +241,7 @@ class Decoder:
     Args:
         *handler: functions of a key and content, which return None for what they do not decode.
         key_fn: makes the key of a path.
+        allow_pickle: that of `basichandlers`, where it is one of the handlers; others do as they like.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import Decoder, basichandlers
@@ -247,13 +249,26 @@ class Decoder:
         {'a.txt': 'abc'}
     """
 
-    def __init__(self, *handler: Handler, key_fn: Callable[[str], str] = extension_extract_fn) -> None:
-        self.handlers = list(handler)
+    def __init__(
+        self,
+        *handler: Handler,
+        key_fn: Callable[[str], str] = extension_extract_fn,
+        allow_pickle: bool | None = None,
+    ) -> None:
+        self.allow_pickle = allow_pickle
+        self.handlers = self._told(handler)
         self.key_fn = key_fn
+
+    def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
+        """The handlers, of which `basichandlers` is told about pickles."""
+        if self.allow_pickle is None:
+            return list(handlers)
+        told = partial(basichandlers, allow_pickle=self.allow_pickle)
+        return [told if handler is basichandlers else handler for handler in handlers]
 
     def add_handler(self, *handler: Handler) -> None:
         """Puts handlers before those that there are."""
-        self.handlers = [*handler, *self.handlers]
+        self.handlers = [*self._told(handler), *self.handlers]
 
     def decode1(self, key: str, data: Any) -> Any:
         """Decodes one content, a stream (which is read and closed) or bytes; what no handler knows stays as it is."""

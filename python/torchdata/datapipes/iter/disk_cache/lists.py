@@ -30,7 +30,7 @@ _RESERVED = re.compile(rf"{re.escape(LOCK_FILE)}|.*{re.escape(LIST_SUFFIX)}|\.to
 
 def is_reserved(path: str) -> bool:
     """Whether a file at the path, or a folder on its way, has a name that the cache keeps for files of its own."""
-    return any(map(_RESERVED.fullmatch, path.split(os.sep)))
+    return ".torchdata" in path.lower() and any(map(_RESERVED.fullmatch, path.split(os.sep)))
 
 
 def dumped(members: Iterable[str]) -> bytes:
@@ -53,7 +53,7 @@ def read_list(path: str, since: int | None = None) -> list[str] | None:
         return None
     lines = data.split(b"\n")[:-1]
     try:
-        return [os.fsdecode(re.sub(rb"\\(.?)", _unescaped, line)) for line in lines]
+        return [os.fsdecode(re.sub(rb"\\(.?)", _unescaped, line) if b"\\" in line else line) for line in lines]
     except KeyError:
         return None
 
@@ -63,7 +63,7 @@ def _unescaped(match: re.Match[bytes]) -> bytes:
 
 
 class Within:
-    """Whether paths lead to regular files under a folder. Links on the way to them count as what they lead to.
+    """Looks at regular files under a folder, and at nothing else. Links on the way to them count as what they lead to.
 
     Args:
         folder: the folder.
@@ -74,12 +74,17 @@ class Within:
         #: By the folder of a path: whether it lies under `folder`. Members share few.
         self._known: dict[str, bool] = {}
 
-    def __call__(self, path: str) -> bool:
-        parent = os.path.dirname(path)
+    def __call__(self, path: str) -> os.stat_result | None:
+        """What the file system says of the file; None where there is none, or not such a one."""
+        parent, slash, name = path.rpartition(os.sep)
+        parent += slash
         if (inside := self._known.get(parent)) is None:
             resolved = os.path.realpath(parent or os.curdir)
             inside = self._known[parent] = os.path.commonpath((self._folder, resolved)) == self._folder
+        if not inside or is_reserved(name):
+            return None
         try:
-            return inside and not is_reserved(os.path.basename(path)) and stat.S_ISREG(os.lstat(path).st_mode)
+            found = os.lstat(path)
         except OSError:
-            return False
+            return None
+        return found if stat.S_ISREG(found.st_mode) else None

@@ -142,31 +142,31 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         if len(paths) == 1:
             members = read_list(paths[0] + LIST_SUFFIX, self._valid_since)
             if members is not None:
-                within = Within(self.folder_for(paths[0]))
-                return members if all(within(member) and self._will_do(member) for member in members) else None
-        return list(paths) if all(map(self._will_do, paths)) else None
+                look = Within(self.folder_for(paths[0]))
+                return members if all(self._will_do(member, look(member)) for member in members) else None
+        return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
         """The folder under which the files lie that the item of `path` is made into, where they have other paths."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
-    def _stat(self, path: str) -> os.stat_result | None:
-        """What is at the path, or None where there is nothing or it is too old."""
-        try:
-            found = os.stat(path)
-        except OSError:
-            return None
-        return found if self._valid_since is None or found.st_mtime_ns >= self._valid_since else None
-
-    def _will_do(self, path: str) -> bool:
-        found = self._stat(path)
-        if found is None or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-            return False  # a named pipe, say, would hold up whoever reads it
-        if stat.S_ISDIR(found.st_mode) and os.path.lexists(mark_of(path)):
+    def _will_do(self, path: str, found: os.stat_result | None) -> bool:
+        """Whether what was found at a path is what the cache keeps there."""
+        if found is None or (self._valid_since is not None and found.st_mtime_ns < self._valid_since):
             return False
+        if not stat.S_ISREG(found.st_mode) and (not stat.S_ISDIR(found.st_mode) or os.path.lexists(mark_of(path))):
+            return False  # an unfinished folder, or a named pipe, say, which would hold up whoever reads it
         if self.hash_dict is not None and not _hash_check(path, self.hash_dict, self.hash_type):
             return False
         return self.extra_check_fn is None or bool(self.extra_check_fn(path))
+
+
+def _look(path: str) -> os.stat_result | None:
+    """What is at a path, or where a link at it leads to."""
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:

@@ -360,7 +360,7 @@ class Section:
         within = self._within.get(folder)
         if within is None:
             within = self._within[folder] = Within(folder)
-        return within(member) or not os.path.lexists(member)
+        return within(member) is not None or not os.path.lexists(member)
 
     def _forget(self, record: Record) -> None:
         """Nothing more is expected of a record."""

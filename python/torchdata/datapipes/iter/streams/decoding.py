@@ -7,7 +7,6 @@ Role: reads each stream that it gets to its end, closes it, and hands the conten
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable, length_of
@@ -70,16 +69,8 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
             check_callable("RoutedDecoder", f"handler {position}", handler)
         if not (allow_pickle is None or isinstance(allow_pickle, bool)):
             raise TypeError(f"RoutedDecoder: allow_pickle must be a bool or None, but got {allow_pickle!r}")
-        self.allow_pickle = allow_pickle
-        chosen = self._told(handlers or (basichandlers, imagehandler("torch")))
-        self.decoder = Decoder(*chosen, key_fn=key_fn)
-
-    def _told(self, handlers: tuple[Callable[[str, Any], Any], ...]) -> list[Callable[[str, Any], Any]]:
-        """The handlers, of which `basichandlers` is told about pickles."""
-        if self.allow_pickle is None:
-            return list(handlers)
-        told = partial(basichandlers, allow_pickle=self.allow_pickle)
-        return [told if handler is basichandlers else handler for handler in handlers]
+        chosen = handlers or (basichandlers, imagehandler("torch"))
+        self.decoder = Decoder(*chosen, key_fn=key_fn, allow_pickle=allow_pickle)
 
     def add_handler(self, *handler: Callable[[str, Any], Any]) -> None:
         """Puts handlers before those that there are.
@@ -89,7 +80,7 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
         """
         for position, one in enumerate(handler):
             check_callable("RoutedDecoder", f"handler {position}", one)
-        self.decoder.add_handler(*self._told(handler))
+        self.decoder.add_handler(*handler)
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return map(self._decoded, self.datapipe)
