@@ -159,6 +159,11 @@ MINUTES ?= 10
 fuzz: setup ## Random graphs, alone and in loaders, saved and resumed at every position: make fuzz MINUTES=30
 	cd tests/python/support && ../../../$(BIN)/python -m random_graphs $(MINUTES) $(ARGS)
 
+.PHONY: fuzz-files
+fuzz-files: setup ## Hostile archives, records, caches, states and messages, from a seed: make fuzz-files MINUTES=30
+	cd tests/python/support && ../../../$(BIN)/python -m fuzz_files $(MINUTES) $(ARGS)
+	PROPTEST_CASES=$$((1000 * $(MINUTES))) cargo test --package torchdata-core --test tar --test tfrecord --test example
+
 ##@ Work
 
 .PHONY: format

@@ -1,7 +1,7 @@
-//! Headers of tar archives: ordinary ones, and all that is left to a complete reader.
+//! Headers of tar archives: ordinary ones, all that is left to a complete reader, and the form of extended ones.
 
 use proptest::prelude::*;
-use torchdata_core::formats::tar::{BLOCK, file_header};
+use torchdata_core::formats::tar::{BLOCK, PaxError, file_header, pax_records};
 
 fn header(name: &[u8], size: &str, kind: u8) -> Vec<u8> {
     let mut block = vec![0; BLOCK];
@@ -38,7 +38,55 @@ fn only_ordinary_files_have_an_ordinary_header() {
     assert_eq!(file_header(&header(b"short", "0", b'0')[1..]), None);
 }
 
+fn record(keyword: &str, value: &str) -> Vec<u8> {
+    let rest = format!(" {keyword}={value}\n");
+    let length = (1..).find(|length: &usize| length.to_string().len() + rest.len() == *length).unwrap();
+    format!("{length}{rest}").into_bytes()
+}
+
+#[test]
+fn an_extended_header_is_records_and_then_zeros() {
+    assert_eq!(pax_records(b""), Ok(0));
+    assert_eq!(pax_records(b"5 a=\n\0\0"), Ok(1));
+    assert_eq!(pax_records(b"16 path=name=\nx\n5 b=\n"), Ok(2));
+    for (body, place) in [
+        (&b"x"[..], 0),
+        (b"5 a=", 0),
+        (b"4 a=\n", 0),
+        (b"6 a=\n", 0),
+        (b"+5 a=\n", 0),
+        (b" 5 a=\n", 0),
+        (b"5 =a\n", 0),
+        (b"5 abc\n5 b=\n", 0),
+        (b"5 a=\n\n", 5),
+        (b"5 a=\n99999999999999999999999 a=\n", 5),
+        (b"5 a=\n18446744073709551615 a=\n", 5),
+    ] {
+        assert_eq!(pax_records(body), Err(PaxError::Record(place)), "{}", String::from_utf8_lossy(body));
+    }
+    let digits = "1".repeat(100);
+    assert_eq!(pax_records(&record("a", &digits)), Ok(1));
+    assert_eq!(pax_records(&record("a", &format!("{digits}1"))), Err(PaxError::Number));
+}
+
 proptest! {
+    #[test]
+    fn records_are_counted_whatever_they_say(
+        records in prop::collection::vec(("[a-z.]{1,20}", "[^0-9\0]{0,90}"), 0..9),
+        zeros in 0usize..20,
+    ) {
+        let mut body: Vec<u8> = records.iter().flat_map(|(keyword, value)| record(keyword, value)).collect();
+        body.resize(body.len() + zeros, 0);
+        prop_assert_eq!(pax_records(&body), Ok(records.len()));
+    }
+
+    #[test]
+    fn any_extended_header_is_read_without_panic(body in prop::collection::vec(prop::sample::select(&b"0159 =a\n\0"[..]), 0..60)) {
+        if let Ok(count) = pax_records(&body) {
+            prop_assert!(5 * count <= body.len());
+        }
+    }
+
     #[test]
     fn a_header_with_a_wrong_byte_is_none(at in 0usize..BLOCK, change in 1u8..) {
         let mut block = header(b"name", "0000123\0", b'0');

@@ -11,7 +11,11 @@ fn framed(data: &[u8]) -> Vec<u8> {
 
 /// Reads a file that arrives in pieces of `piece` bytes: the records, and the error that ended them.
 fn read(file: &[u8], piece: usize, verify: bool) -> (Vec<Vec<u8>>, Option<RecordError>) {
-    let mut records = Records::new(0, 0, verify);
+    read_up_to(LONGEST, file, piece, verify)
+}
+
+fn read_up_to(longest: u64, file: &[u8], piece: usize, verify: bool) -> (Vec<Vec<u8>>, Option<RecordError>) {
+    let mut records = Records::new(0, 0, verify, longest);
     let (mut found, mut pieces) = (Vec::new(), file.chunks(piece));
     loop {
         match records.peek() {
@@ -38,17 +42,21 @@ fn the_checksum_is_that_of_files_that_tensorflow_writes() {
 
 #[test]
 fn a_length_beyond_any_record_is_refused_before_anything_is_read() {
+    let too_long = |length: u64, longest: u64| (vec![], Some(RecordError::TooLong { length, longest }));
     let length = (LONGEST + 1).to_le_bytes();
     let file = [&length[..], &masked_crc(&length).to_le_bytes()].concat();
-    assert_eq!(read(&file, 12, true), (vec![], Some(RecordError::TooLong(LONGEST + 1))));
+    assert_eq!(read(&file, 12, true), too_long(LONGEST + 1, LONGEST));
+    assert_eq!(read_up_to(u64::MAX, &file, 12, true), too_long(LONGEST + 1, LONGEST));
     assert_eq!(read(&[0xff; 64], 64, true), (vec![], Some(RecordError::Length)));
-    assert_eq!(read(&[0xff; 64], 64, false), (vec![], Some(RecordError::TooLong(u64::MAX))));
+    assert_eq!(read(&[0xff; 64], 64, false), too_long(u64::MAX, LONGEST));
+    assert_eq!(read_up_to(4, &framed(b"five!")[..12], 12, true), too_long(5, 4));
+    assert_eq!(read_up_to(5, &framed(b"five!"), 12, true), (vec![b"five!".to_vec()], None));
 }
 
 #[test]
 fn place_and_number_count_on_from_where_reading_began() {
     let file = [framed(b"one"), framed(b"")].concat();
-    let mut records = Records::new(100, 7, true);
+    let mut records = Records::new(100, 7, true, LONGEST);
     records.advance();
     assert_eq!((records.offset(), records.record()), (100, 7));
     records.feed(&file);
@@ -97,5 +105,22 @@ proptest! {
         let (found, error) = read(&file, 1000, true);
         prop_assert!(found.is_empty());
         prop_assert_eq!(error, Some(if bit < 96 { RecordError::Length } else { RecordError::Data }));
+    }
+
+    #[test]
+    fn whatever_stands_in_a_file_no_more_is_kept_than_was_read(
+        file in prop::collection::vec(any::<u8>(), 0..200),
+        lengths in prop::collection::vec(any::<u64>(), 1..4),
+        piece in 1usize..80,
+    ) {
+        let heads = lengths.iter().flat_map(|length| {
+            let length = length.to_le_bytes();
+            [&length[..], &masked_crc(&length).to_le_bytes()].concat()
+        });
+        let lying: Vec<u8> = heads.chain(file.iter().copied()).collect();
+        for (file, verify) in [(&file, true), (&file, false), (&lying, true), (&lying, false)] {
+            let (found, _) = read(file, piece, verify);
+            prop_assert!(found.iter().map(Vec::len).sum::<usize>() <= file.len());
+        }
     }
 }

@@ -38,6 +38,7 @@ __all__ = [
     "sample_order",
     "take_no_notice",
     "tar_file_header",
+    "tar_pax_records",
     "trace_thread",
     "watch_after_fork",
     "watch_before_fork",
@@ -414,6 +415,7 @@ class TFRecordReader(Iterator[Any]):
         read: Callable[[int], Any],
         place: str,
         *,
+        longest: int = ...,
         wanted: Set[str] | None = None,
         convert: Callable[[Any], Any] | None = None,
         finish: Callable[[dict[str, Any]], Any] | None = None,
@@ -432,3 +434,4 @@ class TFRecordReader(Iterator[Any]):
 
 def contiguous_copy(array: Any) -> Any: ...
 def tar_file_header(block: bytes, /) -> tuple[str, int] | None: ...
+def tar_pax_records(body: bytes, /) -> int: ...

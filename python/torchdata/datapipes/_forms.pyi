@@ -4,6 +4,7 @@ Role: type checkers and editors alone read this; when the package runs, the form
 users register are not known here: see `functional_datapipe`.
 """
 
+import os
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from numpy import bool_
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -367,6 +368,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         spec: TFRecordExampleSpec | None = None,
         length: int = -1,
         verify_checksums: bool = True,
+        *,
+        max_length: int | None = 134217728,
     ) -> IterDataPipe[Any]:
         """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per
         record.
@@ -457,6 +460,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         hash_dict: dict[str, str] | None = None,
         hash_type: str = "sha256",
         extra_check_fn: Callable[[str], bool] | None = None,
+        *,
+        folder: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[Any]:
         """Begins a section of the pipeline whose results are kept in files; `end_caching` ends it."""
 
@@ -609,6 +614,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self,
         *handlers: Callable[[str, Any], Any],
         key_fn: Callable[[str], str] = ...,
+        allow_pickle: bool | None = None,
     ) -> torchdata.datapipes.iter.RoutedDecoder:
         """Decodes files: yields pairs of path and what the first handler that knows the file made of its
         content.

@@ -81,6 +81,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<formats::gzip::GzipReader>()?;
     module.add_class::<formats::tfrecord::TFRecordReader>()?;
     module.add_function(wrap_pyfunction!(formats::tar::tar_file_header, module)?)?;
+    module.add_function(wrap_pyfunction!(formats::tar::tar_pax_records, module)?)?;
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;

@@ -14,7 +14,8 @@ from torchdata.datapipes.iter.archives.compression import (
 )
 from torchdata.datapipes.iter.archives.compression import CompressionType as CompressionType
 from torchdata.datapipes.iter.archives.rar import RarArchiveLoader
-from torchdata.datapipes.iter.archives.tar import TarArchiveLoader, ZipArchiveLoader
+from torchdata.datapipes.iter.archives.tar import TarArchiveLoader
+from torchdata.datapipes.iter.archives.zip import ZipArchiveLoader
 from torchdata.datapipes.iter.branching.children import Child
 from torchdata.datapipes.iter.branching.combining import (
     Concater,

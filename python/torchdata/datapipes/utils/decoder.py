@@ -8,10 +8,12 @@ Role: the handlers that ship. Runs in the process that iterates the pipe; owns n
 
 from __future__ import annotations
 
+import contextlib
 import io
-import os.path
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torchdata._optional import optional_import
@@ -30,6 +32,7 @@ Handler = Callable[[str, Any], Any]
 
 _TEXT = frozenset({"txt", "text", "transcript", ""})
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_PICKLES = frozenset({"pyd", "pickle", "pt"})
 _IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm"})
 
 
@@ -44,7 +47,30 @@ def extension_extract_fn(pathname: str) -> str:
     return os.path.splitext(pathname)[1][1:]
 
 
-def basichandlers(extension: str, data: Any) -> Any:
+#: What decoders raise, beside errors that say so, for content that lies.
+_LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, SyntaxError, TypeError)
+
+
+@contextlib.contextmanager
+def _decoding(extension: str) -> Iterator[None]:
+    """Makes one kind of error, a ValueError, of all that a library raises where its code trusts the content."""
+    try:
+        yield
+    except _LIES as error:
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise ValueError(f"the content of a {extension!r} file cannot be decoded: {said}") from error
+
+
+def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
+    """Whether files that only pickle can read are read: unless the argument or the environment forbids it."""
+    environment = os.environ.get("TORCHDATA_ALLOW_PICKLE", "1") != "0" and os.environ.get("WDS_SECURE", "0") in (
+        "",
+        "0",
+    )
+    return environment if allow_pickle is None else environment and allow_pickle
+
+
+def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None) -> Any:
     """Decodes text, numbers and serialised Python objects.
 
     | extension | result |
@@ -55,18 +81,23 @@ def basichandlers(extension: str, data: Any) -> Any:
     | `pyd`, `pickle` | the unpickled object |
     | `pt` | what `torch.load` reads, with `weights_only=True` |
 
-    **Unpickling runs code that the file contains.** Use this handler for files from people whom you trust, or leave
-    pickles out by handlers of your own.
+    **Unpickling runs code that the file contains.** For files from people whom you do not trust, have `pyd`, `pickle`
+    and `pt` refused: by `allow_pickle=False`, or for a whole program by `TORCHDATA_ALLOW_PICKLE=0` in the environment
+    (webdataset's `WDS_SECURE=1` counts as well).
 
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
+        allow_pickle: whether `pyd`, `pickle` and `pt` files are read, where the environment does not forbid it. None:
+            what the environment says.
 
     Returns:
         The decoded content; None for other extensions.
 
     Raises:
         ModuleNotFoundError: a `pt` file is met and torch is not installed.
+        ValueError: the content cannot be decoded, or is a pickle that is refused.
+        pickle.UnpicklingError: the content of a pickle, or a `pt` file, is damaged, or a `pt` file holds more.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import basichandlers
@@ -83,15 +114,22 @@ def basichandlers(extension: str, data: Any) -> Any:
     if extension in ("json", "jsn"):
         import json
 
-        return json.loads(data)
-    if extension in ("pyd", "pickle"):
-        import pickle
-
-        return pickle.loads(data)
+        with _decoding(extension):
+            return json.loads(data)
+    if extension not in _PICKLES:
+        return None
+    if not _pickles_are_allowed(allow_pickle):
+        raise ValueError(
+            f"a {extension!r} file is a pickle, which may run code, and is refused by allow_pickle=False, "
+            "TORCHDATA_ALLOW_PICKLE=0 or WDS_SECURE=1; if you trust it, decode it by a handler of your own"
+        )
     if extension == "pt":
         torch = optional_import("torch", extra="torch", needed_by="routed_decode of '.pt' files")
-        return torch.load(io.BytesIO(data), weights_only=True)
-    return None
+        with _decoding(extension):
+            return torch.load(io.BytesIO(data), weights_only=True)
+    import pickle
+
+    return pickle.loads(data)
 
 
 #: By name: the kind of result, whether its numbers are floats from 0 to 1, and Pillow's mode.
@@ -127,6 +165,8 @@ class ImageHandler:
 
     Raises:
         AssertionError: there is no such specification.
+        ValueError, OSError: when it is called, the content is no intact image.
+        PIL.Image.DecompressionBombError: when it is called, the image has more pixels than Pillow allows.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import ImageHandler
@@ -147,7 +187,7 @@ class ImageHandler:
             return None
         image = optional_import("PIL.Image", extra="image", needed_by="routed_decode of images")
         kind, in_floats, mode = _SPECIFICATIONS[self.imagespec]
-        with image.open(io.BytesIO(data)) as opened:
+        with _decoding(extension), image.open(io.BytesIO(data)) as opened:
             picture = opened.convert(mode)
         if kind == "pil":
             return picture
@@ -201,6 +241,7 @@ class Decoder:
     Args:
         *handler: functions of a key and content, which return None for what they do not decode.
         key_fn: makes the key of a path.
+        allow_pickle: that of `basichandlers`, where it is one of the handlers; others do as they like.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import Decoder, basichandlers
@@ -208,13 +249,26 @@ class Decoder:
         {'a.txt': 'abc'}
     """
 
-    def __init__(self, *handler: Handler, key_fn: Callable[[str], str] = extension_extract_fn) -> None:
-        self.handlers = list(handler)
+    def __init__(
+        self,
+        *handler: Handler,
+        key_fn: Callable[[str], str] = extension_extract_fn,
+        allow_pickle: bool | None = None,
+    ) -> None:
+        self.allow_pickle = allow_pickle
+        self.handlers = self._told(handler)
         self.key_fn = key_fn
+
+    def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
+        """The handlers, of which `basichandlers` is told about pickles."""
+        if self.allow_pickle is None:
+            return list(handlers)
+        told = partial(basichandlers, allow_pickle=self.allow_pickle)
+        return [told if handler is basichandlers else handler for handler in handlers]
 
     def add_handler(self, *handler: Handler) -> None:
         """Puts handlers before those that there are."""
-        self.handlers = [*handler, *self.handlers]
+        self.handlers = [*self._told(handler), *self.handlers]
 
     def decode1(self, key: str, data: Any) -> Any:
         """Decodes one content, a stream (which is read and closed) or bytes; what no handler knows stays as it is."""

@@ -8,7 +8,7 @@
 const HEAD: usize = 12;
 /// Bytes behind the data: its checksum.
 const TAIL: usize = 4;
-/// Length of the longest record that is believed: no protocol buffer is larger.
+/// Length of the longest record that there can be: no protocol buffer is larger.
 pub const LONGEST: u64 = i32::MAX as u64;
 
 /// The CRC-32C of `data` as it stands in the file: rotated and shifted, so that a checksum of checksums works.
@@ -25,9 +25,16 @@ pub enum RecordError {
     /// The data does not match its checksum.
     #[error("the checksum of its data is wrong: the file is damaged")]
     Data,
-    /// The length is none that a record can have.
-    #[error("its length of {0} bytes is more than the 2 GiB that a record may have: the file is damaged")]
-    TooLong(u64),
+    /// The length is more than the reader was told to believe.
+    #[error(
+        "its length of {length} bytes is more than max_length={longest}: the file is damaged, or needs a larger one"
+    )]
+    TooLong {
+        /// The length, as the file says it.
+        length: u64,
+        /// The most that is believed.
+        longest: u64,
+    },
     /// The file ends within the record.
     #[error("the file is truncated: it ends after {found} of the record's {wanted} bytes")]
     Truncated {
@@ -47,12 +54,14 @@ pub struct Records {
     offset: u64,
     record: u64,
     verify: bool,
+    longest: u64,
 }
 
 impl Records {
-    /// Begins at byte `offset` of a file, with its record number `record`. Checksums are compared if `verify`.
-    pub fn new(offset: u64, record: u64, verify: bool) -> Self {
-        Self { buffer: Vec::new(), begin: 0, offset, record, verify }
+    /// Begins at byte `offset` of a file, with its record number `record`. Checksums are compared if `verify`. A record
+    /// that says that it is longer than `longest` (at most [`LONGEST`]) is refused before it is read.
+    pub fn new(offset: u64, record: u64, verify: bool, longest: u64) -> Self {
+        Self { buffer: Vec::new(), begin: 0, offset, record, verify, longest: longest.min(LONGEST) }
     }
 
     /// Where the next record begins in its file.
@@ -114,6 +123,7 @@ impl Records {
             return Err(RecordError::Length);
         }
         let length = u64::from_le_bytes(*head);
-        if length > LONGEST { Err(RecordError::TooLong(length)) } else { Ok(Some(length as usize)) }
+        let longest = self.longest;
+        if length > longest { Err(RecordError::TooLong { length, longest }) } else { Ok(Some(length as usize)) }
     }
 }

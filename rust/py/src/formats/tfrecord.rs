@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
 use rustc_hash::FxHashSet;
 use torchdata_core::formats::example::{Example, Feature, Kind};
-use torchdata_core::formats::tfrecord::Records;
+use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
 
@@ -29,14 +29,16 @@ pub struct TFRecordReader {
 #[pymethods]
 impl TFRecordReader {
     /// `read(size)` gives the stream's next bytes. Features of other names than `wanted` are left out (None: no name
-    /// is). `convert(array)` makes what is yielded of an array, `finish(example)` what is yielded of a dict. `offset`
-    /// and `record` say where the stream stands; `unread` is what was read of it before.
+    /// is). `convert(array)` makes what is yielded of an array, `finish(example)` what is yielded of a dict. A record of
+    /// more than `longest` bytes is refused. `offset` and `record` say where the stream stands; `unread` is what was
+    /// read of it before.
     #[new]
-    #[pyo3(signature = (read, place, *, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
+    #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         read: Py<PyAny>,
         place: String,
+        longest: u64,
         wanted: Option<FxHashSet<String>>,
         convert: Option<Py<PyAny>>,
         finish: Option<Py<PyAny>>,
@@ -45,7 +47,7 @@ impl TFRecordReader {
         record: u64,
         unread: Option<&[u8]>,
     ) -> Self {
-        let mut records = Records::new(offset, record, verify);
+        let mut records = Records::new(offset, record, verify, longest);
         records.feed(unread.unwrap_or_default());
         let maker = Maker { wanted, convert, finish, floats: Vec::new(), integers: Vec::new() };
         Self { records, read, maker, place }

@@ -208,3 +208,81 @@ def test_wrong_arguments_and_items_are_named(call: Any, error: type[Exception], 
 
 def test_len_is_that_of_the_source() -> None:
     assert len(IterableWrapper([("a.txt", b"")] * 3).routed_decode()) == 3
+
+
+# ------------------------------------------------------------------------------------------------------ hostile content
+
+
+class Planted:
+    """Runs code where it is unpickled."""
+
+    ran: list[str] = []  # noqa: RUF012
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Planted.ran.append, ("code",)
+
+
+def decoded_one(name: str, content: bytes, *handlers: Any, **options: Any) -> Any:
+    ((_, found),) = IterableWrapper([(name, content)]).routed_decode(*handlers, **options)
+    return found
+
+
+@pytest.mark.parametrize("extension", ["pickle", "pyd", "pt"])
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        ({"allow_pickle": False}, {}),
+        ({}, {"TORCHDATA_ALLOW_PICKLE": "0"}),
+        ({"allow_pickle": True}, {"TORCHDATA_ALLOW_PICKLE": "0"}),
+        ({}, {"WDS_SECURE": "1"}),
+    ],
+)
+def test_pickles_are_refused_by_the_argument_and_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, extension: str, options: dict[str, Any], environment: dict[str, str]
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    ran = pickle.dumps(Planted())
+    for handlers in ((), (basichandlers,)):
+        with pytest.raises(ValueError, match=rf"a '{extension}' file is a pickle, .* refused by") as failure:
+            decoded_one(f"a.{extension}", ran, *handlers, **options)
+        assert f"RoutedDecoder was decoding 'a.{extension}'." in failure.value.__notes__
+    pipe = IterableWrapper([(f"a.{extension}", ran)]).routed_decode(imagehandler("rgb8"), **options)
+    pipe.add_handler(basichandlers)
+    with pytest.raises(ValueError, match="is a pickle"):
+        list(pipe)
+    assert Planted.ran == []
+    assert decoded_one("a.json", b"[1]", **options) == [1]
+    mine = handle_extension(extension, lambda data: len(data))
+    assert decoded_one(f"a.{extension}", ran, mine, **options) == len(ran), "who names a handler trusts it"
+
+
+def test_pickles_are_read_where_nobody_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TORCHDATA_ALLOW_PICKLE", "1"), ("WDS_SECURE", "0")):
+        monkeypatch.setenv(name, value)
+    assert decoded_one("a.pickle", pickle.dumps([1]), allow_pickle=True) == [1]
+    assert decoded_one("a.pyd", pickle.dumps([2])) == [2]
+    with pytest.raises(TypeError, match="allow_pickle must be a bool or None, but got 'no'"):
+        RoutedDecoder([], allow_pickle="no")  # type: ignore[arg-type]
+
+
+def test_a_torch_file_is_read_as_weights_alone() -> None:
+    torch = pytest.importorskip("torch")
+    stream = io.BytesIO()
+    torch.save({"w": torch.ones(2)}, stream)
+    assert decoded_one("a.pt", stream.getvalue())["w"].tolist() == [1, 1]
+    stream = io.BytesIO()
+    torch.save(Planted(), stream)
+    with pytest.raises(pickle.UnpicklingError, match="weights_only|Weights only"):
+        decoded_one("a.pt", stream.getvalue())
+    assert Planted.ran == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.json", b"[" * 200_000), ("a.json", b'{"a":' * 200_000), ("a.png", CONTENT["f.png"][:40])],
+)
+def test_content_that_lies_is_a_value_error_or_an_os_error_that_names_the_path(name: str, content: bytes) -> None:
+    with pytest.raises((ValueError, OSError)) as failure:
+        decoded_one(name, content)
+    assert f"RoutedDecoder was decoding {name!r}." in failure.value.__notes__

@@ -26,6 +26,7 @@ from torchdata.datapipes.iter import (
     Saver,
 )
 from torchdata.datapipes.utils import StreamWrapper
+from torchdata.datapipes.utils.names import file_name
 
 
 def sha256(data):
@@ -51,6 +52,18 @@ def test_data_are_written_to_the_path_and_the_path_is_yielded(tmp_path, mode, da
     assert list(IterableWrapper([(path, data)]).save_to_disk(mode=mode)) == [path]
     found = (tmp_path / "new" / "folder" / "file").read_bytes()
     assert found == (data.encode() if isinstance(data, str) else data)
+
+
+def test_a_key_of_another_store_that_climbs_is_no_local_path(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    items = IterableWrapper([("s3://bucket/../../../outside", b"x")])
+    for pipe in (items.save_to_disk("wb"), items.save_by_fsspec("wb")):
+        with pytest.raises(ValueError, match=r"will not write to 's3://bucket/\.\./\.\./\.\./outside'.*filepath_fn"):
+            list(pipe)
+    assert os.listdir(tmp_path) == ["here"]
+    assert os.listdir(tmp_path / "here") == []
+    assert list(items.save_to_disk("wb", filepath_fn=file_name)) == ["outside"]
 
 
 def test_the_path_comes_from_filepath_fn_and_may_be_of_the_current_folder(tmp_path, monkeypatch):
@@ -314,13 +327,13 @@ def test_bytes_that_do_not_decode_are_an_error_that_names_the_path(tmp_path):
         list(FileLister(str(tmp_path)).open_files(mode="b").parse_json_files())
 
 
-def test_json_that_is_too_deep_is_an_error_with_the_path():
-    with pytest.raises(RecursionError) as failure:
-        list(JsonParser([("deep.json", io.StringIO("[" * 100_000))]))
-    assert "JsonParser was reading 'deep.json'." in failure.value.__notes__
-
-
 def test_the_length_is_that_of_the_source():
     assert len(JsonParser(IterableWrapper([("a", io.StringIO("1"))]))) == 1
     with pytest.raises(TypeError, match="valid length"):
         len(JsonParser(FileOpener(["a"])))
+
+
+def test_json_that_is_nested_too_deeply_is_a_value_error_that_names_the_path():
+    for text in (b"[" * 200_000, b'{"a":' * 200_000):
+        with pytest.raises(ValueError, match=r"JsonParser cannot parse 'deep\.json': it is nested too deeply"):
+            list(IterableWrapper([("deep.json", io.BytesIO(text))]).parse_json_files())

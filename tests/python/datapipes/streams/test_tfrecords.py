@@ -257,7 +257,7 @@ ONE = framed(record({"x": ("int", [1])}))
         (gzip.compress(ONE, mtime=0), "no .uncompressed. TFRecord file"),
         (framed(b"\xff\xff"), "no valid protocol buffer"),
         (framed(struct.pack("<Q", 2**40))[16:16] + struct.pack("<Q", 2**40), "truncated"),
-        (struct.pack("<Q", 2**40) + TFRecordWriter.masked_crc(struct.pack("<Q", 2**40)), "2 GiB"),
+        (struct.pack("<Q", 2**40) + TFRecordWriter.masked_crc(struct.pack("<Q", 2**40)), "max_length=134217728"),
     ],
 )
 def test_damage_is_an_error_that_names_path_record_and_byte(data: bytes, message: str) -> None:
@@ -277,7 +277,7 @@ def test_a_length_that_promises_more_than_there_is_allocates_nothing() -> None:
         "data = bytes.fromhex(sys.argv[1])\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n"
-        "    list(TFRecordLoader([('file', io.BytesIO(data))], verify_checksums=len(sys.argv) < 3))\n"
+        "    list(TFRecordLoader([('file', io.BytesIO(data))], verify_checksums=len(sys.argv) < 3, max_length=None))\n"
         "except RuntimeError as error:\n"
         "    assert 'truncated' in str(error), error\n"
         "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
@@ -426,3 +426,40 @@ def test_none_in_a_spec_leaves_a_feature_as_it_is_read() -> None:
     [everything] = loaded(fits)
     [chosen] = loaded(fits, {"f": None, "b": None, "one": ((), None)})
     assert plain(chosen) == {"f": plain(everything["f"]), "b": [b"a", b"b"], "one": b"z"}
+
+
+def test_a_record_longer_than_max_length_is_refused_before_it_is_read() -> None:
+    short, long = record({"a": ("bytes", [b"x"])}), record({"a": ("bytes", [b"x" * 500])})
+    assert len(loaded(framed(short, long), max_length=len(long))) == 2
+    assert len(loaded(framed(short, long), max_length=None)) == 2
+    items = iter(TFRecordLoader([("file", io.BytesIO(framed(short, long)))], max_length=len(long) - 1))
+    next(items)
+    said = rf"TFRecordLoader: 'file', record 1 at byte \d+: its length of {len(long)} bytes is more than max_length="
+    with pytest.raises(RuntimeError, match=said):
+        next(items)
+
+    class Endless(io.RawIOBase):
+        """A record of 1 GiB of which the reader gets as much as it asks for."""
+
+        count = 0
+
+        def readable(self) -> bool:
+            return True
+
+        def read(self, size: int = -1) -> bytes:
+            head = b"" if self.count else struct.pack("<Q", 1 << 30)
+            if head:
+                head += TFRecordWriter.masked_crc(head)
+            self.count += size
+            return head + bytes(size - len(head))
+
+    stream = Endless()
+    with pytest.raises(RuntimeError, match="more than max_length=134217728: the file is damaged, or needs a larger"):
+        list(TFRecordLoader([("file", stream)]))
+    assert stream.count < 1 << 20
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-1, ValueError), ("1", TypeError), (True, TypeError)])
+def test_max_length_is_a_positive_number(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="TFRecordLoader: max_length must be"):
+        TFRecordLoader([], max_length=value)

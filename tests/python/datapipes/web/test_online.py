@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import time
 
 import pytest
 import requests
@@ -278,6 +279,35 @@ def test_a_drive_file_that_cannot_be_had_is_an_error_that_says_why(web, id_, sai
         assert opened(GDriveReader, link, skip_on_error=True) == []
     del failure
     assert open_files() == before
+
+
+def test_the_name_that_a_server_says_is_the_last_part_alone_and_never_a_path():
+    class Response:
+        headers: dict[str, str] = {}  # noqa: RUF012
+
+    client, response = _gdrive.DriveClient("GDriveReader", None, {}), Response()
+    for told, name in {
+        'attachment; filename="../../.ssh/authorized_keys"': "authorized_keys",
+        'attachment; filename="/etc/passwd"': "passwd",
+        'attachment; filename="..\\..\\a.exe"': "a.exe",
+        'attachment; filename="C:\\\\a.tar"': "a.tar",
+        "attachment; filename*=UTF-8''..%2F..%2Fb.tar": "b.tar",
+    }.items():
+        response.headers = {"content-disposition": told}
+        assert client.title("link", response) == name
+    for told in ('filename=".."', 'filename="a/"', 'filename="."', "filename*=UTF-8''a%00b", "filename*=UTF-8''%2E%2E"):
+        response.headers = {"content-disposition": f"attachment; {told}"}
+        with pytest.raises(RuntimeError, match="GDriveReader finds no file name in the answer to .*'link'"):
+            client.title("link", response)
+
+
+def test_a_page_of_a_hostile_server_costs_no_more_than_one_of_drive():
+    from torchdata.datapipes.iter.web.gdrive_page import Page
+
+    size, began = _gdrive._LARGEST_PAGE, time.process_time()
+    for piece in ("<title>Google Drive - ", "<", "<!--", "<a ", "</", "<![if x", "&#", "<?", '<a b="'):
+        assert Page((piece * size)[:size]).action is None
+    assert time.process_time() - began < 10, "a mebibyte took minutes"
 
 
 def test_a_drive_file_that_is_not_there_is_an_http_error(web):

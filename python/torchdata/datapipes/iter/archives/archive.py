@@ -21,6 +21,7 @@ from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
+from torchdata.datapipes.utils.names import path_inside
 
 try:
     from lzma import LZMAError
@@ -40,7 +41,7 @@ _ADVICE = "the archive is truncated, damaged or of another kind"
 _NO_WAY_BACK = "a streamed archive cannot go back: read members before going on, or use a seekable file"
 
 
-class Refused(Exception):
+class Refused(OSError):
     """A member or stream that is not read, because it could do harm. Raised to the user as the format's own error."""
 
 
@@ -81,13 +82,10 @@ def path_in(folder: str, name: str) -> str:
     Raises:
         Refused: the name leads out of the folder.
     """
-    path = os.path.normpath(folder + name)
-    if folder and path.startswith(folder):
-        return path
-    inside = os.path.normpath(name.lstrip(os.sep))
-    if inside in (os.curdir, os.pardir) or inside.startswith(os.pardir + os.sep):
-        raise Refused(f"the name of its member {name!r} leads out of the archive's folder")
-    return os.path.normpath(folder + inside)
+    try:
+        return folder + path_inside(name)
+    except ValueError:
+        raise Refused(f"the name of its member {name!r} leads out of the archive's folder") from None
 
 
 def seekable(stream: Any) -> bool:
@@ -375,12 +373,16 @@ class IndexedLoader(ArchiveLoader):
             entries, parent, folder = archive.entries(), archive.parent, folder_of(path)
             archive.next = place or 0
             self._archive = archive  # now that it is open and in its place
-            for index in range(archive.next, len(entries)):
-                entry = entries[index]
+            size = compressed = 0  # of the archive as a whole, up to a member
+            for index, entry in enumerate(entries):
+                size, compressed = size + entry.file_size, compressed + entry.compress_size
+                if index < archive.next:
+                    continue
                 archive.next = index + 1
                 if self._is_file(entry):
                     name = path_in(folder, entry.filename)
                     self._check(entry)
+                    refuse_bomb(size, compressed, self.max_ratio)
                     yield name, StreamWrapper(archive.open_entry(index), parent, name)
         except Exception as error:
             raise self._error_of_archive(path, error)

@@ -33,7 +33,8 @@ from torchdata.datapipes.iter.archives.archive import (
     refuse_bomb,
 )
 from torchdata.datapipes.iter.archives.decompressing import bzip2_reader, gzip_reader, lzma_reader, zstd_reader
-from torchdata.datapipes.iter.archives.tar import open_tar, open_zip
+from torchdata.datapipes.iter.archives.tar import open_tar
+from torchdata.datapipes.iter.archives.zip import open_zip
 from torchdata.datapipes.iter.streams.pairs import path_and_stream, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
@@ -121,7 +122,7 @@ class _Recipe:
     def _open_archive(self, source: Any) -> Any:
         file_obj = bare(source)
         if self.kind is CompressionType.TAR:
-            return open_tar(file_obj)
+            return open_tar(file_obj, max_ratio=self.max_ratio)
         return open_zip(file_obj, self.path, _OpenZip)
 
     def standing_in(self, source: Any, start: int | None) -> _Recipe | None:

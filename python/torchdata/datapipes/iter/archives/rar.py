@@ -187,7 +187,8 @@ class RarArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form a member of more than 1 GiB may be; None: no limit.
+        max_ratio: how many times larger than its compressed form a member may be, and all members together up to one
+            that is opened, where that is more than 1 GiB; None: no limit.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

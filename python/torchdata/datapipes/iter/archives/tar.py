@@ -1,7 +1,7 @@
-"""Pipes that read archives: TarArchiveLoader, ZipArchiveLoader.
+"""The pipe that reads tar archives: TarArchiveLoader.
 
-Role: each turns pairs of path and archive stream into pairs of path and member stream. They run in the process that
-iterates them. A member reads from its archive when it is read itself, so the archive's stream stays open until the
+Role: turns pairs of path and archive stream into pairs of path and member stream. Runs in the process that iterates
+it. A member reads from its archive when it is read itself, so the archive's stream stays open until the
 last of its members is closed or dropped; the archive objects here own it. They are also the recipes by which
 members are opened again (see `utils/_streams.py`): members that were saved together open their archive once.
 """
@@ -11,10 +11,8 @@ from __future__ import annotations
 import io
 import os
 import re
-import stat
 import tarfile
 import weakref
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -28,8 +26,6 @@ from torchdata.datapipes.iter.archives.archive import (
     ArchiveLoader,
     Counted,
     Entry,
-    IndexedArchive,
-    IndexedLoader,
     MemberFile,
     bare,
     explained,
@@ -43,7 +39,7 @@ from torchdata.datapipes.iter.archives.decompressing import bzip2_reader, lzma_r
 from torchdata.datapipes.iter.archives.forwards import Forwards, Pieces
 from torchdata.datapipes.utils._streams import StreamWrapper
 
-__all__ = ["TarArchiveLoader", "ZipArchiveLoader", "open_tar"]
+__all__ = ["TarArchiveLoader", "open_tar"]
 
 #: Largest member of a compressed or streamed archive that is kept in memory when the archive goes on without it.
 LARGEST_KEPT_MEMBER = 64 << 20
@@ -51,8 +47,23 @@ LARGEST_KEPT_MEMBER = 64 << 20
 #: Bytes that are asked of a stream that is read ahead only, or of what decompresses it, at a time.
 AT_ONCE = 64 << 10
 
-#: Bytes of a large member that are decompressed between two looks at how far they are out of proportion.
+#: Bytes of a large member that are read at a time, as the archive may hold fewer than it says.
 PIECE = 16 << 20
+
+#: Bytes that the headers of one member may take in all: 1 MiB and the blocks that announce them.
+LARGEST_HEADERS = (1 << 20) + (8 << 10)
+
+#: Headers that one member may have, beside its own.
+MOST_HEADERS = 100
+
+#: Records that the headers for a whole archive may hold in all. Every member's are added to a copy of them.
+MOST_GLOBAL_RECORDS = 1000
+
+#: The last offset that a file can have.
+_LAST_OFFSET = (1 << 63) - 1
+
+#: Characters of an error of `tarfile` that are repeated: some hold the header.
+_LONGEST_EXCERPT = 200
 
 
 def _pieces_of_gzip(source: Any) -> Pieces:
@@ -84,26 +95,107 @@ _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
 }
 
 
+class _HeaderBytes:
+    """The stream of an archive while the headers of one member are read, which it ends where they become too long."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        #: Bytes that were looked at and not read yet.
+        self._ahead = b""
+        self._left = LARGEST_HEADERS
+        self._followers = 0
+        #: Whether reading itself went wrong, rather than what was read.
+        self.failed = False
+
+    def follow(self) -> None:
+        """Takes in that one more header of the member begins: `tarfile` recurses for each."""
+        self._followers += 1
+        if self._followers > MOST_HEADERS:
+            raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
+
+    def look(self, size: int) -> bytes:
+        """The next bytes, which are still to be read."""
+        if not len(self._ahead) <= size <= self._left:
+            raise tarfile.ReadError(f"the headers of a member take more than {LARGEST_HEADERS} bytes")
+        try:
+            self._ahead += self._stream.read(size - len(self._ahead))
+        except Exception:
+            self.failed = True
+            raise
+        return self._ahead
+
+    def read(self, size: int) -> bytes:
+        data, self._ahead = self.look(size), b""
+        self._left -= size
+        return data
+
+    def tell(self) -> int:
+        return int(self._stream.tell()) - len(self._ahead)
+
+
+#: What `tarfile` raises, beside its own errors, for headers that lie.
+_LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
 class _Header(tarfile.TarInfo):
-    """A header of which damage is an error everywhere; `tarfile` takes it for the end, except at the start."""
+    """A header of which damage is an error everywhere; `tarfile` takes it for the end, except at the start.
+
+    One member may have many headers: long names, extended ones, maps of holes. They are read within limits.
+    """
 
     @classmethod
     def fromtarfile(cls, tarfile_: Any) -> Any:
-        try:
+        stream = tarfile_.fileobj
+        if isinstance(stream, _HeaderBytes):
+            stream.follow()
             return super().fromtarfile(tarfile_)
+        headers, place = _HeaderBytes(stream), tarfile_.offset
+        tarfile_.fileobj = headers
+        try:
+            info = super().fromtarfile(tarfile_)
+            if info.size < 0 or not place < tarfile_.offset <= _LAST_OFFSET:  # the next header would be no further on
+                raise ValueError(f"its member has {info.size} bytes")
+            return info
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
-            if not tarfile_.offset:
+            if not place:
                 raise
-            raise tarfile.ReadError(f"{error} at byte {tarfile_.offset}") from error
+            raise tarfile.ReadError(f"{error} at byte {place}") from error
+        except _LIES as error:
+            if headers.failed:
+                raise
+            said = str(error)[:_LONGEST_EXCERPT] or type(error).__name__
+            raise tarfile.ReadError(f"damaged header at byte {place}: {said}") from error
+        finally:
+            tarfile_.fileobj = stream
+
+    def _proc_pax(self, tarfile_: Any) -> Any:
+        """Checks an extended header before `tarfile` reads it, whose time is quadratic in some (CVE-2024-6232)."""
+        body = tarfile_.fileobj.look(self._block(self.size))  # type: ignore[attr-defined]
+        records = _native.tar_pax_records(body)
+        if self.type == tarfile.XGLTYPE:
+            tarfile_.count_global(records, len(body))
+        return super()._proc_pax(tarfile_)  # type: ignore[misc]
 
 
 class OpenTar(tarfile.TarFile):
-    """A `TarFile` that knows how far its compressed stream was read, and may own that stream."""
+    """A `TarFile` that bounds what holds for all its members, and may own the stream that it reads."""
 
-    #: The compressed stream; None where the archive is not compressed.
-    counted: Counted | None = None
     #: A stream that is closed with the archive.
     owned: Any = None
+    _global_records = _global_bytes = 0
+
+    def count_global(self, records: int, size: int) -> None:
+        """Takes in that a header holds for all members behind it.
+
+        Raises:
+            tarfile.ReadError: there are too many of them.
+        """
+        self._global_records += records
+        self._global_bytes += size
+        if self._global_records > MOST_GLOBAL_RECORDS or self._global_bytes > LARGEST_HEADERS:
+            raise tarfile.ReadError(
+                f"its global headers hold more than {MOST_GLOBAL_RECORDS} records or {LARGEST_HEADERS} bytes"
+            )
 
     def close(self) -> None:
         super().close()
@@ -111,8 +203,11 @@ class OpenTar(tarfile.TarFile):
             self.owned.close()
 
 
-def open_tar(file_obj: Any, mode: str = "r:*") -> OpenTar:
-    """Opens a tar archive, plain or compressed, on a seekable stream or on one that only reads ahead."""
+def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None) -> OpenTar:
+    """Opens a tar archive, plain or compressed, on a seekable stream or on one that only reads ahead.
+
+    A compressed one raises Refused as soon as it becomes more than `max_ratio` times as large as what was read of it.
+    """
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     counted, source = None, file_obj
     if compression:
@@ -125,21 +220,35 @@ def open_tar(file_obj: Any, mode: str = "r:*") -> OpenTar:
             counted.seek(0)
             counted, source = None, file_obj
     if compression or ahead:
-        source = _forwards(source, compression, ahead)
+        source = _forwards(source, compression, ahead, max_ratio)
     tar: OpenTar = OpenTar.open(fileobj=source, mode="r:", tarinfo=_Header)
-    tar.counted = counted
     return tar
 
 
-def _forwards(source: Any, compression: str, ahead: bool) -> Forwards:
+def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | None) -> Forwards:
     """What is compressed in `source`, or where nothing is, the source itself, by offset."""
-    pieces_of = _COMPRESSIONS[compression][1] if compression else _pieces_of_plain
+    pieces_of = partial(_in_proportion, compression, max_ratio) if compression else _pieces_of_plain
 
     def rewind() -> Pieces:
         source.seek(0)
         return pieces_of(source)
 
     return Forwards(pieces_of(source), None if ahead else rewind)
+
+
+def _in_proportion(compression: str, max_ratio: float | None, source: Counted) -> Pieces:
+    """What is compressed in `source`, unless it is a bomb: whether members are read or skipped, it must be inflated."""
+    next_piece, size = _COMPRESSIONS[compression][1](source), 0
+
+    def piece() -> bytes:
+        nonlocal size
+        data = next_piece()
+        size += len(data)
+        if size > SMALLEST_BOMB:
+            refuse_bomb(size, source.count, max_ratio)
+        return data
+
+    return piece
 
 
 class _TarArchive(Archive):
@@ -166,7 +275,9 @@ class _TarArchive(Archive):
         """The `TarFile`, opened on first use."""
         if self._tar is None:
             file_obj = bare(self.source)
-            self._tar = file_obj if isinstance(file_obj, tarfile.TarFile) else open_tar(file_obj, self.mode)
+            if not isinstance(file_obj, tarfile.TarFile):
+                file_obj = open_tar(file_obj, self.mode, self.max_ratio)
+            self._tar = file_obj
         return self._tar
 
     @property
@@ -181,25 +292,21 @@ class _TarArchive(Archive):
 
     def read(self, size: int) -> bytes:
         """The next `size` bytes of the archive; many of them in pieces, because the archive may hold far fewer."""
-        tar: Any = self.tar
+        fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
-            data: bytes = tar.fileobj.read(size)
+            data: bytes = fileobj.read(size)
             return data
-        counted = getattr(tar, "counted", None)
         pieces = []
-        while size and (piece := tar.fileobj.read(min(size, PIECE))):
-            if counted is not None:
-                refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
+        while size and (piece := fileobj.read(min(size, PIECE))):
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
 
     def _read_to_the_end(self) -> None:
         """Reads what lies behind the last member of a compressed archive, up to the checksum."""
-        tar: Any = self.tar
-        counted = getattr(tar, "counted", None)
-        while counted is not None and tar.fileobj.read(PIECE):
-            refuse_bomb(tar.fileobj.tell(), counted.count, self.max_ratio)
+        fileobj: Any = self.tar.fileobj
+        while not self.is_plain and fileobj.read(PIECE):
+            pass
 
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
@@ -215,21 +322,6 @@ class _TarArchive(Archive):
         finally:
             tar.offset, tar.firstmember = place
             tar.members = []
-
-    def _next_header(self) -> Any:
-        """The next header by `tarfile`, or None; what that would stumble over or run in circles on is an error."""
-        tar: Any = self.tar
-        place, is_new = tar.offset, tar.firstmember is None
-        try:
-            info = tar.next()
-        except (ValueError, OverflowError) as error:
-            if isinstance(error, OSError) or getattr(self.source, "closed", False):
-                raise
-            raise tarfile.ReadError(f"damaged header at byte {place}: {error}") from error
-        tar.members = []  # tarfile remembers every header otherwise
-        if info is not None and (info.size < 0 or (is_new and tar.offset <= place)):
-            raise tarfile.ReadError(f"damaged header at byte {place}: its member has {info.size} bytes")
-        return info
 
     def next_file(self) -> tuple[str, Any] | None:
         """The name of the next regular file and its file object, or None at the end."""
@@ -247,15 +339,17 @@ class _TarArchive(Archive):
                     return name, io.BufferedReader(_TarMember(self, fileobj, name, data, size))
                 if tar.offset:  # lets `tarfile` see for itself whether the archive reaches so far
                     fileobj.seek(tar.offset - 1)
-            info = self._next_header()
+            info = tar.next()
+            tar.members = []  # tarfile remembers every header otherwise
             if info is None:
                 self._read_to_the_end()
                 return None
+            if not info.isreg():  # a folder, a link or a device, also where it comes with a map of holes
+                continue
             if info.issparse():
                 return info.name, io.BufferedReader(_SparseMember(self, info))
-            if info.isreg():
-                member = _TarMember(self, fileobj, info.name, info.offset_data, info.size)
-                return info.name, io.BufferedReader(member)
+            member = _TarMember(self, fileobj, info.name, info.offset_data, info.size)
+            return info.name, io.BufferedReader(member)
 
 
 class _TarMemberRecipe:
@@ -359,13 +453,14 @@ class TarArchiveLoader(ArchiveLoader):
         datapipe: yields pairs of path and binary stream.
         mode: how `tarfile.open` reads: `"r:*"`, `"r:gz"`, …, or `"r|*"`, … for reading ahead only.
         length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form an archive may become, up to the end of a member of
-            more than 1 GiB that is read; likewise a sparse member that is read at once. None: no limit.
+        max_ratio: how many times larger than its compressed form an archive may become, as far as it is read or
+            skipped, where that is more than 1 GiB; likewise a sparse member that is read at once. None: no limit.
 
     Raises:
         ValueError: the mode is another one, or `max_ratio` is less than 1.
         tarfile.ReadError: while iterating or reading a member, the archive is truncated or damaged, a name leads out
-            of the archive's folder, or a member is out of proportion to the archive (a decompression bomb).
+            of the archive's folder, the headers of a member take more than 1 MiB, or the archive becomes too large (a
+            decompression bomb).
 
     Example:
         >>> from torchdata.datapipes.iter import FileLister
@@ -419,99 +514,3 @@ def _keep_in_memory(stream: StreamWrapper | None) -> None:
         raw: Any = file_obj.raw
         if isinstance(raw, _TarMember) and file_obj.tell() == 0 and raw.size <= LARGEST_KEPT_MEMBER:
             stream.detach_from_parent(io.BytesIO(raw.content(0, raw.size)))
-
-
-class _ZipArchive(IndexedArchive):
-    """A zip archive."""
-
-    def __init__(self, path: str, source: Any, start: int | None = None) -> None:
-        super().__init__(path, source, start)
-        self._zip: zipfile.ZipFile | None = None
-
-    @property
-    def zip(self) -> zipfile.ZipFile:
-        """The `ZipFile`, opened on first use."""
-        if self._zip is None:
-            file_obj = bare(self.source)
-            self._zip = file_obj if isinstance(file_obj, zipfile.ZipFile) else open_zip(file_obj, self.path)
-        return self._zip
-
-    def explained(self, name: str, error: Exception) -> Exception:
-        """The error to raise for one that reading the member `name` met."""
-        return explained(zipfile.BadZipFile, f"{name!r} of {self.path!r} in ZipArchiveLoader", error)
-
-    def entries(self) -> list[Any]:
-        """The directory."""
-        return list(self.zip.infolist())
-
-    def open_entry(self, index: int) -> Any:
-        """Opens the entry `index` of the archive's directory."""
-        info = self.zip.infolist()[index]
-        stored = info.compress_type == zipfile.ZIP_STORED
-        try:
-            file_obj = self.zip.open(info)
-        except UnicodeDecodeError as error:
-            raise zipfile.BadZipFile(f"the name before {info.filename!r} does not decode ({error})") from error
-        return io.BufferedReader(Entry(self, index, info.filename, file_obj, stored))
-
-
-def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.ZipFile) -> zipfile.ZipFile:
-    """Opens a zip archive.
-
-    Raises:
-        io.UnsupportedOperation: the stream cannot seek.
-    """
-    if not seekable(file_obj):
-        raise io.UnsupportedOperation(
-            f"the zip archive {path!r} lies in a stream that cannot seek, but the directory of a zip archive stands at "
-            "its end; read it from a file, or into io.BytesIO first"
-        )
-    try:
-        archive = kind(file_obj)
-    except UnicodeDecodeError as error:
-        raise zipfile.BadZipFile(f"a name in its directory does not decode ({error})") from error
-    except zipfile.BadZipFile as error:
-        cause = error.__context__
-        if isinstance(cause, OSError) and cause.errno is not None:  # the archive may be fine, but cannot be read
-            raise cause
-        raise
-    if any(info.header_offset < 0 for info in archive.infolist()):
-        raise zipfile.BadZipFile("its directory points to before its start")
-    return archive
-
-
-@functional_datapipe("load_from_zip")
-class ZipArchiveLoader(IndexedLoader):
-    """Reads zip archives: yields pairs of path and stream, one per file.
-
-    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
-    slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
-
-    Args:
-        datapipe: yields pairs of path and seekable binary stream.
-        length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
-        max_ratio: how many times larger than its compressed form a member of more than 1 GiB may be; None: no limit.
-
-    Raises:
-        ValueError: `max_ratio` is less than 1.
-        zipfile.BadZipFile: while iterating or reading a member, the archive is truncated or damaged, a checksum is
-            wrong, a name leads out of the archive's folder, or a member is out of proportion (a decompression bomb).
-        RuntimeError: while iterating, a member is encrypted.
-
-    Example:
-        >>> from torchdata.datapipes.iter import FileLister
-        >>> pairs = FileLister("shards", "*.zip").open_files(mode="b").load_from_zip()
-    """
-
-    def _open(self, path: str, stream: Any) -> _ZipArchive:
-        return _ZipArchive(path, stream)
-
-    def _is_file(self, entry: Any) -> bool:
-        return not entry.filename.endswith("/") and not stat.S_ISLNK(entry.external_attr >> 16)
-
-    def _check(self, entry: Any) -> None:
-        if entry.file_size > SMALLEST_BOMB:
-            refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
-
-    def _error_of_archive(self, path: str, error: Exception) -> Exception:
-        return explained(zipfile.BadZipFile, f"the zip archive {path!r} in ZipArchiveLoader", error)

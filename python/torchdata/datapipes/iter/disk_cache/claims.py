@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import errno
 import os
+import stat
 import struct
 import threading
 import warnings
@@ -38,7 +39,11 @@ Standing = Literal["free", "working", "suspended"]
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")
 _FLOCK = "@hhqqi0q"  # struct flock of 64-bit Linux
 _CONFLICT = (errno.EAGAIN, errno.EACCES)
+#: Another user's, who lets nobody lock; a link; a folder; a socket.
+_NOT_LOCKABLE = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+#: How often a lock file may appear and vanish again while it is opened.
+_ATTEMPTS = 1000
 _WORKING, _OWNED = 0, 1  # which byte of a path's pair
 
 
@@ -47,23 +52,40 @@ class _LockFile:
 
     def __init__(self, folder: str, create: bool = True) -> None:
         self.path = os.path.join(folder, LOCK_FILE)
-        flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
         self.claims = 0
         self.supported = self.removable = fcntl is not None
-        try:
-            self.fd = os.open(self.path, flags)
-        except FileNotFoundError:
-            if not create:
-                raise
-            self.fd = os.open(self.path, flags | os.O_CREAT, 0o666)
-            with contextlib.suppress(OSError):  # somebody else's, made meanwhile
-                # Whoever may write into the folder must be able to lock, whatever this process's umask is.
-                os.fchmod(self.fd, os.stat(folder).st_mode & 0o666)
-        except PermissionError:  # another user's, who lets nobody lock
-            self.fd = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        fd = self._open(folder, create)
+        if fd is None or not stat.S_ISREG(os.fstat(fd).st_mode):
+            if fd is not None:
+                os.close(fd)
+            fd = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
             self.supported = self.removable = False
             _warn_unsupported(folder)
+        self.fd = fd
         self.identity = os.fstat(self.fd)
+
+    def _open(self, folder: str, create: bool) -> int | None:
+        """The file, or None where another user has put something there that nobody can lock."""
+        flags = os.O_RDWR | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+        for _ in range(_ATTEMPTS):
+            try:
+                return os.open(self.path, flags)
+            except FileNotFoundError:
+                if not create:
+                    raise
+            except OSError as error:
+                if error.errno in _NOT_LOCKABLE:
+                    return None
+                raise
+            try:
+                fd = os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            except FileExistsError:  # somebody else's, made meanwhile
+                continue
+            with contextlib.suppress(OSError):
+                # Whoever may write into the folder must be able to lock, whatever this process's umask is.
+                os.fchmod(fd, os.stat(folder).st_mode & 0o666)
+            return fd
+        return None
 
     def lock(self, start: int, length: int) -> bool:
         """Locks bytes for writing, unless somebody else has locked some of them."""
@@ -131,9 +153,9 @@ class _LockFile:
 
 def _warn_unsupported(folder: str) -> None:
     warnings.warn(
-        f"{os.path.join(folder, LOCK_FILE)!r} cannot be locked, because the file system has no locks or another user "
-        "owns it: processes that need the same file of an on-disk cache each make it by themselves (which does no "
-        "harm to the file)",
+        f"{os.path.join(folder, LOCK_FILE)!r} cannot be locked, because the file system has no locks, another user "
+        "owns it, or it is no regular file: processes that need the same file of an on-disk cache each make it by "
+        "themselves (which does no harm to the file)",
         RuntimeWarning,
         stacklevel=2,
     )

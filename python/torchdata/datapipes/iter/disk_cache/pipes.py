@@ -19,9 +19,11 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes._pipe.traversal import sources_of
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.disk_cache.record import LIST_SUFFIX, mark_of
+from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, is_reserved, read_list
+from torchdata.datapipes.iter.disk_cache.record import mark_of
 from torchdata.datapipes.iter.disk_cache.section import Section
 from torchdata.datapipes.iter.streams.atomic_files import digest_of_file, write_file
+from torchdata.datapipes.utils.names import check_target
 
 __all__ = ["EndOnDiskCacheHolder", "OnDiskCacheHolder"]
 
@@ -44,12 +46,17 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             members of an archive), this path stands for them, and the list of theirs is kept beside it, in a file
             of that name with `.torchdata_list` at its end.
         hash_dict: from path to checksum, in hexadecimal digits. Files with another checksum are made anew; a
-            file whose content has another one is not saved, which is an error.
+            file whose content has another one is not saved, which is an error. Every file that is yielded must be in
+            it, the members of archives, too.
         hash_type: the kind of checksums, `"sha256"` or `"md5"`.
-        extra_check_fn: a function that says of a path whether the file there will do; others are made anew.
+        extra_check_fn: a function that says of a path whether the file there will do; others are made anew. It is asked
+            of every file that is yielded.
+        folder: the folder under which files with other paths than `filepath_fn` gives must lie. Others are yielded, but
+            not believed in the next epoch, so that nobody's list can name files that are not the cache's. None: the
+            folder of the path that stands for them.
 
     Raises:
-        TypeError: an argument is no function.
+        TypeError: an argument is no function, or `folder` no path.
         ValueError: the kind of checksums is unknown.
         RuntimeError: while iterating, the section was not ended.
 
@@ -74,6 +81,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         hash_dict: dict[str, str] | None = None,
         hash_type: str = "sha256",
         extra_check_fn: Callable[[str], bool] | None = None,
+        *,
+        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         name = type(self).__name__
         self.source_datapipe = check_source(name, source_datapipe, "source_datapipe")
@@ -89,6 +98,9 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         self.hash_dict = hash_dict
         self.hash_type = hash_type
         self.extra_check_fn = extra_check_fn
+        if folder is not None and not isinstance(folder, (str, os.PathLike)):
+            raise TypeError(f"{name}: folder must be a path, but got {folder!r}")
+        self.folder = None if folder is None else os.fspath(folder)
         self._end_caching_flag = False
         self._valid_since: int | None = None
 
@@ -127,27 +139,34 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     def found(self, paths: tuple[str, ...]) -> list[str] | None:
         """The paths to yield for an item that stands for `paths`, or None where something is missing."""
-        if len(paths) == 1 and self._stat(paths[0] + LIST_SUFFIX) is not None:
-            members = _members(paths[0] + LIST_SUFFIX)
-            if members is not None and all(map(os.path.exists, members)):
-                return members
-        return list(paths) if all(map(self._will_do, paths)) else None
+        if len(paths) == 1:
+            members = read_list(paths[0] + LIST_SUFFIX, self._valid_since)
+            if members is not None:
+                look = Within(self.folder_for(paths[0]))
+                return members if all(self._will_do(member, look(member)) for member in members) else None
+        return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 
-    def _stat(self, path: str) -> os.stat_result | None:
-        """What is at the path, or None where there is nothing or it is too old."""
-        try:
-            found = os.stat(path)
-        except OSError:
-            return None
-        return found if self._valid_since is None or found.st_mtime_ns >= self._valid_since else None
+    def folder_for(self, path: str) -> str:
+        """The folder under which the files lie that the item of `path` is made into, where they have other paths."""
+        return os.path.dirname(path) if self.folder is None else self.folder
 
-    def _will_do(self, path: str) -> bool:
-        found = self._stat(path)
-        if found is None or (stat.S_ISDIR(found.st_mode) and os.path.exists(mark_of(path))):
+    def _will_do(self, path: str, found: os.stat_result | None) -> bool:
+        """Whether what was found at a path is what the cache keeps there."""
+        if found is None or (self._valid_since is not None and found.st_mtime_ns < self._valid_since):
             return False
+        if not stat.S_ISREG(found.st_mode) and (not stat.S_ISDIR(found.st_mode) or os.path.lexists(mark_of(path))):
+            return False  # an unfinished folder, or a named pipe, say, which would hold up whoever reads it
         if self.hash_dict is not None and not _hash_check(path, self.hash_dict, self.hash_type):
             return False
         return self.extra_check_fn is None or bool(self.extra_check_fn(path))
+
+
+def _look(path: str) -> os.stat_result | None:
+    """What is at a path, or where a link at it leads to."""
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
@@ -170,14 +189,6 @@ def _path(pipe: object, path: Any) -> str:
     return path
 
 
-def _members(list_file: str) -> list[str] | None:
-    try:
-        with open(list_file, "rb") as lines:
-            return [os.fsdecode(line.removesuffix(b"\n")) for line in lines]
-    except OSError:
-        return None
-
-
 @functional_datapipe("end_caching")
 class EndOnDiskCacheHolder(IterDataPipe[str]):
     """Ends the section that `on_disk_cache` began: writes files and yields the paths of all.
@@ -198,7 +209,9 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
     Raises:
         RuntimeError: there is no `on_disk_cache` before, or it was ended already. While iterating: data has another
             checksum than `hash_dict` says or none is there, or it cannot be told of which item a file was made.
-        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is none.
+        ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is none. While
+            iterating: a file is called like one of the cache's own (`.torchdata.lock`, `….torchdata_list`,
+            `.torchdata-….part`), or has a URL with a part `..` as its path.
         TimeoutError: while iterating, another process took too long; the message says which file and process.
         OSError: while iterating, a file cannot be written. Nothing of it is left then.
 
@@ -266,7 +279,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
     def __iter__(self) -> Iterator[str]:
         holder = self.cache_holder
-        section = Section(type(self).__name__, holder.paths_of, holder.found, lambda: self.timeout)
+        section = Section(type(self).__name__, holder.paths_of, holder.found, holder.folder_for, lambda: self.timeout)
         if self._section is not None:
             self._section.close()
         if self._loaded is not None:
@@ -316,6 +329,12 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise TypeError(f"{type(self).__name__} expects pairs of path and data, but got {result!r}")
         path = _path(self, result[0] if self.filepath_fn is None else self.filepath_fn(result[0]))
+        check_target(self, path)
+        if is_reserved(path):
+            raise ValueError(
+                f"{type(self).__name__} will not write {path!r}: the on-disk cache keeps such names for files of its "
+                "own; leave the file out, or give it another name by filepath_fn"
+            )
         record = section.owner_of(path)
         hash_dict, hash_type = self.cache_holder.hash_dict, self.cache_holder.hash_type
         if hash_dict is not None and path not in hash_dict:

@@ -13,12 +13,10 @@ from typing import Any, Literal
 
 from torchdata.datapipes.iter.disk_cache import claims as _file_locks
 from torchdata.datapipes.iter.disk_cache.claims import Claim
-from torchdata.datapipes.iter.streams.atomic_files import temporary_name
+from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX
+from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary_name
 
-__all__ = ["LIST_SUFFIX", "Record", "mark_of"]
-
-#: Appended to the path that an item stands for, where the files made of it have other paths: the list of them.
-LIST_SUFFIX = ".torchdata_list"
+__all__ = ["Record", "mark_of"]
 
 #: Its files are there and `ready`; there, and to be looked up; to be made here; to be made elsewhere.
 Kind = Literal["ready", "cached", "missing", "pending"]
@@ -71,8 +69,7 @@ class Record:
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):
             os.makedirs(os.path.dirname(folder), exist_ok=True)
-            with open(mark_of(self.paths[0]), "wb"):
-                pass
+            create_anew(mark_of(self.paths[0])).close()
 
     def unmark(self) -> None:
         """Says that all members are there, and listed."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ from typing import Any
 
 from torchdata.datapipes.iter.disk_cache import claims as _file_locks
 from torchdata.datapipes.iter.disk_cache.claims import Claim
-from torchdata.datapipes.iter.disk_cache.record import LIST_SUFFIX, Record
+from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, dumped
+from torchdata.datapipes.iter.disk_cache.record import Record
 from torchdata.datapipes.iter.streams.atomic_files import write_file
 
 __all__ = ["GRACE", "Section"]
@@ -52,6 +54,7 @@ class Section:
         name: how the pipe is called in messages.
         paths_of: from an item to its paths.
         found: from the paths of an item to the paths to yield where all is cached, else None.
+        folder_for: from the path of an item to the folder under which files that are made of it are listed.
         timeout: a function that returns the seconds to wait for somebody else's file.
     """
 
@@ -60,9 +63,12 @@ class Section:
         name: str,
         paths_of: Callable[[Any], tuple[str, ...]],
         found: Callable[[tuple[str, ...]], list[str] | None],
+        folder_for: Callable[[str], str],
         timeout: Callable[[], float],
     ) -> None:
         self._name, self._paths_of, self._found, self._timeout = name, paths_of, found, timeout
+        self._folder_for, self._warned = folder_for, False
+        self._within: dict[str, Within] = {}
         self._source: Iterator[Any] = iter(())
         self._reading = threading.Lock()  # the source is read by whoever needs an item, in its thread
         self._queue: deque[Record] = deque()  # what may still be yielded or is waited for, as in the source
@@ -331,12 +337,30 @@ class Section:
 
     def _complete(self, record: Record) -> None:
         """Lists the files that were made of a record, which makes it a cached one for everybody."""
-        listed = record.paths[0] + LIST_SUFFIX
-        with self.writing(listed, None) as alone:
-            lines = "".join(f"{member}\n" for member in record.members)
-            write_file(listed, os.fsencode(lines), "wb", alone=alone)
+        folder = self._folder_for(record.paths[0])
+        outside = next((member for member in record.members if not self._lies_within(folder, member)), None)
+        if outside is None:
+            listed = record.paths[0] + LIST_SUFFIX
+            with self.writing(listed, None) as alone:
+                write_file(listed, dumped(record.members), "wb", alone=alone)
+        elif not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._name}: {outside!r} was made for {record.paths[0]!r}, but lies outside of {folder!r}, and what "
+                "lies there is not believed to be the cache's own: the files of such items are made anew in each "
+                "epoch; pass on_disk_cache(folder=...), a folder that holds all of them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         record.unmark()
         self._forget(record)
+
+    def _lies_within(self, folder: str, member: str) -> bool:
+        """Whether a file that was made lies under a folder; one that vanished meanwhile will be found missing."""
+        within = self._within.get(folder)
+        if within is None:
+            within = self._within[folder] = Within(folder)
+        return within(member) is not None or not os.path.lexists(member)
 
     def _forget(self, record: Record) -> None:
         """Nothing more is expected of a record."""

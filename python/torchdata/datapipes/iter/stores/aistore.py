@@ -29,6 +29,8 @@ OLDEST_VERSION = (1, 18)
 #: Seconds without an answer after which a cluster is given up, where nobody said how many.
 DEFAULT_TIMEOUT_S = 20.0
 
+#: Digits of the largest size that is believed.
+_LONGEST_NUMBER = 18
 _VERSION = "Ais-Version"
 
 
@@ -233,7 +235,11 @@ class _AISObject(RemoteFile):
         self._pid = os.getpid()
         if recipe.version is None:
             headers = self._ask(0)
-            self._recipe = replace(recipe, version=(headers.get(_VERSION, ""), int(headers["Content-Length"])))
+            told = headers.get("Content-Length", "")
+            if not told.isdecimal() or len(told) > _LONGEST_NUMBER:
+                self.drop_answer()
+                raise OSError(f"{recipe.cluster.pipe} cannot read {self.name!r}: its Content-Length is {told[:50]!r}")
+            self._recipe = replace(recipe, version=(headers.get(_VERSION, ""), int(told)))
 
     def recipe(self) -> Recipe:
         """How the object is opened again, in the same version."""

@@ -9,13 +9,15 @@ clears away what a killed one left.
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import stat
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["appearing", "digest_of_file", "temporary_name", "write_file"]
+__all__ = ["appearing", "create_anew", "digest_of_file", "open_regular", "temporary_name", "write_file"]
 
 _CHUNK = 1 << 20
 
@@ -76,8 +78,40 @@ def digest_of_file(path: str, hash_type: str) -> str:
     """The checksum of a file's content, in hexadecimal digits."""
     import hashlib
 
-    with open(path, "rb") as file:
+    with open_regular(path, follow=True) as file:
         return hashlib.file_digest(file, hash_type).hexdigest()
+
+
+def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
+    """Opens a file for reading, in a folder where others may have put something else under its name.
+
+    Args:
+        path: the path.
+        follow: whether it may be a link.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file; a named pipe holds up nobody.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    file = open(os.open(path, flags), "rb")  # noqa: SIM115  # the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return file
+
+
+def create_anew(path: str, mode: str = "wb") -> Any:
+    """Opens a new file for writing, in place of whatever is there: a killed writer's, or a link that somebody planted.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    exclusive = mode.replace("w", "x")  # by O_EXCL, which follows no link
+    try:
+        return open(path, exclusive)
+    except FileExistsError:
+        os.unlink(path)
+        return open(path, exclusive)
 
 
 def write_file(
@@ -103,17 +137,17 @@ def write_file(
     if not alone:
         temporary = f"{temporary}-{os.urandom(8).hex()}"
     try:
-        with _created(temporary, mode) as file:
+        with create_anew(temporary, mode) as file:
             digest = _fill(file, path, data, mode, hash_type if expected is not None else None)
             file.flush()
+            now = time.time_ns()  # not left to the kernel, whose clock for files lags behind by some milliseconds
+            os.utime(file.fileno(), ns=(now, now))
             os.fsync(file.fileno())
         if expected is not None and digest != expected.lower():
             raise RuntimeError(
                 f"The computed hash {digest} of {path} does not match the expected hash {expected}. Nothing was "
                 "saved; look whether the source is intact, or correct hash_dict"
             )
-        now = time.time_ns()  # not left to the kernel, whose clock for files lags behind by some milliseconds
-        os.utime(temporary, ns=(now, now))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -122,15 +156,6 @@ def write_file(
     finally:
         if hasattr(data, "close"):
             data.close()
-
-
-def _created(temporary: str, mode: str) -> Any:
-    exclusive = mode.replace("w", "x")
-    try:
-        return open(temporary, exclusive)
-    except FileExistsError:  # a writer was killed
-        os.unlink(temporary)
-        return open(temporary, exclusive)
 
 
 def _fill(file: Any, path: str, data: Any, mode: str, hash_type: str | None) -> str | None:

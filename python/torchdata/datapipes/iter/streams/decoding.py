@@ -29,8 +29,8 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
 
     Streams are read whole and closed. Content that no handler knows stays bytes.
 
-    **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** Name handlers
-    of your own for files from strangers.
+    **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** For files from
+    strangers say `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment, which no argument undoes.
 
     Args:
         datapipe: yields pairs of path and binary stream, or bytes.
@@ -38,9 +38,13 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
             priority. By default `basichandlers` and `imagehandler("torch")` of `torchdata.datapipes.utils.decoder`
             (which, without PyTorch loaded, makes NumPy arrays of images). Those of torch's own module work, too.
         key_fn: makes of the path the key that handlers get; by default the extension without its dot.
+        allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; other handlers do as they like.
+            None: what the environment says.
 
     Raises:
-        TypeError: a handler or `key_fn` is no function; while iterating, an item is no pair or a stream is one of text.
+        TypeError: a handler or `key_fn` is no function, or `allow_pickle` no bool; while iterating, an item is no pair
+            or a stream is one of text.
+        ValueError: while iterating, content cannot be decoded, or is a pickle that is refused; a note names the path.
 
     Example:
         >>> import io
@@ -57,12 +61,16 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
         datapipe: Iterable[tuple[str, Any]],
         *handlers: Callable[[str, Any], Any],
         key_fn: Callable[[str], str] = extension_extract_fn,
+        allow_pickle: bool | None = None,
     ) -> None:
         self.datapipe = source_pipe(datapipe, self)
         check_callable("RoutedDecoder", "key_fn", key_fn)
         for position, handler in enumerate(handlers):
             check_callable("RoutedDecoder", f"handler {position}", handler)
-        self.decoder = Decoder(*(handlers or (basichandlers, imagehandler("torch"))), key_fn=key_fn)
+        if not (allow_pickle is None or isinstance(allow_pickle, bool)):
+            raise TypeError(f"RoutedDecoder: allow_pickle must be a bool or None, but got {allow_pickle!r}")
+        chosen = handlers or (basichandlers, imagehandler("torch"))
+        self.decoder = Decoder(*chosen, key_fn=key_fn, allow_pickle=allow_pickle)
 
     def add_handler(self, *handler: Callable[[str, Any], Any]) -> None:
         """Puts handlers before those that there are.

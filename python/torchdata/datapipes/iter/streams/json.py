@@ -27,7 +27,8 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
 
     Raises:
         TypeError: `json.loads` does not know an option.
-        json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position.
+        json.JSONDecodeError: while iterating, a text is not JSON; the message names path and position. Another
+            ValueError: it is nested too deeply.
         UnicodeDecodeError: while iterating, bytes are no UTF-8, UTF-16 or UTF-32; its reason names the path.
 
     Example:
@@ -67,6 +68,8 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
         except json.JSONDecodeError as error:
             message = f"JsonParser cannot parse {path!r}: {error.msg}"
             raise json.JSONDecodeError(message, error.doc, error.pos) from error
+        except RecursionError:
+            raise ValueError(f"JsonParser cannot parse {path!r}: it is nested too deeply") from None
         except UnicodeDecodeError as error:
             error.reason += f" (in {path!r}, read by JsonParser; open it as text with the right encoding)"
             raise

@@ -13,6 +13,7 @@ from typing import Any
 from torchdata.datapipes._pipe.checks import check_callable, check_mode, explaining, length_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
+from torchdata.datapipes.utils.names import check_target
 
 __all__ = ["SavesItems"]
 
@@ -52,6 +53,8 @@ class SavesItems(IterDataPipe[str]):
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"{name} expects a str as path, but got {path!r} for the metadata {meta!r}")
         path = os.fspath(path)
+        if self.filepath_fn is None:
+            check_target(self, path)
         self._check_data(name, path, data)
         with explaining(self, "save", path):
             self._save(path, data)

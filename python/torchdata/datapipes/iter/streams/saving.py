@@ -20,6 +20,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.atomic_files import appearing
 from torchdata.datapipes.iter.streams.pairs import pair_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
+from torchdata.datapipes.utils.names import check_target
 
 __all__ = ["HashChecker", "Saver"]
 
@@ -47,6 +48,7 @@ class Saver(IterDataPipe[str]):
     Raises:
         ValueError: the mode is another one.
         TypeError: `filepath_fn` cannot be called; while iterating, the data do not fit the mode.
+        ValueError: while iterating, the path is a URL (`s3://…`) with a part `..`, which would climb out of any folder.
         OSError: while iterating, a file cannot be written.
 
     Example:
@@ -87,6 +89,7 @@ class Saver(IterDataPipe[str]):
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"Saver writes to paths, but got {path!r} for one; pass filepath_fn, which makes the path")
         try:
+            check_target(self, os.fspath(path))
             _write(os.fspath(path), self.mode, data)
         except Exception as error:
             error.add_note(f"Saver was writing {path!r} in mode {self.mode!r}.")

@@ -15,6 +15,7 @@ from operator import index
 from typing import Any, TypeAlias
 
 from torchdata import _native
+from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -27,6 +28,13 @@ __all__ = ["TFRecordExample", "TFRecordExampleSpec", "TFRecordLoader"]
 TFRecordExample: TypeAlias = dict[str, Any]
 #: What it takes as its spec: by name, a shape and a dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
+
+#: Bytes that a record may have, where the user says nothing else. As objects, the smallest values of a record take some
+#: sixty times as much memory as in the file.
+MAX_LENGTH = 128 << 20
+
+#: Bytes that a protocol buffer can have.
+_LONGEST = (1 << 31) - 1
 
 #: Kinds of NumPy types that numbers can be converted to.
 _NUMBERS = "biufc"
@@ -51,12 +59,15 @@ class TFRecordLoader(GivenLength, HoldsStream):
         length: the number of records, where `len` is to give it; -1: `len` raises TypeError.
         verify_checksums: whether the CRC-32C of every record is compared. Files that were written with wrong checksums
             can be read without.
+        max_length: the most bytes that a record may have; a longer one is refused before it is read. None: what a
+            protocol buffer can have, 2 GiB. The values of a record may take sixty times its length as objects.
 
     Raises:
-        TypeError: `spec` is no dict of pairs, or `length` no integer; while iterating, a stream is one of text.
-        ValueError: a shape or dtype in `spec` is none.
-        RuntimeError: while iterating, a record is damaged, lacks a feature of `spec` or does not fit it; the message
-            names path, record (from 0) and byte.
+        TypeError: `spec` is no dict of pairs, or `length` or `max_length` no integer; while iterating, a stream is one
+            of text.
+        ValueError: a shape or dtype in `spec` is none, or `max_length` is less than 1.
+        RuntimeError: while iterating, a record is damaged or too long, lacks a feature of `spec` or does not fit it;
+            the message names path, record (from 0) and byte.
 
     Example:
         >>> from torchdata.datapipes.iter import FileLister
@@ -76,11 +87,15 @@ class TFRecordLoader(GivenLength, HoldsStream):
         spec: TFRecordExampleSpec | None = None,
         length: int = -1,
         verify_checksums: bool = True,
+        *,
+        max_length: int | None = MAX_LENGTH,
     ) -> None:
         self.datapipe = source_pipe(datapipe, self)
         self._set_length(length)
         self.spec = None if spec is None else _checked(spec)
         self.verify_checksums = verify_checksums
+        longest = _LONGEST if max_length is None else check_int("TFRecordLoader", "max_length", max_length, least=1)
+        self.max_length = min(longest, _LONGEST)
 
     def _source(self) -> Any:
         return self.datapipe
@@ -104,6 +119,7 @@ class TFRecordLoader(GivenLength, HoldsStream):
             convert=None if torch is None else torch.from_numpy,
             finish=None if self.spec is None else partial(_applied, _appliers(self.spec, torch)),
             verify=self.verify_checksums,
+            longest=self.max_length,
             **place,
         )
         self._open = (stream, reader)

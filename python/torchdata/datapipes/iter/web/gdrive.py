@@ -1,7 +1,7 @@
 """Files of Google Drive: from a link to the download itself, past the pages that stand before it.
 
 Role: the client of GDriveReader and of OnlineReader's links to Drive. Runs in the process that iterates the pipe. Owns
-nothing: a page is read, at most its first mebibyte, and closed before the next request.
+nothing: a page is read, at most its first 128 KiB, and closed before the next request.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urljoin, urlsplit, urlunsplit
 
 from torchdata.datapipes.iter.web.client import Client, Connections
+from torchdata.datapipes.utils.names import file_name
 
 __all__ = ["HOSTS", "DriveClient", "download_url"]
 
 #: Where links to files of Google Drive lead.
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: Bytes of a page that are looked at.
-_LARGEST_PAGE = 1 << 20
+#: Bytes of a page that are looked at: forty times what there are in one.
+_LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
 
@@ -48,20 +49,25 @@ class DriveClient(Client):
     """How a pipe asks for files of Google Drive."""
 
     def title(self, url: Any, response: Any) -> str:
-        """The file's name, as the server tells it.
+        """The file's name, as the server tells it: the last part alone, as users join it to their folders.
 
         Raises:
-            RuntimeError: it tells none.
+            RuntimeError: it tells none that a file can have.
         """
         told = response.headers.get("content-disposition", "")
-        if (quoted := re.search(r'filename="([^"]+)"', told)) is not None:
-            return quoted[1]
-        if (encoded := re.search(r"filename\*=UTF-8''([^;\s]+)", told, re.I)) is not None:
-            return unquote(encoded[1])
-        raise RuntimeError(
-            f"{self.pipe} finds no file name in the answer to the Google drive link {url!r}: its content-disposition "
-            f"is {told!r}"
-        )
+        if (found := re.search(r'filename="([^"]+)"', told)) is not None:
+            name = found[1]
+        elif (found := re.search(r"filename\*=UTF-8''([^;\s]+)", told, re.I)) is not None:
+            name = unquote(found[1])
+        else:
+            name = ""
+        try:
+            return file_name(name)
+        except ValueError:
+            raise RuntimeError(
+                f"{self.pipe} finds no file name in the answer to the Google drive link {url!r}: its "
+                f"content-disposition is {told!r}"
+            ) from None
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
         """The response with the content of the file, its body unread.

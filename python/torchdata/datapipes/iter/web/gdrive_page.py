@@ -5,6 +5,7 @@ Role: used by `_gdrive.py`, which imports it when it meets such a page: the pars
 
 from __future__ import annotations
 
+import contextlib
 import re
 from html.parser import HTMLParser
 
@@ -16,12 +17,13 @@ class Page(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        title = re.search(r"<title>Google Drive - (.+?)</title>", text)
+        title = re.search(r"<title>Google Drive - ([^<]{1,200})</title>", text)
         self.title = title[1] if title is not None else None
         self.action: str | None = None
         self.inputs: dict[str, str] = {}
         self._inside = False
-        self.feed(text)
+        with contextlib.suppress(AssertionError):  # declarations that are none: so it is some other page
+            self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Takes the action and the named inputs of the form."""

@@ -126,6 +126,7 @@ class _DriveReader(_UrlReader):
 class GDriveReader(_DriveReader):
     """Opens files of Google Drive by their links: yields pairs of file name and binary stream.
 
+    The name is the last part of what the server says, never a path, so it is safe to join to a folder.
     Links of the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are understood, and the page that asks for a
     confirmation before a large file is answered. Streams are those of `HttpReader`.
 
@@ -136,7 +137,8 @@ class GDriveReader(_DriveReader):
         **kwargs: options of `requests.get`.
 
     Raises:
-        RuntimeError: while iterating, the file's quota is exceeded, or a link leads to a page instead of a file.
+        RuntimeError: while iterating, the file's quota is exceeded, a link leads to a page instead of a file, or the
+            server says no name that a file can have.
         Exception: the other errors are those of `HttpReader`.
 
     Example:

@@ -58,7 +58,7 @@ class _Version(NamedTuple):
         told = headers.get("Content-Length")
         if response.status_code == 206:
             told = headers.get("Content-Range", "").rpartition("/")[2]
-        size = int(told) if told and told.isdecimal() and not encoded else None
+        size = int(told) if told and told.isdecimal() and len(told) < 20 and not encoded else None
         return cls(headers.get("ETag"), headers.get("Last-Modified"), size, encoded)
 
     @property
@@ -221,7 +221,7 @@ class _Body(io.RawIOBase):
                 if raw.tell() == before:
                     break
             length = headers.get("Content-Length", "")
-            if length.isdecimal() and "Transfer-Encoding" not in headers and before < int(length):
+            if length.isdecimal() and len(length) < 20 and "Transfer-Encoding" not in headers and before < int(length):
                 raise ProtocolError(f"it ended after {before} of {length} bytes")  # which urllib3 1 does not notice
             return b""
         except HTTPError as error:

@@ -1,0 +1,141 @@
+"""The pipe that reads zip archives: ZipArchiveLoader.
+
+Role: turns pairs of path and archive stream into pairs of path and member stream. Runs in the process that iterates it.
+A member reads from its archive when it is read itself, so the archive's stream stays open until the last of its members
+is closed or dropped; the archive object here owns it.
+"""
+
+from __future__ import annotations
+
+import io
+import stat
+import zipfile
+from typing import Any
+
+from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.iter.archives.archive import (
+    Entry,
+    IndexedArchive,
+    IndexedLoader,
+    bare,
+    explained,
+    refuse_bomb,
+    seekable,
+)
+
+__all__ = ["ZipArchiveLoader", "open_zip"]
+
+#: Bytes of the header of a zip archive's member, without its name.
+_ZIP_HEADER = 30
+
+
+class _ZipArchive(IndexedArchive):
+    """A zip archive."""
+
+    def __init__(self, path: str, source: Any, start: int | None = None) -> None:
+        super().__init__(path, source, start)
+        self._zip: zipfile.ZipFile | None = None
+
+    @property
+    def zip(self) -> zipfile.ZipFile:
+        """The `ZipFile`, opened on first use."""
+        if self._zip is None:
+            file_obj = bare(self.source)
+            self._zip = file_obj if isinstance(file_obj, zipfile.ZipFile) else open_zip(file_obj, self.path)
+        return self._zip
+
+    def explained(self, name: str, error: Exception) -> Exception:
+        """The error to raise for one that reading the member `name` met."""
+        return explained(zipfile.BadZipFile, f"{name!r} of {self.path!r} in ZipArchiveLoader", error)
+
+    def entries(self) -> list[Any]:
+        """The directory."""
+        return list(self.zip.infolist())
+
+    def open_entry(self, index: int) -> Any:
+        """Opens the entry `index` of the archive's directory."""
+        info = self.zip.infolist()[index]
+        stored = info.compress_type == zipfile.ZIP_STORED
+        try:
+            file_obj = self.zip.open(info)
+        except UnicodeDecodeError as error:
+            raise zipfile.BadZipFile(f"the name before {info.filename!r} does not decode ({error})") from error
+        return io.BufferedReader(Entry(self, index, info.filename, file_obj, stored))
+
+
+def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.ZipFile) -> zipfile.ZipFile:
+    """Opens a zip archive.
+
+    Raises:
+        io.UnsupportedOperation: the stream cannot seek.
+    """
+    if not seekable(file_obj):
+        raise io.UnsupportedOperation(
+            f"the zip archive {path!r} lies in a stream that cannot seek, but the directory of a zip archive stands at "
+            "its end; read it from a file, or into io.BytesIO first"
+        )
+    try:
+        archive = kind(file_obj)
+    except UnicodeDecodeError as error:
+        raise zipfile.BadZipFile(f"a name in its directory does not decode ({error})") from error
+    except zipfile.BadZipFile as error:
+        cause = error.__context__
+        if isinstance(cause, OSError) and cause.errno is not None:  # the archive may be fine, but cannot be read
+            raise cause
+        raise
+    _check_places(archive)
+    return archive
+
+
+def _check_places(archive: zipfile.ZipFile) -> None:
+    """Sees that each member has bytes of its own: members that share them are many files in the space of one.
+
+    Raises:
+        zipfile.BadZipFile: one lies before the archive's start, or reaches into the next one or into the directory.
+    """
+    end: int = archive.start_dir
+    for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
+        if info.header_offset < 0:
+            raise zipfile.BadZipFile("its directory points to before its start")
+        # The header repeats the name; it may hold more, of which the directory says nothing.
+        if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
+            raise zipfile.BadZipFile(f"its member {info.filename!r} overlaps with what lies behind it")
+        end = info.header_offset
+
+
+@functional_datapipe("load_from_zip")
+class ZipArchiveLoader(IndexedLoader):
+    """Reads zip archives: yields pairs of path and stream, one per file.
+
+    A member's path is that of the archive joined with its own, and lies in the archive's folder in any case: leading
+    slashes are dropped, and a name that leads out of the folder is an error. Symbolic links are left out.
+
+    Args:
+        datapipe: yields pairs of path and seekable binary stream.
+        length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        max_ratio: how many times larger than its compressed form a member may be, and all members together up to one
+            that is opened, where that is more than 1 GiB; None: no limit.
+
+    Raises:
+        ValueError: `max_ratio` is less than 1.
+        zipfile.BadZipFile: while iterating or reading a member, the archive is truncated or damaged, a checksum is
+            wrong, a name leads out of the archive's folder, members overlap, or they are out of proportion (a
+            decompression bomb).
+        RuntimeError: while iterating, a member is encrypted.
+
+    Example:
+        >>> from torchdata.datapipes.iter import FileLister
+        >>> pairs = FileLister("shards", "*.zip").open_files(mode="b").load_from_zip()
+    """
+
+    def _open(self, path: str, stream: Any) -> _ZipArchive:
+        return _ZipArchive(path, stream)
+
+    def _is_file(self, entry: Any) -> bool:
+        return not entry.filename.endswith("/") and not stat.S_ISLNK(entry.external_attr >> 16)
+
+    def _check(self, entry: Any) -> None:
+        refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
+
+    def _error_of_archive(self, path: str, error: Exception) -> Exception:
+        return explained(zipfile.BadZipFile, f"the zip archive {path!r} in ZipArchiveLoader", error)

@@ -1,0 +1,90 @@
+"""The list of the files that were made of one item, where they have other paths than the item has.
+
+Role: how a list is written and read back, and which files it may name. The names come from archives and servers, and
+the list may lie in a folder that others can write into, so little in it is believed: it is a regular file, read by its
+descriptor, and names regular files under the section's folder alone. Runs in the process of the section.
+
+A list is lines, one path each, as torchdata 0.9 writes it. A newline in a path stands as `\\n`, and a backslash as two.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+
+from torchdata.datapipes.iter.disk_cache.claims import LOCK_FILE
+from torchdata.datapipes.iter.streams.atomic_files import open_regular
+
+__all__ = ["LIST_SUFFIX", "Within", "dumped", "is_reserved", "read_list"]
+
+#: Appended to the path that an item stands for, where the files made of it have other paths: the list of them.
+LIST_SUFFIX = ".torchdata_list"
+
+#: Bytes of the longest list that is read: one of some millions of files.
+_LONGEST = 256 << 20
+
+_RESERVED = re.compile(rf"{re.escape(LOCK_FILE)}|.*{re.escape(LIST_SUFFIX)}|\.torchdata-.*\.part.*", re.I | re.S)
+
+
+def is_reserved(path: str) -> bool:
+    """Whether a file at the path, or a folder on its way, has a name that the cache keeps for files of its own."""
+    return ".torchdata" in path.lower() and any(map(_RESERVED.fullmatch, path.split(os.sep)))
+
+
+def dumped(members: Iterable[str]) -> bytes:
+    """The list of some paths."""
+    escaped = (os.fsencode(member).replace(b"\\", b"\\\\").replace(b"\n", b"\\n") for member in members)
+    return b"".join(b"%s\n" % line for line in escaped)
+
+
+def read_list(path: str, since: int | None = None) -> list[str] | None:
+    """The paths in the list at `path`; None where there is none that was written since a time, in nanoseconds."""
+    try:
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno())
+            if found.st_size > _LONGEST or (since is not None and found.st_mtime_ns < since):
+                return None
+            data = file.read(_LONGEST)
+    except OSError:
+        return None
+    if b"\0" in data or not data.endswith(b"\n"):
+        return None
+    lines = data.split(b"\n")[:-1]
+    try:
+        return [os.fsdecode(re.sub(rb"\\(.?)", _unescaped, line) if b"\\" in line else line) for line in lines]
+    except KeyError:
+        return None
+
+
+def _unescaped(match: re.Match[bytes]) -> bytes:
+    return {b"\\": b"\\", b"n": b"\n"}[match[1]]
+
+
+class Within:
+    """Looks at regular files under a folder, and at nothing else. Links on the way to them count as what they lead to.
+
+    Args:
+        folder: the folder.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = os.path.realpath(folder or os.curdir)
+        #: By the folder of a path: whether it lies under `folder`. Members share few.
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, path: str) -> os.stat_result | None:
+        """What the file system says of the file; None where there is none, or not such a one."""
+        parent, slash, name = path.rpartition(os.sep)
+        parent += slash
+        if (inside := self._known.get(parent)) is None:
+            resolved = os.path.realpath(parent or os.curdir)
+            inside = self._known[parent] = os.path.commonpath((self._folder, resolved)) == self._folder
+        if not inside or is_reserved(name):
+            return None
+        try:
+            found = os.lstat(path)
+        except OSError:
+            return None
+        return found if stat.S_ISREG(found.st_mode) else None

@@ -1,0 +1,326 @@
+"""The on-disk cache where others choose the names, plant files beside it, or damage what it keeps."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import stat
+import warnings
+from pathlib import Path
+
+import pytest
+
+from cache_checks import Maker, archives, cached, content, made, names, no_claim_is_left
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes.iter.disk_cache.lists import Within, dumped, is_reserved, read_list
+from torchdata.datapipes.iter.disk_cache.record import Record
+from torchdata.datapipes.iter.streams.atomic_files import create_anew, digest_of_file, temporary_name
+
+__all__ = ["no_claim_is_left"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_hangs():
+    """Ends a test that waits for the other end of a pipe."""
+
+    def ring(*_):
+        raise AssertionError("it hangs")
+
+    previous = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+def unpacking(folder, files, **options):
+    """A cached section that makes one item, `pack`, into `files`, from path to content; and the calls that it took."""
+    calls = []
+
+    def unpack(path):
+        calls.append(path)
+        return [(os.path.join(folder, name), data) for name, data in files.items()]
+
+    item = os.path.join(folder, "pack")
+    return IterableWrapper([item]).on_disk_cache(**options).flatmap(unpack).end_caching(), calls
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+
+
+def test_a_newline_in_the_name_of_a_member_names_no_other_file(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("of the user's")
+    folder = tmp_path / "cache"
+    name = f"a\n{secret}"
+    os.makedirs(folder / os.path.dirname(name))
+    pipe, calls = unpacking(folder, {name: b"x", "b\\n\n": b"y", "c\\": b"z"})
+    expected = [os.path.join(folder, name), f"{folder}/b\\n\n", f"{folder}/c\\"]
+    for _ in range(3):
+        assert list(pipe) == expected
+    assert len(calls) == 1, "the list names what was made, and nothing else"
+    assert str(secret) not in (folder / "pack.torchdata_list").read_text().splitlines()
+
+
+def test_a_list_is_read_back_as_it_was_written_whatever_the_names_are(tmp_path):
+    rng = random.Random(1)
+    alphabet = ["\n", "\\", "n", "\\n", "/", "a", "\r", "é", "\udcff", " ", "\t", "\x85", "\u2028"]
+    for _ in range(500):
+        members = ["".join(rng.choices(alphabet, k=rng.randint(1, 9))) for _ in range(rng.randint(1, 5))]
+        (tmp_path / "list").write_bytes(dumped(members))
+        assert read_list(str(tmp_path / "list")) == members
+
+
+def test_a_list_that_nobody_wrote_in_whole_is_none(tmp_path):
+    for data in (b"", b"a", b"a\nb", b"a\\\n", b"a\\x\n", b"a\0\n"):
+        (tmp_path / "list").write_bytes(data)
+        assert read_list(str(tmp_path / "list")) is None
+    with open(tmp_path / "huge", "wb") as file:
+        file.truncate(1 << 34)
+    assert read_list(str(tmp_path / "huge")) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".torchdata.lock",
+        "sub/.torchdata.lock",
+        "pack.torchdata_list",
+        ".torchdata.LOCK/x",
+        "Pack.TorchData_List",
+        temporary_name("pack"),
+        temporary_name("pack") + "-0123",
+    ],
+)
+def test_a_file_called_like_one_of_the_cache_s_own_is_refused(tmp_path, name):
+    pipe, _ = unpacking(tmp_path, {"fine": b"1", name: b"2"})
+    items = iter(pipe)
+    assert names([next(items)]) == ["fine"]
+    with pytest.raises(
+        ValueError, match="EndOnDiskCacheHolder will not write .* keeps such names for files of its own"
+    ):
+        next(items)
+    del items
+    assert not os.path.exists(tmp_path / name) or name == ".torchdata.lock"
+    assert is_reserved(name)
+    assert not is_reserved("a" + name.replace(os.sep, "-") + ".txt")
+
+
+def test_a_key_of_another_store_that_climbs_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    pipe = IterableWrapper(["s3://bucket/../../../out"]).on_disk_cache().map(lambda key: (key, b"x")).end_caching()
+    with pytest.raises(ValueError, match="climbs by"):
+        list(pipe)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+# --------------------------------------------------------------------------------------------------------------- lists
+
+
+@pytest.mark.parametrize("way", ["absolute", "climbing", "link to a file", "link to a folder", "folder", "pipe"])
+def test_a_planted_list_names_only_regular_files_under_the_section_s_folder(tmp_path, way):
+    outside, folder = tmp_path / "outside", tmp_path / "cache"
+    outside.mkdir()
+    folder.mkdir()
+    (outside / "secret").write_text("secret")
+    (folder / "file").symlink_to(outside / "secret")
+    (folder / "link").symlink_to(outside)
+    (folder / "sub").mkdir()
+    os.mkfifo(folder / "fifo")
+    planted = {
+        "absolute": outside / "secret",
+        "climbing": f"{folder}/../outside/secret",
+        "link to a file": folder / "file",
+        "link to a folder": folder / "link" / "secret",
+        "folder": folder / "sub",
+        "pipe": folder / "fifo",
+    }[way]
+    (folder / "pack.torchdata_list").write_bytes(dumped([str(planted)]))
+    pipe, calls = unpacking(folder, {"mine": b"x"})
+    for _ in range(2):
+        assert list(pipe) == [str(folder / "mine")]
+    assert len(calls) == 1
+    assert (outside / "secret").read_text() == "secret"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "socketless file"])
+def test_what_is_no_regular_file_is_no_list_and_hangs_nobody(tmp_path, kind):
+    listed = tmp_path / "pack.torchdata_list"
+    (tmp_path / "victim").write_bytes(dumped([str(tmp_path / "victim")]))
+    before = (tmp_path / "victim").read_bytes()
+    if kind == "pipe":
+        os.mkfifo(listed)
+    elif kind == "link":
+        listed.symlink_to(tmp_path / "victim")
+    elif kind == "socketless file":
+        listed.touch()
+    else:
+        listed.mkdir()
+    pipe, calls = unpacking(tmp_path, {"mine": b"x"})
+    if kind == "folder":
+        with pytest.raises(OSError, match=r"pack\.torchdata_list"):
+            list(pipe)
+    else:
+        for _ in range(2):
+            assert list(pipe) == [str(tmp_path / "mine")]
+        assert len(calls) == 1
+        assert stat.S_ISREG(listed.lstat().st_mode)
+    assert (tmp_path / "victim").read_bytes() == before
+
+
+def test_members_elsewhere_are_made_anew_with_a_warning_unless_the_folder_is_named(tmp_path):
+    lists, files = tmp_path / "lists", tmp_path / "files"
+
+    def section(**options):
+        made_of = IterableWrapper([str(lists / "pack")]).on_disk_cache(**options)
+        return made_of.map(lambda path: calls.append(path) or (str(files / "a"), b"x")).end_caching()
+
+    calls = []
+    for times in (1, 2):
+        with pytest.warns(RuntimeWarning, match=r"lies outside of '.*lists'.*on_disk_cache\(folder=\.\.\.\)"):
+            assert list(section()) == [str(files / "a")]
+        assert len(calls) == times
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            assert list(section(folder=tmp_path)) == [str(files / "a")]
+    assert len(calls) == 3
+    with pytest.raises(TypeError, match="OnDiskCacheHolder: folder must be a path, but got 3"):
+        IterableWrapper([]).on_disk_cache(folder=3)
+
+
+def test_folders_that_are_reached_by_links_and_relative_paths_are_the_same_folder(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    within = Within("link")
+    for path in ("link/a", "real/a", f"{tmp_path}/real/a", "link/../real/a"):
+        (tmp_path / "real" / "a").touch()
+        assert within(path)
+    assert not within("a")
+    assert not within("link")
+    for _ in range(2):
+        pipe, calls = unpacking("link", {"a": b"x"})
+        assert list(pipe) == ["link/a"]
+    assert calls == []
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("how", ["hash_dict", "extra_check_fn"])
+@pytest.mark.parametrize("folder_item", [False, True])
+def test_damaged_members_are_made_anew_like_single_files(tmp_path, how, folder_item):
+    files = {f"{'pack/' if folder_item else ''}{name}": f"content of {name}".encode() for name in "abc"}
+    paths = {os.path.join(tmp_path, name): data for name, data in files.items()}
+    options = {
+        "hash_dict": {"hash_dict": {path: hashlib.sha256(data).hexdigest() for path, data in paths.items()}},
+        "extra_check_fn": {"extra_check_fn": lambda path: Path(path).read_bytes() == paths[path]},
+    }[how]
+    pipe, calls = unpacking(tmp_path, files, **options)
+    assert list(pipe) == list(pipe) == [*paths]
+    assert len(calls) == 1
+    victim = tmp_path / [*files][1]
+    victim.write_bytes(b"damaged")
+    assert list(pipe) == [*paths]
+    assert victim.read_bytes() == paths[str(victim)]
+    assert len(calls) == 2
+    planted = tmp_path / os.path.dirname(next(iter(files))) / "planted"
+    planted.write_bytes(b"not of the dictionary")
+    (tmp_path / "pack.torchdata_list").write_bytes(dumped([*paths, str(planted)]))
+    if how == "hash_dict":
+        assert list(pipe) == [*paths]
+    else:
+        with pytest.raises(KeyError):  # the user's function is asked, and says so
+            list(pipe)
+
+
+def test_a_lost_member_is_made_again_also_where_a_folder_stands_for_it(tmp_path):
+    pipe, calls = unpacking(tmp_path, {"pack/a": b"1", "pack/b": b"2"})
+    expected = [f"{tmp_path}/pack/a", f"{tmp_path}/pack/b"]
+    assert list(pipe) == expected
+    (tmp_path / "pack" / "a").unlink()
+    assert list(pipe) == expected
+    assert len(calls) == 2
+
+
+# ------------------------------------------------------------------------------------------- planted beside the cache
+
+
+def test_a_link_under_a_predictable_name_empties_nobody_s_file(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / temporary_name("pack")).symlink_to(victim)  # the mark of the folder `pack`
+    (folder / temporary_name("a")).symlink_to(victim)
+    pipe, _ = unpacking(folder, {"pack/x": b"new"})
+    assert list(pipe) == [f"{folder}/pack/x"]
+    assert names(cached(folder, ["a"])) == ["a"]
+    for name in ("create", "mark"):
+        (folder / name).symlink_to(victim)
+    create_anew(str(folder / "create")).close()
+    os.makedirs(folder / "sub")
+    (folder / temporary_name("sub")).symlink_to(victim)
+    Record("item", (str(folder / "sub"),), "missing").mark_unfinished(str(folder / "sub" / "x"))
+    assert victim.read_text() == "precious"
+    assert victim.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_dangling_link_as_a_mark_says_that_a_folder_is_unfinished(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / temporary_name("a")).symlink_to("nowhere")
+    with pytest.raises((IsADirectoryError, OSError)):
+        list(cached(tmp_path, ["a"]))
+
+
+def test_a_pipe_in_place_of_a_file_counts_as_missing_and_hangs_nobody(tmp_path):
+    digests = {str(tmp_path / "a"): hashlib.sha256(b"content of a").hexdigest()}
+    for options in ({}, {"hash_dict": digests}):
+        os.mkfifo(tmp_path / "a")
+        maker = Maker()
+        assert names(cached(tmp_path, ["a"], maker, **options)) == ["a"]
+        assert maker.made == ["a"]
+        assert content(tmp_path) == made("a")
+        (tmp_path / "a").unlink()
+    os.mkfifo(tmp_path / "b")
+    with pytest.raises(OSError, match="no regular file"):
+        digest_of_file(str(tmp_path / "b"), "sha256")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "dangling link", "folder"])
+def test_something_else_in_place_of_the_lock_file_is_passed_over_with_a_warning(tmp_path, kind):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    victim.chmod(0o600)
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o777)
+    lock = folder / ".torchdata.lock"
+    if kind == "pipe":
+        os.mkfifo(lock)
+    elif kind == "folder":
+        lock.mkdir()
+    else:
+        lock.symlink_to(victim if kind == "link" else tmp_path / "new")
+    with pytest.warns(RuntimeWarning, match="cannot be locked, because .* or it is no regular file"):
+        assert names(cached(folder, ["a"])) == ["a"]
+    assert victim.read_text() == "precious"
+    assert victim.stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "new").exists()
+
+
+def test_lists_in_the_form_of_torchdata_0_9_are_read(tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    (tmp_path / "pack.torchdata_list").write_text(f"{tmp_path}/a\n{tmp_path}/b\n")
+    pipe, calls = unpacking(tmp_path, {"c": b"x"})
+    assert names(pipe) == ["a", "b"]
+    assert calls == []
+
+
+def test_members_of_archives_are_listed_as_before(tmp_path):
+    assert names(archives(tmp_path, "a")) == ["a.0", "a.1", "a.2"]
+    assert (tmp_path / "a.torchdata_list").read_text() == "".join(f"{tmp_path}/a.{i}\n" for i in range(3))
