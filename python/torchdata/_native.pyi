@@ -26,6 +26,7 @@ __all__ = [
     "StatsBoard",
     "TFRecordReader",
     "TraceLog",
+    "check_plain_pickle",
     "contiguous_copy",
     "drop_inherited",
     "end_trace",
@@ -33,6 +34,7 @@ __all__ = [
     "fork_waits_for",
     "guard_iterator",
     "sample_order",
+    "system_lacks",
     "tar_file_header",
     "trace_thread",
     "watch_after_fork",
@@ -395,4 +397,6 @@ class TFRecordReader(Iterator[Any]):
     def unread(self) -> bytes: ...
 
 def contiguous_copy(array: Any) -> Any: ...
+def check_plain_pickle(pickled: bytes, /) -> None: ...
+def system_lacks() -> bool: ...
 def tar_file_header(block: bytes, /) -> tuple[str, int] | None: ...

@@ -12,6 +12,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from torchdata._redacting import redact_error
+
 __all__ = ["RAISED_IN", "explain", "fold", "name_of"]
 
 #: The attribute of an exception that came from another process: that process, in words.
@@ -76,6 +78,7 @@ def explain(error: BaseException, frames: TracebackType | None, datapipe: Any, y
     error.with_traceback(frames)
     if isinstance(error, Exception):
         fold(error)
+        redact_error(error)
     if hasattr(error, RAISED_IN):
         return  # the note tells the place in that process
     if _ORIGIN not in error.__dict__:

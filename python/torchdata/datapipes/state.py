@@ -12,7 +12,8 @@ before those that read them:
   `"begin"` where its next pass begins anew.
 - `yielded`, `finished`: how many items a pass that is gone on with has yielded, and whether there are no more.
 - `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
-  among it. What only pickle can hold lies in it as bytes under `"__pickled__"`.
+  among it. What only pickle can hold lies in it as bytes under `"__pickled__"`, and plain data that is nested deeper
+  than a list of numbers under `"__nested__"`.
 - `seed`: what is to be given to the `set_seed` of a user's pipe.
 - `later`: the seed that it is to be given after what is dropped.
 - `left`: of a pipe in a pass that may not be gone on with, the entry with which its next pass begins if it is not;
@@ -38,7 +39,6 @@ from typing import Any
 from torchdata.datapipes._pipe.declared import random_state, state
 from torchdata.datapipes._pipe.fingerprint import Fingerprint, difference
 from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
-from torchdata.datapipes._pipe.former import from_version_1
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.iteration import (
     Beginning,
@@ -57,6 +57,7 @@ from torchdata.datapipes._pipe.iteration import (
     unnoticed,
     with_pending,
 )
+from torchdata.datapipes._pipe.layout import check_entries, refuse_pickled_entries
 from torchdata.datapipes._pipe.plain import to_plain
 from torchdata.datapipes._pipe.record import NEVER, record_of, token_of
 from torchdata.datapipes._pipe.torch import yielded_so_far
@@ -81,7 +82,7 @@ __all__ = [
 ]
 
 #: Version of the layout that `save_state` writes.
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 
 @contextmanager
@@ -350,25 +351,30 @@ def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
     return [(entry["type"], entry["drop"], entry.get("seconds", 0.0)) for entry in state["pipes"] if entry.get("drop")]
 
 
-def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True) -> None:
+def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
     """Puts the graph that ends in `datapipe` where the saved one stood: `iter(datapipe)` goes on from there.
 
-    The state can be loaded again. What is pickled in it is unpickled: load only what you trust.
+    The state can be loaded again. What is pickled in it is unpickled, which may run any code: load only what you trust,
+    or pass `allow_pickle=False`.
 
     Args:
         datapipe: the end of the graph.
         state: what `save_state` returned.
         strict: whether pipes that were made with other arguments than those of the saved graph are an error.
+        allow_pickle: whether what only pickle can hold is unpickled. False refuses such a state.
 
     Raises:
-        ValueError: the state has another version, was saved from another graph, or cannot be unpickled.
+        ValueError: the state has another version, was saved from another graph, is damaged, cannot be unpickled or
+            must not be.
     """
-    if isinstance(state, dict) and state.get("version") == 1:
-        state = from_version_1(state, walk(datapipe))
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, dict) else state
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
-    pipes, entries = walk(datapipe), state["pipes"]
+    pipes = walk(datapipe)
+    entries: Any = state.get("pipes")
+    check_entries(entries)
+    if not allow_pickle:
+        refuse_pickled_entries(entries)
     saved, found = [entry["type"] for entry in entries], [type(pipe).__name__ for pipe in pipes]
     if saved != found:
         raise ValueError(

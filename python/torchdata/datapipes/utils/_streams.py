@@ -17,6 +17,7 @@ from abc import ABCMeta
 from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
+from torchdata._redacting import redacted, shown
 from torchdata.datapipes._pipe.torch import derives_from_twin, pair_streams_with_torch
 
 __all__ = [
@@ -62,7 +63,7 @@ class FileRecipe:
         return open(self.path, self.mode, encoding=self.encoding)
 
     def __repr__(self) -> str:
-        return f"FileRecipe({self.path!r}, {self.mode!r})"
+        return f"FileRecipe({shown(self.path)}, {self.mode!r})"
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
@@ -262,7 +263,11 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     def __repr__(self) -> str:
         file_obj = self.__dict__.get("file_obj", self._recipe)
-        return f"StreamWrapper<{file_obj!r}>" if self.name is None else f"StreamWrapper<{self.name},{file_obj!r}>"
+        return (
+            f"StreamWrapper<{shown(file_obj)}>"
+            if self.name is None
+            else f"StreamWrapper<{redacted(str(self.name))},{shown(file_obj)}>"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The recipe and the offset; in-memory files go by value.
@@ -366,18 +371,20 @@ def validate_pathname_binary_tuple(data: Any) -> None:
         TypeError: the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is 'b' of type str
     """
     if not isinstance(data, tuple):
-        raise TypeError(f"a pair of path and stream must be a tuple, but got {data!r} of type {type(data).__name__}")
+        raise TypeError(
+            f"a pair of path and stream must be a tuple, but got {shown(data)} of type {type(data).__name__}"
+        )
     if len(data) != 2:
-        raise TypeError(f"a pair of path and stream has two members, but got {len(data)}: {data!r}")
+        raise TypeError(f"a pair of path and stream has two members, but got {len(data)}: {shown(data)}")
     path, stream = data
     if not isinstance(path, str):
         raise TypeError(
-            f"the path of a pair of path and stream must be a str, but is {path!r} of type {type(path).__name__}"
+            f"the path of a pair of path and stream must be a str, but is {shown(path)} of type {type(path).__name__}"
         )
     if not isinstance(stream, (io.IOBase, StreamWrapper)):
         raise TypeError(
-            f"the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is {stream!r} of type "
-            f"{type(stream).__name__}"
+            f"the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is {shown(stream)} of "
+            f"type {type(stream).__name__}"
         )
 
 

@@ -25,4 +25,4 @@ mod system;
 pub mod watching;
 
 #[cfg(not(loom))]
-pub use system::portable;
+pub use system::{Choice, choice, portable};
