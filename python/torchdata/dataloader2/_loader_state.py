@@ -22,7 +22,7 @@ from torchdata.dataloader2._marks import check_iteration
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME
-from torchdata.datapipes._pipe.fingerprint import Fingerprint
+from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint
 from torchdata.datapipes._pipe.plain import refuse_pickled
 
 __all__ = [
@@ -94,6 +94,7 @@ def _check_layout(state: Mapping[str, Any], place: Any) -> None:
         with _naming(PIPELINE_KEY_NAME):
             _check_outline(state[PIPELINE_KEY_NAME])
     _check_ranks(state.get(RANKS_KEY_NAME))
+    unpack_randomness(state)
 
 
 @contextmanager
@@ -110,11 +111,7 @@ def _naming(field: str) -> Iterator[None]:
 def _check_outline(outline: Any) -> None:
     if not isinstance(outline, dict) or type(outline.get("length")) is not int:
         raise ValueError("it does not say what the pipeline is made of")
-    for entry in fingerprint_in(outline):
-        if type(entry["class"]) is not str or not isinstance(entry["reads"], list):
-            raise ValueError("its fingerprint has a pipe without a class, or without what it reads")
-        if not all(type(words) is str for words in entry["parameters"].values()):
-            raise ValueError(f"its fingerprint tells the parameters of {entry['class']} otherwise than by texts")
+    check_fingerprint(fingerprint_in(outline))
 
 
 def fingerprint_in(outline: dict[str, Any]) -> Fingerprint:

@@ -37,7 +37,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torchdata.datapipes._pipe.declared import random_state, state
-from torchdata.datapipes._pipe.fingerprint import Fingerprint, difference
+from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint, difference
 from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.iteration import (
@@ -382,6 +382,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
             "(sources first); build the same pipeline before loading its state"
         )
     described = state.get("graph") if strict else None
+    if described is not None:
+        check_fingerprint(described)
     other = described and difference(described, _fingerprint(datapipe, begun=True), "this one")
     if other:
         raise ValueError(

@@ -27,6 +27,12 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
+/// Whether the portable fallback serves this process, for whatever reason.
+#[pyfunction]
+fn is_portable() -> bool {
+    process::portable()
+}
+
 /// Whether the portable fallback serves this process because the system lacks, or forbids, what only Linux has.
 #[pyfunction]
 fn system_lacks() -> bool {
@@ -78,6 +84,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(is_portable, module)?)?;
     module.add_function(wrap_pyfunction!(system_lacks, module)?)?;
     module.add_function(wrap_pyfunction!(forking::fork_waits_for, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_with, module)?)?;

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
 from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
 
-__all__ = ["Fingerprint", "difference", "fingerprint", "short_name"]
+__all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "short_name"]
 
 #: By pipe its `class`, the numbers of those that it `reads`, and its `parameters`, in words by name.
 Fingerprint = list[dict[str, Any]]
@@ -76,6 +76,18 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
             if was != words:
                 return f"{where}, {short_name(mine)}, has {name}={was} in the state and {words} in {here}"
     return ""
+
+
+def check_fingerprint(found: Any) -> None:
+    """Raises ValueError where this is no fingerprint: what a state holds may be anything."""
+    if not isinstance(found, list):
+        raise ValueError(f"its fingerprint is of type {type(found).__name__}")
+    for number, entry in enumerate(found, 1):
+        parameters = entry.get("parameters") if isinstance(entry, dict) else None
+        if not isinstance(parameters, dict) or not all(type(words) is str for words in parameters.values()):
+            raise ValueError(f"its fingerprint does not tell the parameters of pipe {number} by texts")
+        if type(entry.get("class")) is not str or not isinstance(entry.get("reads"), list):
+            raise ValueError(f"its fingerprint does not tell the class of pipe {number}, or what it reads")
 
 
 def short_name(entry: Mapping[str, Any]) -> str:

@@ -14,9 +14,10 @@ import io
 import os
 import stat
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
 
+from torchdata._plain_pickles import register
 from torchdata._redacting import redacted, shown
 from torchdata.datapipes._pipe.torch import derives_from_twin, pair_streams_with_torch
 
@@ -403,3 +404,33 @@ def janitor(obj: Any) -> None:
 
 
 pair_streams_with_torch(StreamWrapper)
+
+
+def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """What a state says of a stream without a pickle: of one at a path, or in memory. Other recipes hold settings."""
+    if stream.closed:
+        return _closed_stream, (stream.name,)
+    file = stream.__dict__.get("file_obj")
+    if isinstance(file, (io.BytesIO, io.StringIO)) and stream._recipe is None:
+        return _wrapped, (file, stream.name)
+    recipe = stream._recipe or recipe_of(file)
+    if type(recipe) is not FileRecipe or not isinstance(recipe.path, str):
+        return None
+    offset = stream._reopen_at if file is None else stream._offset()
+    return _file_at, (recipe.path, recipe.mode, recipe.encoding, offset, stream.name)
+
+
+def _wrapped(file: Any, name: str | None) -> StreamWrapper:
+    return StreamWrapper(file, name=name)
+
+
+def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
+    """A stream of a file that a state names, which anybody may have written: it is read, and is a file of data."""
+    if not isinstance(mode, str) or not set(mode) <= set("rbt"):
+        raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"a state goes on in files, but {shown(path)} is something else")
+    return StreamWrapper.reopening(FileRecipe(path, mode, encoding), offset, name)
+
+
+register(StreamWrapper, _stream_parts, _wrapped, _file_at, _closed_stream)

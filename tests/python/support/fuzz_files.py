@@ -1,0 +1,146 @@
+"""Hostile input from a seed, for whatever reads what others wrote: `python -m fuzz_files 10` (`make fuzz-files`).
+
+A *target* is a function of a `random.Random`: it makes one input, has it read, and checks what came of that. An error
+that the reader promises is fine, so the target catches it; any other exception is a finding. So are an input that takes
+longer than `LONGEST`, and one with which the process grows by more than `MOST_MEMORY`. An input's number and its
+target's name are all that it is made of: a finding is had again by the command that is printed.
+
+Targets stand in the modules `MODULES`, each with a dict `TARGETS` from name to function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import importlib.util
+import itertools
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+#: Where targets stand; one that is not there is passed over.
+MODULES = ("fuzz_archives", "fuzz_states")
+
+#: Seconds that one input may take.
+LONGEST = 20
+
+#: KiB by which one input may raise the process's peak of memory.
+MOST_MEMORY = 256 << 10
+
+Target = Callable[[random.Random], None]
+
+#: Numbers at which readers go wrong, by the power of two next to them.
+_EDGES = [
+    sign * (1 << bits) + more for bits in (0, 7, 8, 15, 16, 31, 32, 63) for sign in (1, -1) for more in (-1, 0, 1)
+]
+
+
+def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
+    """`data` with one to `most` things done to it: bits and numbers changed, parts dropped, doubled and moved."""
+    changed = bytearray(data)
+    for _ in range(rng.randint(1, most)):
+        if not changed:
+            return rng.randbytes(rng.randint(0, 40))
+        place = rng.randrange(len(changed))
+        end = min(len(changed), place + rng.choice((1, 2, 8, 64, 512)))
+        match rng.randrange(8):
+            case 0:
+                changed[place] ^= 1 << rng.randrange(8)
+            case 1:
+                changed[place] = rng.choice(b"\0\xff\x80\x7f\n/.0 9-=")
+            case 2:
+                changed[place:end] = rng.randbytes(end - place)
+            case 3:
+                del changed[place:]
+            case 4:
+                del changed[place:end]
+            case 5:
+                changed[place:place] = changed[place:end] * rng.choice((1, 2, 50))
+            case 6:
+                size, order = rng.choice((1, 2, 4, 8)), rng.choice(("little", "big"))
+                changed[place : place + size] = (rng.choice(_EDGES) % 256**size).to_bytes(size, order)
+            case 7:
+                other = rng.randrange(len(changed))
+                changed[other : other + end - place] = changed[place:end]
+    return bytes(changed)
+
+
+def targets() -> dict[str, Target]:
+    """All targets, by name."""
+    found: dict[str, Target] = {}
+    for name in MODULES:
+        if importlib.util.find_spec(name) is not None:
+            found.update(importlib.import_module(name).TARGETS)
+    return found
+
+
+def check(name: str, target: Target, number: int) -> None:
+    """Has the target try its input `number`.
+
+    Raises:
+        AssertionError: it took too long, or too much memory.
+        Exception: whatever the target did not expect.
+    """
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with _limited(LONGEST):
+        target(random.Random(f"{name}-{number}"))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < MOST_MEMORY, f"the process grew by {grown >> 10} MiB"
+
+
+@contextlib.contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise AssertionError(f"it took longer than {seconds} s")
+
+    previous = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    faulthandler.dump_traceback_later(3 * seconds, exit=True)  # where the alarm is not heard: in a loop of C or Rust
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Has all targets try inputs in turn; returns how many went wrong."""
+    parser = argparse.ArgumentParser(prog="fuzz_files", description=__doc__.splitlines()[0])
+    parser.add_argument("minutes", type=float, nargs="?", default=1.0)
+    parser.add_argument("--inputs", type=int, default=sys.maxsize, help="how many inputs each target tries at most")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first input")
+    parser.add_argument("--targets", default="", help="names of targets, with commas; or parts of names")
+    options = parser.parse_args(arguments)
+    parts = options.targets.split(",")
+    chosen = {name: target for name, target in targets().items() if any(part in name for part in parts)}
+    if not chosen:
+        parser.error(f"no target is called so: {options.targets}; there are {', '.join(targets())}")
+    seconds, tried, wrong = dict.fromkeys(chosen, 0.0), dict.fromkeys(chosen, 0), 0
+    end = time.monotonic() + 60 * options.minutes
+    for number in itertools.islice(itertools.count(options.first), options.inputs):
+        for name, target in chosen.items():
+            began = time.monotonic()
+            try:
+                check(name, target, number)
+            except Exception:
+                wrong += 1
+                traceback.print_exc()
+                print(f"--- again: python -m fuzz_files --targets {name} --first {number} --inputs 1", flush=True)
+            tried[name] += 1
+            seconds[name] += time.monotonic() - began
+        if time.monotonic() > end or wrong > 20:
+            break
+    for name in chosen:
+        print(f"{name}: {tried[name]} inputs in {seconds[name]:.1f} s")
+    print(f"{wrong} of {sum(tried.values())} inputs went wrong")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))
