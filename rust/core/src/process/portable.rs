@@ -134,3 +134,19 @@ fn named_file(folder: &Path) -> io::Result<File> {
     }
     Err(io::Error::new(io::ErrorKind::AlreadyExists, "no free temporary file name"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn temporary_files_are_their_makers_alone_from_the_first_moment() {
+        let folder = std::env::temp_dir();
+        for file in [nameless_file(&folder), named_file(&folder).ok()].into_iter().flatten() {
+            let found = file.metadata().unwrap();
+            assert_eq!((found.mode() & 0o777, found.nlink()), (0o600, 0));
+        }
+    }
+}

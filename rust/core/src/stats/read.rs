@@ -240,3 +240,49 @@ fn quantile(counts: &[u64; STEPS], which: f64) -> f64 {
     });
     middle_of(step.unwrap_or(0))
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::path::PathBuf;
+
+    use super::super::layout::BoardConfig;
+    use super::*;
+
+    fn board() -> Arc<Board> {
+        let board = Board::create(BoardConfig { pages: 2, flows: 1, pipes: 3 }, true).unwrap();
+        board.page(1).unwrap().adopt(Role::Worker, 7);
+        board
+    }
+
+    #[test]
+    fn a_page_that_says_what_none_says_is_refused_by_its_number() {
+        let board = board();
+        assert_eq!(board.read().unwrap()[0].number, 7);
+        let page = board.page(1).unwrap();
+        page.header().pipes.store(u32::MAX, Relaxed);
+        assert_eq!(
+            board.read().unwrap_err().to_string(),
+            "page 1 of the counters counts more pipes than there is room for"
+        );
+        page.header().role.store(77, Relaxed);
+        assert!(board.read().unwrap_err().to_string().contains("what no process of a loader does"));
+    }
+
+    #[test]
+    fn memory_that_may_shrink_is_not_looked_at() {
+        if crate::process::portable() {
+            return;
+        }
+        let path = |fd: &dyn AsRawFd| PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let board = board();
+        assert!(Board::observe(&path(&board.fd().unwrap())).is_ok());
+        // SAFETY: a name and flags.
+        let made = unsafe { libc::memfd_create(c"torchdata-stats".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(made >= 0);
+        // SAFETY: just made, and nobody else's.
+        let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(made) };
+        file.set_len(board.config().total() as u64).unwrap();
+        assert!(Board::observe(&path(&file)).unwrap_err().to_string().contains("sealed"));
+    }
+}
