@@ -4,7 +4,7 @@ Role: composes what the pipes say of themselves into the state of a graph. Runs 
 the graph, between two items.
 
 A graph state is a dict of plain data, which nothing changes any more. Its `graph` tells what the pipes were made with
-(see `fingerprint`), its `pipes` has an entry for each pipe, sources
+(see `fingerprint`), its `checksums` are of both, its `pipes` has an entry for each pipe, sources
 before those that read them:
 
 - `type`: the name of the class.
@@ -57,7 +57,7 @@ from torchdata.datapipes._pipe.iteration import (
     unnoticed,
     with_pending,
 )
-from torchdata.datapipes._pipe.layout import check_entries, refuse_pickled_entries
+from torchdata.datapipes._pipe.layout import check_checksums, check_entries, checksums_of, refuse_pickled_entries
 from torchdata.datapipes._pipe.plain import to_plain
 from torchdata.datapipes._pipe.record import NEVER, record_of, token_of
 from torchdata.datapipes._pipe.torch import yielded_so_far
@@ -101,8 +101,9 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     Args:
         datapipe: the end of the graph.
-        described: whether the state tells what the pipes were made with, so that another pipeline refuses it. Whoever
-            saves states by the second, and knows the pipeline by other means, does without.
+        described: whether the state tells what the pipes were made with, so that another pipeline refuses it, and has
+            checksums, by which damage is noticed. Whoever saves states by the second, and sees to both by other means,
+            does without.
 
     Raises:
         TypeError: something in a pipe's state cannot be pickled; a pipe makes pipes while it is iterated; a random pipe
@@ -112,7 +113,10 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     with standing_still(pipes):
         entries = _Saving(datapipe, pipes).entries()
     state = {"version": STATE_VERSION, "pipes": entries}
-    return {**state, "graph": fingerprint(datapipe)} if described else state
+    if not described:
+        return state
+    state["graph"] = fingerprint(datapipe)
+    return {**state, "checksums": checksums_of(state)}
 
 
 def fingerprint(datapipe: Any) -> Fingerprint:
@@ -373,6 +377,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     pipes = walk(datapipe)
     entries: Any = state.get("pipes")
     check_entries(entries)
+    if state.get("checksums") is not None:
+        check_checksums(state)
     if not allow_pickle:
         refuse_pickled_entries(entries)
     saved, found = [entry["type"] for entry in entries], [type(pipe).__name__ for pipe in pipes]

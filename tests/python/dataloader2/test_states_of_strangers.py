@@ -197,6 +197,7 @@ def test_a_text_file_is_gone_on_with_and_only_read(tmp_path):
         bad = copy.deepcopy(state)
         found = next(entry for entry in bad["pipes"] if entry["type"] == "LineReader")["state"]
         harm(path, found)
+        del bad["checksums"]
         with pytest.raises(ValueError, match=f"state of LineReader is damaged.*{words}"):
             load_state(lines(), bad, allow_pickle=False)
 
@@ -307,6 +308,26 @@ def test_units_far_beyond_others_are_refused_rather_than_counted():
         Given().and_shares([Given(0), Given(10**12)])
     left = Given(0, (10**12,)).left_of(iter(range(5)), 0)
     assert list(left) == [0, 1, 2, 3, 4]
+
+
+def test_damage_of_a_graphs_state_names_the_pipe():
+    pipe = IterableWrapper(range(9)).shuffle(buffer_size=3).batch(2)
+    next(iter(pipe))
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+
+    def again():
+        return IterableWrapper(range(9)).shuffle(buffer_size=3).batch(2)
+
+    load_state(again(), state)
+    state["pipes"][1]["state"]["_buffer"] = [7, 7, 7]
+    with pytest.raises(ValueError, match="damaged in its field 'pipes': the checksum of pipe 2, Shuffler"):
+        load_state(again(), state)
+    twice: tuple = ()
+    for _ in range(60):
+        twice = (twice, twice)
+    state["pipes"][1]["state"]["_buffer"] = twice
+    with pytest.raises(ValueError, match="more than 1048576 parts"):
+        load_state(again(), state)
 
 
 def test_a_state_nested_in_itself_is_refused():

@@ -7,15 +7,30 @@ believed by those who count, so each is checked before anything is done with it.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 from torchdata.datapipes._pipe.plain import refuse_pickled
 
-__all__ = ["check_entries", "check_generators", "refuse_pickled_entries", "refuse_pickled_generators"]
+__all__ = [
+    "check_checksums",
+    "check_entries",
+    "check_generators",
+    "checksums_of",
+    "refuse_pickled_entries",
+    "refuse_pickled_generators",
+]
 
 #: More items than anybody has given.
 _MOST = 1 << 46
+
+#: Parts of a state that are summed up.
+_PARTS = 1 << 20
+
+#: Members of containers that are summed up as a whole.
+_FLAT = frozenset({NoneType, bool, int, float, str})
 
 #: Words of the state of Python's generator.
 _WORDS = 625
@@ -67,6 +82,58 @@ def _check_entry(entry: Any, where: str) -> None:
 def _check_count(count: Any, what: str) -> None:
     if type(count) is not int or not 0 <= count < _MOST:
         raise ValueError(f"{what}={count!r}, which is no number of items")
+
+
+def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
+    """The checksums of a graph's state: of each entry, and of the fingerprint."""
+    return {"pipes": [checksum(entry) for entry in state["pipes"]], "graph": checksum(state.get("graph"))}
+
+
+def check_checksums(state: dict[str, Any]) -> None:
+    """Raises ValueError, which names the pipe, where a part of a graph's state is not the one that was saved."""
+    expected = state["checksums"]
+    sums = expected.get("pipes") if isinstance(expected, dict) else None
+    if not isinstance(sums, list) or len(sums) != len(state["pipes"]):
+        raise ValueError("this pipe state is damaged in its field 'checksums': there is not one of each pipe")
+    for number, (entry, one) in enumerate(zip(state["pipes"], sums, strict=True), 1):
+        if checksum(entry) != one:
+            raise ValueError(
+                f"this pipe state is damaged in its field 'pipes': the checksum of pipe {number}, {entry['type']}, is "
+                "not the one that was saved with it; load another copy of it"
+            )
+    if checksum(state.get("graph")) != expected.get("graph"):
+        raise ValueError(
+            "this pipe state is damaged in its field 'graph': its checksum is not the one that was saved with it; load "
+            "another copy of it"
+        )
+
+
+def checksum(value: Any) -> int:
+    """CRC-32 of plain data, which is the same of an equal copy.
+
+    Raises:
+        ValueError: it has more parts than any state: some stand in it again and again.
+    """
+    crc, left, waiting = 0, _PARTS, [value]
+    while waiting:
+        part = waiting.pop()
+        kind = type(part)
+        if kind is bytes:
+            crc = zlib.crc32(part, zlib.crc32(b"b%d " % len(part), crc))
+            continue
+        if kind is dict:
+            words = repr(list(part))
+            waiting.extend(reversed(part.values()))
+        elif kind in (list, tuple) and not _FLAT.issuperset(map(type, part)):
+            words = f"{kind.__name__} {len(part)}"
+            waiting.extend(reversed(part))
+        else:
+            words = repr(part)
+        left -= 1 + (len(part) >> 5 if kind in (list, tuple, dict) else 0)
+        if left < 0:
+            raise ValueError(f"this pipe state is damaged: it has more than {_PARTS} parts")
+        crc = zlib.crc32(words.encode(errors="surrogatepass"), crc)
+    return crc
 
 
 def check_generators(state: Any) -> None:
