@@ -1,6 +1,6 @@
 """Writes what is compiled into the extension, under which licences: `make notices`; `--check` compares.
 
-Role: asks cargo which crates those are, and copies the licences that lie in their sources. The file goes into the wheel.
+Role: asks cargo which crates those are, and copies the licences that lie in their sources. The wheel has the file.
 """
 
 from __future__ import annotations
