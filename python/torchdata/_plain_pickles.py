@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torchdata import _native
+from torchdata._native import check_plain_pickle
 
 __all__ = ["dumps_plain", "loads_plain", "register"]
 
@@ -26,6 +26,9 @@ _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 #: The functions that may be named, by module and name.
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
+
+#: Bytes of an array that are copied as they are: a view of it costs more.
+_SMALL = 4096
 
 #: Kinds of dtypes whose items are plain bytes: no objects.
 _KINDS = frozenset("biufcmM")
@@ -85,7 +88,7 @@ def loads_plain(pickled: Any) -> Any:
     Raises:
         ValueError: the bytes are no such pickle.
     """
-    _native.check_plain_pickle(pickled)
+    check_plain_pickle(pickled)
     try:
         return _Unpickler(io.BytesIO(pickled)).load()
     except Exception as error:
@@ -108,7 +111,12 @@ def _array_parts(array: Any) -> _Made | None:
 
     if array.dtype.kind not in _KINDS or array.dtype.hasobject or not array.flags.c_contiguous:
         return None
-    return _array, (array.tobytes(), array.dtype.str, array.shape, isinstance(array, numpy.generic))
+    scalar = isinstance(array, numpy.generic)
+    # A large one is copied once: into the pickle.
+    data = (
+        array.tobytes() if scalar or array.nbytes < _SMALL else pickle.PickleBuffer(array.reshape(-1).view(numpy.uint8))
+    )
+    return _array, (data, array.dtype.str, array.shape, scalar)
 
 
 def _array(data: bytes, dtype: str, shape: tuple[int, ...], scalar: bool) -> Any:
@@ -117,7 +125,7 @@ def _array(data: bytes, dtype: str, shape: tuple[int, ...], scalar: bool) -> Any
     kind = numpy.dtype(dtype)
     if kind.kind not in _KINDS or kind.hasobject:
         raise ValueError(f"no array has the dtype {dtype!r}")
-    made = numpy.frombuffer(bytearray(data), kind).reshape(shape)
+    made = numpy.frombuffer(_own(data), kind).reshape(shape)
     return made[()] if scalar else made
 
 
@@ -127,7 +135,7 @@ def _tensor_parts(tensor: Any) -> _Made | None:
     plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
     if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or vars(tensor):
         return None
-    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    data = pickle.PickleBuffer(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
     return _tensor, (data, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
@@ -139,7 +147,12 @@ def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
         raise ValueError(f"no tensor has the dtype {dtype!r}")
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=kind) if not data else None
-    return torch.frombuffer(bytearray(data), dtype=kind).reshape(shape)
+    return torch.frombuffer(_own(data), dtype=kind).reshape(shape)
+
+
+def _own(data: bytes | bytearray) -> bytearray:
+    """Bytes that may be written: the pickle of what could be written has such already."""
+    return data if type(data) is bytearray else bytearray(data)
 
 
 def _file_parts(file: Any) -> _Made | None:

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from torchdata._redacting import redact_error
+from torchdata._redacting import redact_error, redacted
 
 __all__ = ["RAISED_IN", "explain", "fold", "name_of"]
 
@@ -123,7 +123,7 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
 def _represented(datapipe: Any) -> str:
     """A pipe in words; one whose `repr` fails is named by its class."""
     try:
-        return repr(datapipe)
+        return redacted(repr(datapipe))
     except Exception:
         return type(datapipe).__qualname__
 
