@@ -65,7 +65,7 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
-	VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --release --extras demo
+	VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --release --locked --extras demo
 	touch $@
 
 # PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
@@ -93,13 +93,25 @@ endif
 
 ##@ Checks
 
+# The extension relies on Python's lock, and says so (`gil_used`). That it compiles for a Python without one is looked at, too.
 .PHONY: lint
 lint: setup stubtest ## Formatting, clippy, ruff, mypy --strict and stubtest
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	PYO3_CONFIG_FILE="$(CURDIR)/tools/free-threaded.txt" CARGO_TARGET_DIR=target/free-threaded \
+	  cargo check --quiet --locked --package torchdata-py
+	$(BIN)/python tools/third_party.py --check
 	$(BIN)/ruff check $(PYTHON_DIRS)
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
 	$(BIN)/mypy --strict python/torchdata tools
+
+.PHONY: deny
+deny: ## Licences, sources and known holes of what is compiled in; needs cargo-deny
+	cargo deny --all-features check
+
+.PHONY: notices
+notices: $(STAMPS)/venv ## Write the licences of what is compiled in, which the wheel has
+	$(BIN)/python tools/third_party.py
 
 .PHONY: stubtest
 stubtest: setup ## Hold _native.pyi against the extension as it was built
@@ -194,9 +206,12 @@ bench: setup ## Compare end to end with PyTorch's DataLoader and upstream torchd
 bench-rust: ## The engine alone: criterion
 	cargo bench --package torchdata-core $(ARGS)
 
+# Wheels have no paths of the machine on which they were built.
+REMAP := --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(CURDIR)=/torchdata-rs
+
 .PHONY: wheel
 wheel: $(STAMPS)/venv ## Build a wheel for this machine into dist/
-	$(BIN)/maturin build --release --out dist
+	RUSTFLAGS="$(REMAP)" $(BIN)/maturin build --release --locked --out dist
 	$(BIN)/python tools/name_wheel.py dist
 
 # zig links for the glibc of manylinux_2_28, whichever this machine has; it is found as the module of the interpreter on PATH.
@@ -207,7 +222,7 @@ $(STAMPS)/wheels: $(STAMPS)/venv
 .PHONY: wheels
 wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for Linux and an sdist, and try both
 	rm -rf dist
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/maturin build --release --zig --compatibility $(MANYLINUX) --out dist
+	PATH="$(abspath $(BIN)):$$PATH" RUSTFLAGS="$(REMAP)" $(BIN)/maturin build --release --locked --zig --compatibility $(MANYLINUX) --out dist
 	$(BIN)/maturin sdist --out dist
 	$(BIN)/python tools/name_wheel.py dist
 	@$(BIN)/auditwheel show dist/torchdata_rs-*.whl | tr '\n' ' ' | grep -Eq 'platform tag: "manylinux_2_(.|1.|2[0-8])_' \

@@ -551,4 +551,52 @@ mod over_sockets {
         let left = Verdict { fault: Fault::Left, ranks: vec![0], by: 0 };
         assert_eq!(end_of(&member, operation), Answer::Failed(left));
     }
+
+    /// What was taken of whoever talks at the door of a hub, in bytes, before the hub hung up.
+    fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
+        stranger.set_nonblocking(true).unwrap();
+        let (flood, mut taken) = ([5, 0, 0].repeat(10_000), 0);
+        loop {
+            match (&*stranger).write(&flood) {
+                Ok(count) => taken += count,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => return taken,
+            }
+            assert!(Instant::now() < until, "the hub listens to a stranger");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn a_crowd_of_strangers_takes_few_descriptors_and_keeps_no_rank_out() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let hub = Meeting::host(listener, 2, TOKENS).unwrap();
+        hub.serve().unwrap();
+        let crowd: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let noisy = TcpStream::connect(address).unwrap();
+        let flooding = std::thread::spawn(move || swallowed(&noisy, Instant::now() + Duration::from_secs(20)));
+        assert_eq!(hub.wait(0, SLICE), None);
+        let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, Duration::from_secs(10)).unwrap();
+        // The door, the wake-up and two ranks' worth of others beside 16.
+        assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
+        assert_eq!(end_of(&member, 0), Answer::Least(0));
+        assert_eq!(end_of(&hub, 0), Answer::Least(0));
+        // Buffers of the two sockets, and no more: all behind the first message stays unread.
+        assert!(flooding.join().unwrap() < 16 << 20);
+        drop(crowd);
+    }
+
+    #[test]
+    fn a_stranger_who_says_nothing_is_sent_away() {
+        use std::io::Read;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let hub = Meeting::host(listener, 2, TOKENS).unwrap();
+        hub.serve().unwrap();
+        let mut silent = TcpStream::connect(address).unwrap();
+        silent.write_all(&[1, 20]).unwrap();
+        silent.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+    }
 }

@@ -43,7 +43,7 @@ LAYERS = (
     "datapipes.datapipe",
     "datapipes._pipe",
     "_ranks _reporting _publishing _drawing _tracing.state",
-    "_machine _optional _old_modules _stateful _threads",
+    "_machine _optional _old_modules _plain_pickles _redacting _stateful _threads",
     "_importing",
 )
 

@@ -28,14 +28,17 @@ __all__ = [
     "StatsBoard",
     "TFRecordReader",
     "TraceLog",
+    "check_plain_pickle",
     "contiguous_copy",
     "drop_inherited",
     "end_trace",
     "exit_with_parent",
     "fork_waits_for",
     "guard_iterator",
+    "is_portable",
     "order_of",
     "sample_order",
+    "system_lacks",
     "take_no_notice",
     "tar_file_header",
     "tar_pax_records",
@@ -433,5 +436,8 @@ class TFRecordReader(Iterator[Any]):
     def unread(self) -> bytes: ...
 
 def contiguous_copy(array: Any) -> Any: ...
+def check_plain_pickle(pickled: bytes, /) -> None: ...
+def is_portable() -> bool: ...
+def system_lacks() -> bool: ...
 def tar_file_header(block: bytes, /) -> tuple[str, int] | None: ...
 def tar_pax_records(body: bytes, /) -> int: ...

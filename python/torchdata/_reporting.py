@@ -13,6 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from torchdata._redacting import redact_error, redacted
+
 __all__ = [
     "RAISED_IN",
     "add_note",
@@ -133,6 +135,7 @@ def explain(error: BaseException, frames: TracebackType | None, datapipe: Any, y
     error.with_traceback(frames)
     if isinstance(error, Exception):
         fold(error)
+        redact_error(error)
     if came_from(error) is not None:
         return  # the note tells the place in that process
     own = attributes_of(error)
@@ -189,7 +192,7 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
 def _represented(datapipe: Any) -> str:
     """A pipe in words; one whose `repr` fails is named by its class."""
     try:
-        return repr(datapipe)
+        return redacted(repr(datapipe))
     except Exception:
         return type(datapipe).__qualname__
 

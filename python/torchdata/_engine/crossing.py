@@ -13,12 +13,13 @@ import os
 import pickle
 import sys
 import tempfile
+import warnings
 import weakref
 from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
-from torchdata._native import BellBoard, Link, StatsBoard
+from torchdata._native import BellBoard, Link, StatsBoard, is_portable, system_lacks
 
 __all__ = [
     "Handle",
@@ -28,6 +29,7 @@ __all__ = [
     "note_pipes",
     "pickle_graph",
     "started_processes",
+    "warn_of_lacks",
     "why_unpicklable",
 ]
 
@@ -72,6 +74,10 @@ def close_inherited_pipes() -> None:
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 
+#: Whether it was said that the system is not whole.
+_warned = False
+
+
 class Handle(Generic[SharedT]):
     """A link, or a board of bells or counters, on its way to a child."""
 
@@ -86,11 +92,25 @@ def _attach(kind: type[SharedT], duplicate: Any) -> Handle[SharedT]:
     return Handle(kind.attach(duplicate.detach()))
 
 
+def warn_of_lacks() -> None:
+    """Says, once in a process, that its system is not whole and what that costs."""
+    global _warned
+    if system_lacks() and not _warned:
+        _warned = True
+        warnings.warn(
+            "this system has no memfd_create or no pidfd_open, or forbids them (an old kernel, or a sandbox that "
+            "filters system calls), so workers share memory through temporary files, and wait by short naps: slower, "
+            "and limited by the file system that TMPDIR names. TORCHDATA_PORTABLE=1 asks for that without this warning",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children read without copies of their own."""
 
     def __init__(self, pickled: bytes) -> None:
-        if hasattr(os, "memfd_create"):
+        if not is_portable() and hasattr(os, "memfd_create"):
             self._fd = os.memfd_create("torchdata-graph")
         else:
             with tempfile.TemporaryFile() as file:

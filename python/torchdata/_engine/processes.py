@@ -23,7 +23,7 @@ from torchdata._engine import snapshots
 from torchdata._engine.calls import Noted
 from torchdata._engine.child import MAIN, ChildSetup, run_child
 from torchdata._engine.crew import Crew
-from torchdata._engine.crossing import Handle, SharedPickle, pickle_graph, why_unpicklable
+from torchdata._engine.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks, why_unpicklable
 from torchdata._engine.ending import ChildProcess, OwnsChildren, wait_for_any
 from torchdata._engine.entering import CommonSetup
 from torchdata._engine.errors import WorkerExitedError
@@ -116,6 +116,7 @@ class Children(OwnsChildren):
         budget = default_budget() if memory_budget is None else memory_budget
         #: Bytes of shared memory for all of them.
         self.budget = budget
+        warn_of_lacks()
         count = num_workers + (dispatch is not None)
         self._bells = BellBoard(1 + count)
         #: Whether others have taken their place.

@@ -16,7 +16,9 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Never
+from typing import Any
+
+from torchdata._plain_pickles import loads_plain
 
 __all__ = [
     "BETWEEN",
@@ -124,11 +126,6 @@ def seal(snapshot: Any) -> bytes:
     return sealed.getvalue()
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Never:
-        raise pickle.UnpicklingError(f"a snapshot holds plain data, but this one names {module}.{name}")
-
-
 def unseal(sealed: Any, what: str) -> Any:
     """What was sealed.
 
@@ -140,7 +137,10 @@ def unseal(sealed: Any, what: str) -> Any:
         ValueError: it is damaged, or of another version.
     """
     check_seal(sealed, what)
-    return _PlainUnpickler(io.BytesIO(memoryview(sealed)[_HEADER.size :])).load()
+    try:
+        return loads_plain(sealed[_HEADER.size :])
+    except ValueError as error:
+        raise ValueError(f"{what} is damaged: {error}") from None
 
 
 def reason(error: Exception) -> bytes:

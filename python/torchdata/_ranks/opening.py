@@ -175,20 +175,56 @@ def _machine() -> str:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """A socket that is bound, and what others are to know of it."""
-    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if interface:
-        address = _address_of_interface(interface)
-        listener = socket.create_server((address, 0))
-        addresses = [address]
+    """A socket that is bound to one address where that is known to do, and what others are to know of it."""
+    listener = _listen_at(store_host)
+    if listener is not None:
+        addresses = [listener.getsockname()[0]]
     else:
         dual = socket.has_dualstack_ipv6()
         listener = socket.create_server(
             ("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual
         )
         addresses = _own_addresses(store_host)
+    everywhere = listener.getsockname()[0] in ("0.0.0.0", "::")
     offer = {"addresses": addresses, "port": listener.getsockname()[1], "machine": _machine()}
-    return listener, offer | {"loopback": not interface}
+    return listener, offer | {"loopback": everywhere}
+
+
+def _listen_at(store_host: str | None) -> socket.socket | None:
+    """A socket at the one address that all ranks can reach; None where nobody knows which one that is."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        return socket.create_server((_address_of_interface(interface), 0))
+    # Of a name that leads to loopback here nobody knows where it leads from other machines.
+    if _is_loopback(store_host):
+        return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
+    towards = _address_towards(store_host)
+    return None if towards is None or _is_loopback(towards) else _server_at(towards)
+
+
+def _server_at(address: str) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, 0), family=family)
+    except OSError:  # of one network alone, or without IPv4
+        return None
+
+
+def _is_loopback(host: str | None) -> bool:
+    """Whether a host, as it stands in the settings of the job, is each machine itself: then all ranks run on one."""
+    return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
+
+
+def _address_towards(host: str | None) -> str | None:
+    """The address of this machine from which packets go to another one."""
+    if host is None:
+        return None
+    with suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, kind) as asks:
+                asks.connect(address)  # sends nothing
+                return str(asks.getsockname()[0])
+    return None
 
 
 def _address_of_interface(name: str) -> str:

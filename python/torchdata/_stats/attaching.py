@@ -3,15 +3,23 @@
 Role: runs in an observer. The counters of a loader lie in anonymous memory of which its main process holds a
 descriptor; `/proc` shows that to whoever may look into the process: the same user, and root. The memory is mapped for
 reading alone, and nothing is left behind. Only a stack is asked for by a signal (see `stacks`).
+
+Root looks into other users' processes, and what calls itself a board may be anything. It must be sealed against
+shrinking, its numbers are compared with its size, and texts are freed of what a terminal would obey. A board that does
+not check out is named and left out. A loader in a container says numbers of processes as they are there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torchdata._native import StatsBoard
+from torchdata._redacting import HIDDEN, is_private, is_secret, printable, redacted
 from torchdata._stats.model import LoaderStats
 from torchdata._stats.reading import Reading, read_board, summarise
 from torchdata._stats.stacks import ask_for_stack, kernel_state
@@ -19,6 +27,15 @@ from torchdata._stats.stacks import ask_for_stack, kernel_state
 __all__ = ["Attached", "NoLoaderError", "attach", "find"]
 
 _NAME = "/memfd:torchdata-stats"
+
+#: Where the system tells of processes.
+_PROC = "/proc"
+
+#: Bytes of a command line that are looked at.
+_LONGEST_COMMAND = 4096
+
+#: What this process was warned of.
+_told: set[str] = set()
 
 
 class NoLoaderError(LookupError):
@@ -31,17 +48,24 @@ class Attached:
 
     Attributes:
         pid: its main process.
-        command: the command line of that.
+        command: the command line of that, without the secrets in it.
         board: its counters.
+        numbers: by the number that a process has in the loader's container, the one that it has here; None where these
+            are the same.
     """
 
     pid: int
     command: str
     board: StatsBoard
+    numbers: Mapping[int, int] | None = None
 
     def reading(self) -> Reading:
-        """What it has counted."""
-        return read_board(self.board)
+        """What it has counted.
+
+        Raises:
+            ValueError: it says something that no loader does.
+        """
+        return read_board(self.board, self.numbers)
 
     def stats(self, since: LoaderStats | None = None) -> LoaderStats:
         """Its statistics, as `DataLoader2.stats` gives them in its own process."""
@@ -66,7 +90,7 @@ class Attached:
                 stack = ask_for_stack(process.pid, page["signal"], page["stack"])
             except OSError:
                 stack = None
-            found.append((head, stack or "it gives no Python stack"))
+            found.append((head, printable(stack or "it gives no Python stack", lines=True)))
         return found
 
 
@@ -84,11 +108,39 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def _command(pid: int) -> str:
+    """The command line of a process, without secrets."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+            parts = file.read(_LONGEST_COMMAND).decode(errors="replace").strip("\0").split("\0")
     except OSError:
         return ""
+    hidden = [
+        HIDDEN if is_secret(part) or (before.startswith("-") and "=" not in before and is_private(before)) else part
+        for before, part in pairwise(["", *parts])
+    ]
+    return printable(redacted(" ".join(hidden)))
+
+
+def _numbers(pid: int) -> dict[int, int] | None:
+    """By the numbers that processes have in the container of one of them, those that they have here.
+
+    None where there is no container, or this process is in the same one.
+    """
+    try:
+        inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
+        if inside == os.readlink(f"{_PROC}/self/ns/pid"):
+            return None
+    except OSError:
+        return None
+    found = {}
+    for name in filter(str.isdigit, os.listdir(_PROC)):
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            if os.readlink(f"{_PROC}/{name}/ns/pid") == inside:
+                with open(f"{_PROC}/{name}/status") as file:
+                    # The innermost is the last.
+                    own = next(line.split()[-1] for line in file if line.startswith("NSpid:"))
+                found[int(own)] = int(name)
+    return found
 
 
 def find(pid: int | None = None) -> list[Attached]:
@@ -111,11 +163,8 @@ def find(pid: int | None = None) -> list[Attached]:
     for candidate in candidates:
         try:
             for identity, path in _boards_of(candidate):
-                board = StatsBoard.observe(path)
-                owner, _ = board.made()
-                # A child that was forked from main may hold the descriptor, too.
-                if identity not in found and (owner == candidate or not _holds(owner, identity)):
-                    found[identity] = Attached(owner, _command(owner), board)
+                if identity not in found and (attached := _attached(candidate, identity, path)) is not None:
+                    found[identity] = attached
         except FileNotFoundError:
             if pid is not None:
                 raise ProcessLookupError(f"there is no process {pid}") from None
@@ -127,6 +176,31 @@ def find(pid: int | None = None) -> list[Attached]:
         except (OSError, RuntimeError):  # it ended meanwhile, or another version of this package made it
             continue
     return sorted(found.values(), key=lambda attached: attached.board.made()[1])
+
+
+def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
+    """The loader of a board that a process holds; None where another one is its main process, or it is no board."""
+    try:
+        board = StatsBoard.observe(path)
+        board.read()
+    except (ValueError, RuntimeError) as error:  # damaged, somebody's who means harm, or of another release
+        _warn(f"process {candidate} has counters that are left out: {printable(str(error))}")
+        return None
+    owner, _ = board.made()
+    numbers = _numbers(candidate)
+    here = owner if numbers is None else numbers.get(owner, candidate)
+    # A child that was forked from main may hold the descriptor, too.
+    if here != candidate and _holds(here, identity):
+        return None
+    inside = "" if numbers is None else f" (in a container, where it is {owner})"
+    return Attached(here, _command(here) + inside, board, numbers)
+
+
+def _warn(message: str) -> None:
+    """Says so once in a process: a live view looks every second."""
+    if message not in _told:
+        _told.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
 def _holds(pid: int, identity: tuple[int, int]) -> bool:
@@ -159,4 +233,4 @@ def _parent(pid: int) -> int:
 
 
 def _pids(attached: Attached) -> set[int]:
-    return {page["pid"] for page in attached.board.read()}
+    return {page["pid"] for page in attached.reading().pages.values()}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchdata._machine import cores
+from torchdata._redacting import printable
 from torchdata._stats.labels import Flag
 from torchdata._stats.model import LoaderStats, PipeStats, ProcessStats, SlowItem
 
@@ -47,12 +48,29 @@ class Reading:
     alive: frozenset[int] = frozenset()
 
 
-def read_board(board: StatsBoard) -> Reading:
-    """Reads a board, and what the system says of the processes."""
-    pages = {page["page"]: page for page in board.read()}
+def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
+    """Reads a board, and what the system says of the processes.
+
+    Args:
+        board: the board.
+        numbers: by the number of a process that stands on the board, the one that it has here; None: the same.
+
+    Raises:
+        ValueError: a page says something that no process of a loader does.
+    """
+    pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page["pid"]))
     cpu = {index: _cpu(pages[index]["pid"]) for index in alive}
     return Reading(time.monotonic_ns(), board.full, pages, cpu, alive)
+
+
+def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
+    """A page whose texts can be shown, with the number of the process as this one knows it; 0 where it knows none."""
+    for pipe in page["pipes"]:
+        pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
+    if numbers is not None:
+        page["pid"] = numbers.get(page["pid"], 0)
+    return page
 
 
 def _is_alive(pid: int) -> bool:

@@ -250,7 +250,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0) 
             time.sleep(LOOK)
             last, size = size, os.fstat(answers).st_size
             if size == last > before:
-                answer = os.pread(answers, size - before, before).decode(errors="replace")
+                answer = os.pread(answers, min(size - before, MOST), before).decode(errors="replace")
                 if _HEAD in answer:  # or else it is the rest of what another one has asked for
                     return f"{_trimmed(answer)}\n{_others_of(pid, others, answers, size)}".rstrip()
         return None
@@ -267,7 +267,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
     told = ""
     while _END not in told and time.monotonic() < deadline:
         time.sleep(LOOK)
-        told = os.pread(answers, max(0, os.fstat(answers).st_size - size), size).decode(errors="replace")
+        told = os.pread(answers, min(max(0, os.fstat(answers).st_size - size), MOST), size).decode(errors="replace")
     told, ended, _ = told.partition(_END)
     begins = told.find("Thread ")  # what another one has asked for may stand before
     return told[begins:] if ended and begins >= 0 else ""

@@ -49,6 +49,14 @@ class _View:
         self._past.append((now, whole))
         return recent if recent.seconds > 0.2 or whole.items == 0 else whole
 
+    def is_readable(self) -> bool:
+        """Whether its board says what boards say."""
+        try:
+            self.attached.reading()
+        except ValueError:
+            return False
+        return True
+
 
 def print_once(pid: int | None, stacks: bool, write: Callable[[str], object] = print) -> None:
     """Prints the table of each loader, and its verdict."""
@@ -71,7 +79,7 @@ def live(pid: int | None, interval: float, stacks: bool) -> None:
     last: list[str] = []
     with _keys() as pressed, live_view(console=console, screen=True, auto_refresh=False) as screen:
         while True:
-            running = [view for view in views.values() if view.attached.is_running()]
+            running = [view for view in views.values() if view.attached.is_running() and view.is_readable()]
             if not running:
                 break
             screen.update(_screen(running, stacks, console), refresh=True)

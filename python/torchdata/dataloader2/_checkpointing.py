@@ -99,7 +99,7 @@ class Checkpointing:
         next epoch from then on. So it is where an error has ended the epoch. After `shutdown()` it is that of before.
 
         - `serialized_datapipe`: the pipe after the adapters and before the reading service, as bytes, or None.
-        - `pipeline`: what it is made of, by which another one is known, and a hash of its bytes.
+        - `pipeline`: what it is made of, by which another one is known, without the secrets among its arguments.
         - `reading_service_state`: what the service's `checkpoint` returned, or None.
         - `randomness_state`: the seed and the generators, now and at the beginning of the epoch.
         - `iteration_state`: the place inside the epoch; None between two epochs that follow from their seeds.
@@ -190,7 +190,7 @@ class Checkpointing:
             except Exception as error:
                 self._left = str(error)  # the error itself would keep the processes
 
-    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
         """Makes this loader, of which no item may have been asked for, go on where a state was saved.
 
         The loader's own pipe is read, if it has one, which must be made of the same pipes, functions and parameters,
@@ -205,16 +205,19 @@ class Checkpointing:
         with `ShardingPolicy(block=k)`. Else `iter(loader)` raises a ValueError that names the pipe.
 
         Args:
-            state_dict: what `state_dict` returned; or a dictionary of what it returned on all ranks, by rank. It is
-                unpickled: load only what you trust.
+            state_dict: what `state_dict` returned; or a dictionary of what it returned on all ranks, by rank.
             strict: False loads it into another pipeline, too, as far as its pipes are of the same classes, and does not
                 compare what the pipeline makes again with what it made.
+            allow_pickle: whether what only pickle can hold is unpickled, which may run any code: load such a state only
+                if you trust whoever wrote it. False refuses it, and names the pipe at fault. The loader must have its
+                pipe then.
 
         Raises:
             RuntimeError: an item of the loader was asked for before, or it was shut down.
             TimeoutError: a thread that read ahead for the iterator before does not end.
             TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
-                of another pipeline, or it needs modules that are not here. The loader is as it was then.
+                of another pipeline, or it needs modules that are not here, or holds what must not be unpickled. The
+                loader is as it was then.
         """
         if self._terminated:
             raise RuntimeError("Cannot load a state into the DataLoader as it has already been shut down")
@@ -224,8 +227,8 @@ class Checkpointing:
                 "DataLoaderV2 iterator has already been created, `load_state_dict()` can't be called. "
                 "Please create a new dataloader in order to use load state dict."
             )
-        state_dict, places = checked(state_dict)
-        snapshot = self._snapshot_for(state_dict, strict)
+        state_dict, places = checked(state_dict, allow_pickle=allow_pickle)
+        snapshot = self._snapshot_for(state_dict, strict, allow_pickle)
         randomness = unpack_randomness(state_dict)
         if begun or self._adapted or self._epochs:
             self._close_iteration()
@@ -243,7 +246,7 @@ class Checkpointing:
         if begun:
             self._begin_epoch()
 
-    def _snapshot_for(self, state: Mapping[str, Any], strict: bool) -> Snapshot | None:
+    def _snapshot_for(self, state: Mapping[str, Any], strict: bool, allow_pickle: bool) -> Snapshot | None:
         """The pipe of the state, where that is to be read; None for the loader's own."""
         if self.datapipe is not None and PIPELINE_KEY_NAME in state:
             self._require_pipe()
@@ -251,6 +254,11 @@ class Checkpointing:
                 self._identity.note(self.datapipe)
             self._identity.compare(state[PIPELINE_KEY_NAME], strict)
             return None
+        if not allow_pickle:
+            raise ValueError(
+                "the pipe of this loader state is a pickle, which is not opened with allow_pickle=False: opening it "
+                "may run any code that its writer likes. Make a DataLoader2 with the pipe, and load the state into that"
+            )
         datapipe = unpacked_pipe(state)
         other = _difference(self._snapshot.copy(), datapipe)
         if other:
@@ -297,7 +305,7 @@ def _difference(own: Any, loaded: Any) -> str:
 def unpacked_pipe(state: Mapping[str, Any]) -> DataPipe:
     """The pipe of a state that was checked, before anything is changed by it."""
     pickled = state[SERIALIZED_DATAPIPE_KEY_NAME]
-    if pickled is None and PIPELINE_KEY_NAME in state:
+    if pickled is None:
         raise ValueError(
             "this loader state was saved without its pipe: make a DataLoader2 with the pipe and call its "
             "load_state_dict(state), or save the state by state_dict(with_pipe=True)"

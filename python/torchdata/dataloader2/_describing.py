@@ -5,15 +5,16 @@ Role: pure functions; nothing of the user's is unpickled.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torchdata._engine.snapshots import unseal
+from torchdata.dataloader2._contents import pipes_in
 from torchdata.dataloader2._loader_state import (
     ITERATION_STATE_KEY_NAME,
     PIPELINE_KEY_NAME,
     check_state,
+    fingerprint_in,
     unpack_randomness,
 )
 from torchdata.dataloader2.services.places import base_of
@@ -25,6 +26,8 @@ __all__ = ["describe"]
 
 def describe(state: Mapping[str, Any]) -> str:
     """What a loader's state says, in words: the place in the epoch, the workers, the pipes and their sizes.
+
+    It runs no code of the state's, whoever has written that: nothing in it is unpickled.
 
     Args:
         state: what `DataLoader2.state_dict` returned.
@@ -57,7 +60,7 @@ def _lines(state: Mapping[str, Any]) -> Iterator[str]:
     yield "without a seed" if seed is None else f"seed {seed}"
     outline = state.get(PIPELINE_KEY_NAME)
     if outline is not None:
-        names = map(short_name, json.loads(outline["fingerprint"]))
+        names = map(short_name, fingerprint_in(outline))
         yield f"pipeline ({_size(outline['length'])} as bytes): {', '.join(names)}"
     if place is not None:
         base = base_of(place)
@@ -97,27 +100,24 @@ def _graph(where: str, sealed: Any) -> Iterator[str]:
     if sealed is None:
         return
     yield f"{where}: {_size(len(sealed))}"
-    for entry in _pipes_in(unseal(sealed, "a snapshot")):
+    content = unseal(sealed, "a snapshot")
+    while content.get("base") == "end" and content["under"] is not None:
+        content = unseal(content["under"], "a snapshot")
+    for entry in pipes_in(content):
         yield f"  {entry['type']}: {entry.get('yielded', 0)} yielded, {_size(_weight(entry))}"
 
 
-def _pipes_in(saved: dict[str, Any]) -> list[dict[str, Any]]:
-    """The entries of the pipes, where the items are shared anew of those before; none where these begin anew."""
-    if saved.get("base") == "filter":
-        return saved["entries"] or []
-    if saved.get("base") == "end":
-        return [] if saved["under"] is None else _pipes_in(unseal(saved["under"], "a snapshot"))
-    entries: list[dict[str, Any]] = saved.get("graph", saved)["pipes"]
-    return entries
-
-
 def _weight(value: Any) -> int:
-    """About how many bytes a value has."""
-    if isinstance(value, (bytes, str)):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_weight, value.values()))
-    return sum(map(_weight, value)) if isinstance(value, (list, tuple)) else 8
+    """About how many bytes a value has; what stands in it at several places counts once."""
+    weight, waiting, seen = 0, [value], set()
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, (dict, list, tuple)):
+            weight += len(part) if isinstance(part, (bytes, str)) else 8
+        elif id(part) not in seen:
+            seen.add(id(part))
+            waiting += part.values() if isinstance(part, dict) else part
+    return weight
 
 
 def _items(count: int) -> str:

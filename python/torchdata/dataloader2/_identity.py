@@ -1,4 +1,4 @@
-"""What a loader's pipeline is, by which its states tell whose they are: bytes, a hash of them, a fingerprint.
+"""What a loader's pipeline is, by which its states tell whose they are: bytes, their number, a fingerprint.
 
 Role: found out when somebody asks for a state, as long as no service has taken the graph over, and kept. Owned by the
 loader.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchdata.dataloader2._loader_state import checksum_of
+from torchdata.dataloader2._loader_state import checksum_of, fingerprint_in
 from torchdata.dataloader2.graph.serialization import Snapshot, serialize_datapipe
 from torchdata.datapipes._pipe.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.traversal import is_pipe
@@ -42,14 +42,12 @@ class Identity:
 
     def _find(self) -> bytes:
         if self._pickled is None:
-            import hashlib
             import json
 
             pickled = self._serialize(self._snapshot)
             self._checksum = checksum_of(pickled)
             self._outline = {
                 "fingerprint": json.dumps(self._fingerprint, separators=(",", ":")),
-                "hash": hashlib.sha256(pickled).hexdigest(),
                 "length": len(pickled),
             }
             self._pickled = pickled
@@ -57,7 +55,8 @@ class Identity:
 
     @property
     def outline(self) -> dict[str, Any]:
-        """What stands in a state: the fingerprint, a hash of the pipe as bytes, and their number."""
+        """What stands in a state: the fingerprint, and the number of the pipe's bytes. A hash of these would tell, of a
+        pipe that is not in the state, which of some passwords is in it."""
         self._find()
         return dict(self._outline)
 
@@ -76,14 +75,9 @@ class Identity:
 
     def compare(self, outline: Any, strict: bool) -> None:
         """Raises ValueError where a state is of another pipeline, unless nobody minds."""
-        saved = outline.get("fingerprint") if isinstance(outline, dict) else None
-        if not isinstance(saved, str) or self._fingerprint is None:
-            raise ValueError(f"this loader state says {saved!r} where it should say what its pipeline is made of")
-        if outline.get("hash") == self._outline.get("hash", ""):
-            return
-        import json
-
-        other = difference(json.loads(saved), self._fingerprint, "this loader") if strict else ""
+        if self._fingerprint is None:
+            raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
+        other = difference(fingerprint_in(outline), self._fingerprint, "this loader") if strict else ""
         if other:
             raise ValueError(
                 f"this state was saved from another pipeline: {other}. Build the same pipeline, or load the state with "

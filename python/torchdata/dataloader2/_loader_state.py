@@ -1,26 +1,39 @@
 """The layout of a loader's state, and the checks that it is one.
 
-Role: pure data, no loader. A state is a dictionary that pickles. Unpickling it runs code: load only what you trust.
+Role: pure data, no loader. A state is plain data. The pipe in it is a pickle, and so is what pipes hold that only
+pickle can: unpickling runs any code that their writer likes, so nothing of that happens here.
 
-A state lies in files for a long time, and a damaged pickle does not only fail in any way there is, it may also make
-something else, or ask for all memory. So checksums of its fields are compared before anything is unpickled.
+A state lies in files for a long time, and comes from hubs. Damage is told by the checksums of its fields. Checksums say
+nothing of who has written them: so all numbers and kinds are checked before anything is done with them.
 """
 
 from __future__ import annotations
 
-import pickle
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import NoneType
 from typing import Any
 
-from torchdata._engine.snapshots import check_seal, seal_of
+from torchdata._engine.snapshots import is_sealed, seal_of, unseal
+from torchdata.dataloader2._contents import check_contents, refuse_pickled_contents
 from torchdata.dataloader2._marks import check_iteration
-from torchdata.dataloader2.graph.serialization import damaged, unpickled
+from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME
+from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint
+from torchdata.datapipes._pipe.plain import refuse_pickled
 
-__all__ = ["STATE_VERSION", "check_state", "checksums", "pack_randomness", "unpack_randomness"]
+__all__ = [
+    "STATE_VERSION",
+    "check_state",
+    "checksums",
+    "fingerprint_in",
+    "pack_randomness",
+    "refuse_pickled_state",
+    "unpack_randomness",
+]
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
@@ -33,12 +46,9 @@ CHECKSUMS_KEY_NAME = "checksums"
 
 #: Version of the layout written here. States without a version are those of torchdata 0.9, which had the
 #: first two or three keys.
-STATE_VERSION = 2
+STATE_VERSION = 3
 
-#: Those that are read, too. Version 1 had no place inside an epoch, and always the pipe.
-_READ = (1, STATE_VERSION)
-
-#: What the pipeline is made of, and a hash of it as bytes.
+#: What the pipeline is made of, and how many bytes it has.
 PIPELINE_KEY_NAME = "pipeline"
 
 #: The rank of the loader, how many there were, and whether their epoch had the seeds of one without ranks; absent where
@@ -59,25 +69,78 @@ def check_state(state: Any) -> None:
             f"this is not the state of a DataLoader2: it lacks {', '.join(map(repr, missing))} and has "
             f"{sorted(map(str, state))}"
         )
-    version = state.get(VERSION_KEY_NAME, 1)
-    if version not in _READ:
+    version = state.get(VERSION_KEY_NAME)
+    if version is not None and (type(version) is not int or version != STATE_VERSION):
         raise ValueError(
-            f"this loader state has version {version!r}, but this release reads versions {_READ[0]} to {_READ[-1]}; "
-            "load it with the release that saved it"
+            f"this loader state has version {version!r}, but this release reads version {STATE_VERSION}; load it with "
+            "the release that saved it"
         )
+    place = state.get(ITERATION_STATE_KEY_NAME)
+    _check_layout(state, place)
     expected = state.get(CHECKSUMS_KEY_NAME)
-    if expected is None:
-        _check_place(state.get(ITERATION_STATE_KEY_NAME))
-        _check_ranks(state.get(RANKS_KEY_NAME))
-        return
+    if expected is not None:
+        _check_checksums(state, expected)
+    if place is not None:
+        with _naming(ITERATION_STATE_KEY_NAME):
+            check_contents(place)
+
+
+def _check_layout(state: Mapping[str, Any], place: Any) -> None:
+    """Raises ValueError where a field, apart from what is sealed in it, holds anything else than it should."""
+    if place is not None:
+        with _naming(ITERATION_STATE_KEY_NAME):
+            check_iteration(place)
+    if PIPELINE_KEY_NAME in state:
+        with _naming(PIPELINE_KEY_NAME):
+            _check_outline(state[PIPELINE_KEY_NAME])
+    _check_ranks(state.get(RANKS_KEY_NAME))
+    unpack_randomness(state)
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Lets errors of what is not as it should be name the field. Layouts have no circles, and are not deep."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise damaged(field, str(error)) from None
+    except RecursionError:
+        raise damaged(field, "it is nested deeper than any state") from None
+
+
+def _check_outline(outline: Any) -> None:
+    if not isinstance(outline, dict) or type(outline.get("length")) is not int:
+        raise ValueError("it does not say what the pipeline is made of")
+    check_fingerprint(fingerprint_in(outline))
+
+
+def fingerprint_in(outline: dict[str, Any]) -> Fingerprint:
+    """The fingerprint of the pipeline that a state was saved from."""
+    found: Fingerprint = json.loads(outline["fingerprint"])
+    return found
+
+
+def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
+    """Raises ValueError where a field is not the one that was saved."""
     found = checksums(state)
     if not isinstance(expected, Mapping):
-        raise damaged(CHECKSUMS_KEY_NAME, f"it is {expected!r} where checksums should be")
+        raise damaged(CHECKSUMS_KEY_NAME, f"it is of type {type(expected).__name__} where checksums should be")
     for field in {**found, **expected}:
         if expected.get(field) != found.get(field):
             raise damaged(field, "its checksum is not the one that was saved with it")
-    _check_place(state.get(ITERATION_STATE_KEY_NAME))
-    _check_ranks(state.get(RANKS_KEY_NAME))
+
+
+def refuse_pickled_state(state: Mapping[str, Any]) -> None:
+    """Raises ValueError, which names the pipe, where a place, or what shipped services say, has to be unpickled.
+
+    Args:
+        state: a state that was checked.
+    """
+    place, of_service = state.get(ITERATION_STATE_KEY_NAME), state[READING_SERVICE_STATE_KEY_NAME]
+    if place is not None:
+        refuse_pickled_contents(place)
+    if isinstance(of_service, bytes) and is_sealed(of_service):
+        refuse_pickled(unseal(of_service, "the state of the services"), "a reading service")
 
 
 def _check_ranks(ranks: Any) -> None:
@@ -90,26 +153,6 @@ def _check_ranks(ranks: Any) -> None:
         raise damaged(RANKS_KEY_NAME, f"it says rank {ranks[0]} of {ranks[1]}")
 
 
-def _check_place(place: Any) -> None:
-    """Raises an error where a place inside an epoch is not whole."""
-    if place is None:
-        return
-    try:
-        check_iteration(place)
-        for sealed in _sealed_in(place):
-            check_seal(sealed, "a snapshot")
-    except ValueError as error:
-        raise damaged(ITERATION_STATE_KEY_NAME, str(error)) from None
-
-
-def _sealed_in(value: Any) -> Iterator[bytes]:
-    if isinstance(value, bytes):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _sealed_in(part)
-
-
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
     """The checksums that stand in a state, by the names of its fields.
 
@@ -119,7 +162,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
     """
     found = {}
     for field in (ITERATION_STATE_KEY_NAME, PIPELINE_KEY_NAME, RANKS_KEY_NAME):
-        if field in state and state.get(VERSION_KEY_NAME, 1) >= 2:
+        if field in state:
             found[field] = zlib.crc32("".join(_outline(state[field])).encode())
     for field in (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME, RANDOMNESS_STATE_KEY_NAME):
         if of_datapipe is not None and field == SERIALIZED_DATAPIPE_KEY_NAME:
@@ -167,7 +210,7 @@ def pack_randomness(
     seed: int | None, reset_seed: bool, generator: SeedGenerator, initial: SeedGenerator
 ) -> tuple[int | None, bool, bytes, bytes]:
     """The randomness of a loader, as it stands in its state."""
-    return seed, reset_seed, pickle.dumps(generator), pickle.dumps(initial)
+    return seed, reset_seed, generator.exported(), initial.exported()
 
 
 def unpack_randomness(state: Mapping[str, Any]) -> Randomness | None:
@@ -179,9 +222,10 @@ def unpack_randomness(state: Mapping[str, Any]) -> Randomness | None:
     if not isinstance(packed, (tuple, list)) or len(packed) != 4:
         raise damaged(field, "it is not a seed, whether it applies, and two generators")
     seed, reset_seed = packed[:2]
-    generators = [unpickled(field, generator) for generator in packed[2:]]
-    if not all(isinstance(generator, SeedGenerator) for generator in generators):
-        raise damaged(field, f"it holds {generators!r} where two SeedGenerators should be")
+    if not all(type(generator) is bytes for generator in packed[2:]):
+        raise damaged(field, "it does not hold the bytes of two generators")
+    with _naming(field):
+        generators = [SeedGenerator.imported(generator) for generator in packed[2:]]
     if not (seed is None or (type(seed) is int and 0 <= seed < 2**64)) or type(reset_seed) is not bool:
-        raise damaged(field, f"its seed is {seed!r}, and whether that is still to be applied {reset_seed!r}")
+        raise damaged(field, f"its seed is a {type(seed).__name__}, or too large, or it is not told whether it applies")
     return seed, reset_seed, generators[0], generators[1]

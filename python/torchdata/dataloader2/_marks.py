@@ -47,13 +47,16 @@ class Mark:
         }
 
 
+#: More items than an epoch has.
+_MOST = 1 << 46
+
 _FIELDS = {"given": int, "drop": int, "ended": bool, "in_main": bool}
 
 
 def check_iteration(place: Any) -> None:
     """Raises ValueError where this is no place of a loader, or a part of it is not whole."""
     if not isinstance(place, dict):
-        raise ValueError(f"it is {place!r} where a place should be")
+        raise ValueError(f"it is of type {type(place).__name__} where a place should be")
     for name, kind in _FIELDS.items():
         if type(place.get(name)) is not kind:
             raise ValueError(f"its {name!r} is {place.get(name)!r}")
@@ -61,7 +64,7 @@ def check_iteration(place: Any) -> None:
         raise ValueError(f"its 'seconds' is {place['seconds']!r}")
     if type(place.get("own_seeds", False)) is not bool:
         raise ValueError(f"its 'own_seeds' is {place['own_seeds']!r}")
-    if not 0 <= place["drop"] <= place["given"]:
+    if not 0 <= place["drop"] <= place["given"] < _MOST:
         raise ValueError(f"it drops {place['drop']} of {place['given']} items")
     for name in ("graph", "generators", "beginning"):
         sealed = place.get(name, b"")

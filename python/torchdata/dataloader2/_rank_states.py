@@ -17,6 +17,7 @@ from torchdata.dataloader2._loader_state import (
     PIPELINE_KEY_NAME,
     RANKS_KEY_NAME,
     check_state,
+    refuse_pickled_state,
     unpack_randomness,
 )
 from torchdata.dataloader2.services.distributed import DistributedReadingService
@@ -106,21 +107,31 @@ def keep_seeds(service: Any) -> None:
         found.keep_seeds()
 
 
-def checked(state: Any) -> tuple[dict[str, Any], SavedPlaces]:
+def checked(state: Any, *, allow_pickle: bool = True) -> tuple[dict[str, Any], SavedPlaces]:
     """The state to load of a state, or of the states of all ranks, and the places in it.
+
+    Args:
+        state: the state, or the states.
+        allow_pickle: whether they may hold what has to be unpickled. The pipe does not count, which need not be.
 
     Raises:
         TypeError, ValueError: it is none, of another version, or damaged; or the states do not belong together.
     """
     if not isinstance(state, Mapping) or not state or not all(type(rank) is int for rank in state):
-        check_state(state)
+        _check(state, allow_pickle)
         return dict(state), SavedPlaces(_ranks_in(state), _places({_rank_in(state): state}))
     for each in state.values():
-        check_state(each)
+        _check(each, allow_pickle)
     _check_ranks(state)
     first = state[min(state)]
     _check_alike(state)
     return dict(first), SavedPlaces(_ranks_in(first), _places(state))
+
+
+def _check(state: Any, allow_pickle: bool) -> None:
+    check_state(state)
+    if not allow_pickle:
+        refuse_pickled_state(state)
 
 
 def _ranks_in(state: Mapping[str, Any]) -> SavedRanks | None:

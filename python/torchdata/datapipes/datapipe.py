@@ -15,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torchdata._native import IterationToken, guard_iterator
+from torchdata._plain_pickles import register
 from torchdata._reporting import explain
 from torchdata._tracing import state as tracing
 from torchdata.datapipes._pipe.declared import DERIVED, State, declare
@@ -426,3 +427,6 @@ class DataChunk(list[T]):
     def raw_iterator(self) -> Iterator[T]:
         """Iterates over the members as they were put in."""
         return iter(self)
+
+
+register(DataChunk, lambda chunk: (DataChunk, (list(chunk),)), DataChunk)

@@ -4,7 +4,7 @@ Role: composes what the pipes say of themselves into the state of a graph. Runs 
 the graph, between two items.
 
 A graph state is a dict of plain data, which nothing changes any more. Its `graph` tells what the pipes were made with
-(see `fingerprint`), its `pipes` has an entry for each pipe, sources
+(see `fingerprint`), its `checksums` are of both, its `pipes` has an entry for each pipe, sources
 before those that read them:
 
 - `type`: the name of the class.
@@ -12,7 +12,8 @@ before those that read them:
   `"begin"` where its next pass begins anew.
 - `yielded`, `finished`: how many items a pass that is gone on with has yielded, and whether there are no more.
 - `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
-  among it. What only pickle can hold lies in it as bytes under `"__pickled__"`.
+  among it. What only pickle can hold lies in it as bytes under `"__pickled__"`, and plain data that is nested deeper
+  than a list of numbers under `"__nested__"`.
 - `seed`: what is to be given to the `set_seed` of a user's pipe.
 - `follows`: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
   (`set_graph_random_seed`); else they are drawn from the global generators.
@@ -38,9 +39,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torchdata.datapipes._pipe.declared import random_state, state
-from torchdata.datapipes._pipe.fingerprint import Fingerprint, difference
+from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint, difference
 from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
-from torchdata.datapipes._pipe.former import from_version_1
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.iteration import (
     Beginning,
@@ -62,6 +62,7 @@ from torchdata.datapipes._pipe.iteration import (
     unnoticed,
     with_pending,
 )
+from torchdata.datapipes._pipe.layout import check_checksums, check_entries, checksums_of, refuse_pickled_entries
 from torchdata.datapipes._pipe.plain import to_plain
 from torchdata.datapipes._pipe.record import NEVER, record_of, token_of
 from torchdata.datapipes._pipe.torch import yielded_so_far
@@ -86,7 +87,7 @@ __all__ = [
 ]
 
 #: Version of the layout that `save_state` writes.
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 
 @contextmanager
@@ -109,8 +110,9 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     Args:
         datapipe: the end of the graph.
-        described: whether the state tells what the pipes were made with, so that another pipeline refuses it. Whoever
-            saves states by the second, and knows the pipeline by other means, does without.
+        described: whether the state tells what the pipes were made with, so that another pipeline refuses it, and has
+            checksums, by which damage is noticed. Whoever saves states by the second, and sees to both by other means,
+            does without.
 
     Raises:
         TypeError: something in a pipe's state cannot be pickled; a pipe makes pipes while it is iterated; a random pipe
@@ -121,7 +123,10 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     with standing_still(pipes):
         entries = _Saving(datapipe, pipes).entries()
     state = {"version": STATE_VERSION, "pipes": entries}
-    return {**state, "graph": fingerprint(datapipe)} if described else state
+    if not described:
+        return state
+    state["graph"] = fingerprint(datapipe)
+    return {**state, "checksums": checksums_of(state)}
 
 
 def fingerprint(datapipe: Any) -> Fingerprint:
@@ -361,25 +366,32 @@ def replays(state: dict[str, Any]) -> list[tuple[str, int, float]]:
     return [(entry["type"], entry["drop"], entry.get("seconds", 0.0)) for entry in state["pipes"] if entry.get("drop")]
 
 
-def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True) -> None:
+def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
     """Puts the graph that ends in `datapipe` where the saved one stood: `iter(datapipe)` goes on from there.
 
-    The state can be loaded again. What is pickled in it is unpickled: load only what you trust.
+    The state can be loaded again. What is pickled in it is unpickled, which may run any code: load only what you trust,
+    or pass `allow_pickle=False`.
 
     Args:
         datapipe: the end of the graph.
         state: what `save_state` returned.
         strict: whether pipes that were made with other arguments than those of the saved graph are an error.
+        allow_pickle: whether what only pickle can hold is unpickled. False refuses such a state.
 
     Raises:
-        ValueError: the state has another version, was saved from another graph, or cannot be unpickled.
+        ValueError: the state has another version, was saved from another graph, is damaged, cannot be unpickled or
+            must not be.
     """
-    if isinstance(state, dict) and state.get("version") == 1:
-        state = from_version_1(state, walk(datapipe))
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, dict) else state
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
-    pipes, entries = walk(datapipe), state["pipes"]
+    pipes = walk(datapipe)
+    entries: Any = state.get("pipes")
+    check_entries(entries)
+    if state.get("checksums") is not None:
+        check_checksums(state)
+    if not allow_pickle:
+        refuse_pickled_entries(entries)
     saved, found = [entry["type"] for entry in entries], [type(pipe).__name__ for pipe in pipes]
     if saved != found:
         raise ValueError(
@@ -387,6 +399,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True) -> 
             "(sources first); build the same pipeline before loading its state"
         )
     described = state.get("graph") if strict else None
+    if described is not None:
+        check_fingerprint(described)
     other = described and difference(described, _fingerprint(datapipe, begun=True), "this one")
     if other:
         raise ValueError(

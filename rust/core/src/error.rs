@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The operating system refused.
-    #[error("{what}: {source}")]
+    #[error("{what}: {source}{}", way_out(source))]
     System {
         /// What was attempted.
         what: &'static str,
@@ -70,6 +70,29 @@ pub enum TakeError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);
+
+/// Which limit a system has hit, and how to come by without it; nothing where it is none that people set.
+fn way_out(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EMFILE) => {
+            "; each process of a loader takes descriptors, and the limit of open files is reached: raise it (ulimit -n), or \
+             use fewer workers"
+        }
+        Some(libc::ENFILE) => "; the limit of open files of the whole machine is reached (fs.file-max)",
+        Some(libc::ENOMEM) => {
+            "; the limit of address space (ulimit -v) or of memory is reached: give the reading service a smaller \
+             `memory_budget=`, use fewer workers, or raise the limit"
+        }
+        Some(libc::EFBIG) => {
+            "; the limit of the size of a file (ulimit -f) is reached, which holds for shared memory, too: give the reading \
+             service a smaller `memory_budget=`, or raise the limit"
+        }
+        Some(libc::ENOENT | libc::ENOTDIR) => {
+            "; on the portable fallback shared memory is a temporary file: let TMPDIR name a folder that is there"
+        }
+        _ => "",
+    }
+}
 
 #[cfg(not(loom))]
 pub(crate) fn system(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {

@@ -5,7 +5,7 @@
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
 use torchdata_core::process::liveness::{Watch, exit_with};
-use torchdata_core::process::{fork, signals};
+use torchdata_core::process::{self, fork, signals};
 
 mod buffers;
 mod codec;
@@ -38,6 +38,18 @@ fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
 }
 
+/// Whether the portable fallback serves this process, for whatever reason.
+#[pyfunction]
+fn is_portable() -> bool {
+    process::portable()
+}
+
+/// Whether the portable fallback serves this process because the system lacks, or forbids, what only Linux has.
+#[pyfunction]
+fn system_lacks() -> bool {
+    process::choice() == process::Choice::Lacking
+}
+
 /// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile, and
 /// the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers this.)
 fn settle(py: Python<'_>) -> PyResult<()> {
@@ -47,8 +59,9 @@ fn settle(py: Python<'_>) -> PyResult<()> {
     pipes::handing::signals(py).map(drop)
 }
 
-/// Registers every class and function of the extension.
-#[pymodule]
+/// Registers every class and function of the extension. Token, delivery, guard and the codec's helpers rely on Python's
+/// lock: a Python without one takes it back where it imports this module.
+#[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     settle(module.py())?;
     forking::register()?;
@@ -80,12 +93,15 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<seed::PySeedGenerator>()?;
     module.add_class::<formats::gzip::GzipReader>()?;
     module.add_class::<formats::tfrecord::TFRecordReader>()?;
+    module.add_function(wrap_pyfunction!(formats::pickle::check_plain_pickle, module)?)?;
     module.add_function(wrap_pyfunction!(formats::tar::tar_file_header, module)?)?;
     module.add_function(wrap_pyfunction!(formats::tar::tar_pax_records, module)?)?;
     module.add_function(wrap_pyfunction!(codec::contiguous_copy, module)?)?;
     module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
     module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(take_no_notice, module)?)?;
+    module.add_function(wrap_pyfunction!(is_portable, module)?)?;
+    module.add_function(wrap_pyfunction!(system_lacks, module)?)?;
     module.add_function(wrap_pyfunction!(forking::fork_waits_for, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_with, module)?)?;
     module.add_function(wrap_pyfunction!(watching::watch_before_fork, module)?)?;

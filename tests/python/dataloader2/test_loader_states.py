@@ -94,7 +94,7 @@ def test_the_state_has_the_documented_keys_and_holds_the_pipe_before_the_service
         *("serialized_datapipe", "reading_service_state", "randomness_state", "version", "iteration_state"),
         *("checksums", "pipeline"),
     }
-    assert (state["version"], state["reading_service_state"]) == (2, None)
+    assert (state["version"], state["reading_service_state"]) == (3, None)
     assert (state["iteration_state"]["given"], state["iteration_state"]["ended"]) == (1, False)
     assert list(deserialize_datapipe(state["serialized_datapipe"])) == list(range(1, 7))
     assert list(loader._datapipe_before_reading_service_adapt) == list(range(1, 7))
@@ -127,7 +127,7 @@ def test_a_loaded_pipe_goes_through_the_adapters():
         (
             lambda state: {**state, "version": 99},
             ValueError,
-            "version 99, but this release reads versions 1 to 2",
+            "version 99, but this release reads version 3",
         ),
         (
             lambda state: {**state, "iteration_state": {}},
@@ -164,7 +164,7 @@ def test_a_loader_without_a_pipe_or_already_read_says_what_is_wrong():
 
 def test_a_state_of_the_layout_of_torchdata_0_9_is_taken():
     state = shuffled_loader(5).state_dict()
-    old = {key: state[key] for key in ("serialized_datapipe", "reading_service_state", "randomness_state")}
+    old = of_torchdata_0_9(state)
     assert list(DataLoader2.from_state(old, InProcessReadingService())) == list(shuffled_loader(5))
     del old["randomness_state"]
     assert sorted(DataLoader2.from_state(old, None)) == list(range(20))
@@ -215,11 +215,8 @@ def test_a_damaged_state_leaves_the_epoch_that_was_begun_as_it_is():
     assert list(iterator) == [1, 2]
 
 
-def of_version_1(state):
-    return {
-        **{name: value for name, value in state.items() if name not in ("pipeline", "checksums")},
-        **{"version": 1, "iteration_state": None},
-    }
+def of_torchdata_0_9(state):
+    return {key: state[key] for key in ("serialized_datapipe", "reading_service_state", "randomness_state")}
 
 
 def test_a_state_of_another_pipeline_is_refused_with_the_difference_unless_that_is_meant():
@@ -235,8 +232,8 @@ def test_a_state_of_another_pipeline_is_refused_with_the_difference_unless_that_
         DataLoader2(IterableWrapper([1, 2]).map(repr).batch(2)).load_state_dict(state)
 
 
-def test_a_state_of_an_earlier_release_says_that_its_pipeline_replaces_the_loaders_own():
-    state = of_version_1(DataLoader2(IterableWrapper([1, 2]).map(str).batch(2)).state_dict())
+def test_a_state_of_the_layout_of_torchdata_0_9_says_that_its_pipeline_replaces_the_loaders_own():
+    state = of_torchdata_0_9(DataLoader2(IterableWrapper([1, 2]).map(str).batch(2)).state_dict())
     loader = DataLoader2(IterableWrapper([1, 2]).filter(bool).batch(2))
     with pytest.warns(
         UserWarning, match="pipe 2 from the source on is Mapper where this loader has Filter.*from_state"

@@ -7,6 +7,7 @@ import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipes_table import seed
 from pipes_table.core import Doubling, plus_one
 from random_graphs.check import start
 from random_graphs.users import ByHand, Declared, OneToOne, UnstatedRandom, UnstatedTwice, drawn, is_odd
+from torchdata.datapipes._pipe.plain import from_plain, to_plain
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter import IterableWrapper, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper
@@ -215,9 +217,27 @@ def test_a_state_is_plain_data_that_torch_loads_without_pickle(build: Callable[[
 
 
 def test_what_only_pickle_can_hold_is_marked() -> None:
-    pipe = IterableWrapper([[1], [2], [3]]).shuffle(buffer_size=2)
+    pipe = IterableWrapper([[1], [2], [3]]).map(lambda item: Decimal(item[0])).shuffle(buffer_size=2)
     next(iter(pipe))
     assert isinstance(save_state(pipe)["pipes"][-1]["state"]["__pickled__"], bytes)
+
+
+def test_containers_within_containers_are_no_pickle_that_names_anything() -> None:
+    pipe = IterableWrapper([{"a": [1, {2}]}, {"a": [b"x", (3, [4])]}, {"a": None}]).shuffle(buffer_size=2)
+    iterator = iter(pipe)
+    next(iterator)
+    state = save_state(pipe)
+    assert "__nested__" in state["pipes"][-1]["state"]
+    rest = list(iterator)
+    again = IterableWrapper([{"a": [1, {2}]}, {"a": [b"x", (3, [4])]}, {"a": None}]).shuffle(buffer_size=2)
+    load_state(again, state, allow_pickle=False)
+    assert list(again) == rest
+
+
+def test_an_item_that_waits_twice_stays_one_item_in_nested_data() -> None:
+    item = {"a": [1]}
+    first, second = from_plain(to_plain({"held": [item, item]}, "P"), "P")["held"]
+    assert first is second
     pipe = numbers(3).shuffle(buffer_size=2)
     next(iter(pipe))
     assert "__pickled__" not in save_state(pipe)["pipes"][-1]["state"]

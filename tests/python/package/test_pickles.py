@@ -1,11 +1,7 @@
-"""Pickles and saved states name public places, and those made before the pipes were put into rooms still load.
+"""Pickles and states name public places, and those made before the pipes were put into rooms still load.
 
-`data/former/rows.zip` was made at that time. It holds, by row of the table of pipes: the pickled pipe, a pickled pipe
-that had yielded `taken` items, and the state of its graph then; the state of a loader over the pipe.
-
-`data/former/states.zip` has states of the second layout, of when graphs and loaders had fingerprints of their own: by
-row, the state of the pipe after two items, and the rest of its items; the same of a loader over it. Pipes over files
-that were there at the time are missing.
+`data/former/rows.zip` was made at that time. It holds, by row of the table of pipes, the pickled pipe, and a
+pickled pipe that had yielded some items.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from torchdata.datapipes import map as map_pipes
 from torchdata.datapipes import utils
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.state import load_state, save_state
+from torchdata.datapipes.state import save_state
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
@@ -37,9 +33,6 @@ pytestmark = [
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 with zipfile.ZipFile(Path(__file__).parents[1] / "data/former/rows.zip") as _file:
     FORMER: dict[str, dict[str, Any]] = pickle.loads(_file.read("rows.pickle"))
-
-with zipfile.ZipFile(Path(__file__).parents[1] / "data/former/states.zip") as _file:
-    SECOND: dict[str, dict[str, Any]] = pickle.loads(_file.read("states.pickle"))
 
 #: Where pickles may find something of this package.
 PUBLIC = {
@@ -110,34 +103,3 @@ def test_former_pickles_load(row: Row) -> None:
         if key in former:
             loaded = pickle.loads(former[key])
             assert [type(pipe) for pipe in walk(loaded)] == [type(pipe) for pipe in walk(built(row))]
-
-
-@former_rows
-def test_former_states_of_graphs_are_gone_on_from(row: Row) -> None:
-    former = FORMER[row.name]
-    if "state" not in former:  # of functions that do not pickle, and of pipes over files that were there at the time
-        return
-    pipe = built(row)
-    load_state(pipe, pickle.loads(former["state"]))
-    whole = row.model(ITEMS, **row.example)
-    assert list(pipe) == whole[former["taken"] :]
-
-
-@former_rows
-def test_former_states_of_loaders_load(row: Row) -> None:
-    loader = DataLoader2.from_state(pickle.loads(FORMER[row.name]["loader"]), reading_service=None)
-    again = DataLoader2(built(row))
-    assert [type(pipe) for pipe in walk(loader.datapipe)] == [type(pipe) for pipe in walk(again.datapipe)]
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_states_of_the_second_layout_are_gone_on_from(row: Row) -> None:
-    former = SECOND.get(row.name, {})
-    if "state" in former:
-        pipe = built(row)
-        load_state(pipe, pickle.loads(former["state"]))
-        assert list(pipe) == pickle.loads(former["rest of graph"])
-    if "loader" in former:
-        loader = DataLoader2(built(row))
-        loader.load_state_dict(pickle.loads(former["loader"]))
-        assert list(loader) == pickle.loads(former["rest of loader"])

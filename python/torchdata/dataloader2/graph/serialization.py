@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from torchdata._redacting import HIDDEN, is_private, shown
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -167,17 +168,17 @@ def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
                 attempt(value)
             except Exception:
                 return (
-                    f"{type(owner).__name__} cannot be {what}: its attribute {name!r} holds {_short(value)}, which "
-                    f"fails with {reason}. The loader works on a copy of the pipeline and of the reading service: make "
-                    "such objects in `reset` or `__iter__` (in a service: in `initialize`), or leave them out in "
-                    "`__getstate__`."
+                    f"{type(owner).__name__} cannot be {what}: its attribute {name!r} holds {_short(name, value)}, "
+                    f"which fails with {reason}. The loader works on a copy of the pipeline and of the reading "
+                    "service: make such objects in `reset` or `__iter__` (in a service: in `initialize`), or leave "
+                    "them out in `__getstate__`."
                 )
     return f"{type(obj).__name__} cannot be {what}: {reason}"
 
 
-def _short(value: Any) -> str:
+def _short(name: str, value: Any) -> str:
     try:
-        text = repr(value)
+        text = HIDDEN if is_private(name, value) else shown(value)
     except Exception:
         text = "an object"
     return f"{text if len(text) <= 80 else text[:77] + '...'} of type {type(value).__name__}"

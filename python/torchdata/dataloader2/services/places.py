@@ -31,6 +31,9 @@ __all__ = [
 #: More items than an epoch has.
 _ALL = 1 << 62
 
+#: More items than anybody has given.
+_MOST = 1 << 46
+
 #: Seeds, which each epoch gets anew.
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
@@ -95,18 +98,47 @@ def _kept_dealt(dealt: Any) -> KeptDealt | None:
 def check_place(place: Any) -> None:
     """Raises ValueError where this is no place, or one of its snapshots is not whole."""
     try:
-        workers, (snapshots, dealt) = accounts_in(place), kept_in(place)
-        contents = [snapshot[3] for snapshot in snapshots if snapshot] + ([dealt[2]] if dealt else [])
+        workers = place["workers"]
+        if not isinstance(workers, list) or not workers:
+            raise ValueError("it has no workers")
+        for number, worker in enumerate(workers):
+            _check_worker(worker, f"worker {number}")
+        dealt = place["dispatching"]
+        if dealt is not None:
+            _check_dealt(dealt, len(workers))
+        flags = place["dispatches"], place["in_order"]
+        if type(place["turn"]) is not int or not 0 <= place["turn"] < len(workers) or set(map(type, flags)) != {bool}:
+            raise ValueError(f"it is the turn of worker {place['turn']!r} of {len(workers)}, with {flags!r}")
         check_base(place.get("base"))
-        fits = 0 <= place["turn"] < len(workers) and all(items >= 0 for items, _ in workers)
-        fits = fits and all(
-            snapshot is None or 0 <= snapshot[0][0] <= given[0]
-            for snapshot, given in zip(snapshots, workers, strict=True)
-        )
     except (TypeError, KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"it is not laid out as one ({type(error).__name__}: {error})") from error
-    if not fits or not all(map(is_sealed, contents)):
-        raise ValueError("what it says of the workers does not fit together")
+        raise ValueError(f"what it says of the workers does not fit together: {error}") from None
+
+
+def _check_worker(worker: Any, whose: str) -> None:
+    given, snapshot = worker["given"], worker["snapshot"]
+    _check_account(given, whose)
+    if snapshot is None:
+        return
+    sent, read_pass, share, content = snapshot
+    _check_account(sent, f"the snapshot of {whose}")
+    _check_account(share, f"the share of {whose}")
+    if sent[0] > given[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or not is_sealed(content):
+        raise ValueError(f"the snapshot of {whose} is of after what was given, or no snapshot")
+
+
+def _check_dealt(dealt: Any, workers: int) -> None:
+    dealt_pass, accounts, content = dealt
+    for account in accounts:
+        _check_account(account, "the dispatching process")
+    if type(dealt_pass) is not int or not 0 <= dealt_pass < _MOST or len(accounts) != workers or not is_sealed(content):
+        raise ValueError("the snapshot of the dispatching process is not of these workers, or no snapshot")
+
+
+def _check_account(account: Any, whose: str) -> None:
+    """Raises ValueError where these are not a number of items and their checksum."""
+    items, checksum = account
+    if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
+        raise ValueError(f"{whose} has {items!r} items")
 
 
 def base_of(place: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +160,7 @@ def check_base(base: Any) -> None:
             if not isinstance(found, dict) or not isinstance(found.get("given"), (list, tuple)):
                 raise ValueError(f"its {level!r} is {found!r}")
             given_from(found.get("first"), found["given"])
-    if type(base.get("items", 0)) is not int:
+    if type(base.get("items", 0)) is not int or not 0 <= base.get("items", 0) < _MOST:
         raise ValueError("the items before its run of the epoch are no number")
 
 

@@ -6,13 +6,13 @@ ends something in the reverse order. Runs in the main process and owns the servi
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torchdata._engine.snapshots import is_sealed, seal, unseal
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph.serialization import unpickled
+from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.services.interface import (
     READING_SERVICE_STATE_KEY_NAME,
     CheckpointableReadingServiceInterface,
@@ -20,6 +20,7 @@ from torchdata.dataloader2.services.interface import (
     PrefetchCount,
     ReadingServiceInterface,
 )
+from torchdata.datapipes._pipe.plain import from_plain, to_plain
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
@@ -29,8 +30,11 @@ __all__ = ["SequentialReadingService", "holds_nothing"]
 
 def holds_nothing(serialized_state: bytes) -> bool:
     """Whether what `SequentialReadingService.checkpoint` returned is of services without a state."""
-    nothing = (pickle.dumps([b""] * count, protocol) for count in range(1, 5) for protocol in (4, 5))
-    return serialized_state in nothing
+    return any(serialized_state == _checkpoint([b""] * count) for count in range(1, 5))
+
+
+def _checkpoint(states: list[Any]) -> bytes:
+    return seal(to_plain({"states": states}, "a reading service"))
 
 
 class SequentialReadingService(CheckpointableReadingServiceInterface):
@@ -108,7 +112,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             if not _is_ours(service):
                 warnings.warn(f"{service} doesn't support `checkpoint`, skipping...", stacklevel=2)
             states.append(b"")
-        return pickle.dumps(states)
+        return _checkpoint(states)
 
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
         """Restores each service from its own state; one that has none is initialized, with a warning.
@@ -116,11 +120,12 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         Raises:
             ValueError: the state was saved from another number of services, or by something else, or is damaged.
         """
-        states = unpickled(READING_SERVICE_STATE_KEY_NAME, serialized_state)
+        if not is_sealed(serialized_state):
+            raise damaged(READING_SERVICE_STATE_KEY_NAME, "it is not that of a SequentialReadingService, or cut off")
+        saved = unseal(serialized_state, "the state of the reading services")
+        states = from_plain(saved, "a reading service").get("states") if isinstance(saved, dict) else None
         if not isinstance(states, list):
-            raise ValueError(
-                f"the state of the reading services is {states!r}, and not that of a SequentialReadingService"
-            )
+            raise ValueError("the state of the reading services is not that of a SequentialReadingService")
         if len(states) != len(self.reading_services) and not any(states):
             return self.initialize(datapipe)  # others ran there, of which none had a state
         if len(states) != len(self.reading_services):

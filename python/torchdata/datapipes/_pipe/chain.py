@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import enum
 import inspect
-import re
 import reprlib
 from functools import partial
 from typing import Any
 
+from torchdata._redacting import HIDDEN, is_private, is_secret, redacted
 from torchdata.datapipes._pipe.traversal import pipes_in, sources_of, walk
 
 __all__ = ["chain", "parameters", "short_name"]
 
-#: Parameters whose values are nobody's business: they may hold credentials.
-_PRIVATE = re.compile(r"auth|token|secret|passw|credential|header|cookie|options|kwargs|params|config|profile|url")
+_NUMBERS = (int, float, complex, bool, type(None))
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, enum.Enum)
 
 _short = reprlib.Repr()
@@ -47,7 +46,7 @@ def parameters(datapipe: Any) -> list[tuple[str, str]]:
             continue
         if _is_same(value, parameter.default) or pipes_in(value):
             continue
-        found.append((name, "…" if _PRIVATE.search(name) else _in_words(value)))
+        found.append((name, HIDDEN if is_private(name, value) else _in_words(value)))
     return found
 
 
@@ -62,17 +61,27 @@ def _in_words(value: Any) -> str:
         return str(getattr(value, "__qualname__", type(value).__name__)).rpartition("<locals>.")[2]
     if isinstance(value, enum.Enum):
         return value.name
+    if isinstance(value, (str, bytes)):
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        return HIDDEN if is_secret(text) else _short.repr(type(value)(_hidden_in(value)))
     if isinstance(value, _PLAIN) or _is_plain_container(value):
         return _short.repr(value)
+    if type(value) in (list, tuple, dict, set, frozenset):
+        return f"<{type(value).__name__} of {len(value)}>"
     size = getattr(value, "shape", None)
     return f"<{type(value).__name__}{f' of {tuple(size)}' if isinstance(size, tuple) else ''}>"
 
 
+def _hidden_in(value: str | bytes) -> Any:
+    """The text without secrets."""
+    return redacted(value) if isinstance(value, str) else redacted(value.decode("latin-1")).encode("latin-1", "replace")
+
+
 def _is_plain_container(value: Any) -> bool:
-    if type(value) not in (list, tuple, dict, set, frozenset):
+    """Whether it holds numbers alone; texts may be data."""
+    if type(value) not in (list, tuple, set, frozenset):
         return False
-    members = [*value.keys(), *value.values()] if isinstance(value, dict) and len(value) < 100 else value
-    return len(members) < 100_000 and all(isinstance(one, _PLAIN) for one in list(members)[:8])
+    return len(value) < 100_000 and all(isinstance(one, _NUMBERS) for one in value)
 
 
 def chain(datapipe: Any) -> str:

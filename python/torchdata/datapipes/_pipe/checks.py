@@ -16,6 +16,7 @@ from math import inf
 from numbers import Real
 from typing import Any, TypeVar
 
+from torchdata._redacting import redact_error, shown
 from torchdata.datapipes._pipe.datasets import is_built_in, is_generator_function, is_indexed
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
@@ -313,7 +314,8 @@ def explaining(pipe: object, action: str, path: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"{type(pipe).__name__} cannot {action} {path!r}.")
+        redact_error(error)
+        error.add_note(f"{type(pipe).__name__} cannot {action} {shown(path)}.")
         raise
 
 

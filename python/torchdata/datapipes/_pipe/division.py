@@ -15,6 +15,12 @@ from typing import Any
 
 __all__ = ["Division", "Given", "given_from"]
 
+#: More units than a sequence has.
+_MOST = 1 << 46
+
+#: How many units at most may be given behind one that was not. Each is told by its number.
+_FURTHEST = 1 << 20
+
 
 @dataclass(frozen=True)
 class Given:
@@ -56,13 +62,18 @@ class Given:
 
         Args:
             shares: by shard, what was given of its units, by their numbers in the shard.
+
+        Raises:
+            ValueError: some are too far ahead of others for each unit to be told.
         """
         count = len(shares)
         first = min(shard + count * share.first for shard, share in enumerate(shares))
+        begins = [max(0, -(-(first - shard) // count)) for shard in range(count)]
+        if sum(max(0, share.first - begin) for begin, share in zip(begins, shares, strict=True)) > _FURTHEST:
+            raise ValueError(f"some workers or ranks have given more than {_FURTHEST} units that others come before")
         beyond: set[int] = set()
-        for shard, share in enumerate(shares):
-            begins = max(0, -(-(first - shard) // count))
-            numbers = chain(range(begins, share.first), share.beyond)
+        for shard, (begin, share) in enumerate(zip(begins, shares, strict=True)):
+            numbers = chain(range(begin, share.first), share.beyond)
             beyond.update(shard + count * number for number in numbers)
         left = self.unit(first)
         units = {self.unit(place) for place in beyond if place > first}
@@ -105,8 +116,9 @@ class Division:
         stop = (beyond[-1] + 1) * self.block if beyond else 0
         if start >= stop:
             return self._in_turn(source, start)
-        own = [self._owns(item) for item in range(start, stop)]
-        return chain(compress(islice(source, len(own)), own), self._in_turn(source, stop))
+        # A generator: the numbers of units come from a state, and a list would be as long as they say.
+        own = (self._owns(item) for item in range(start, stop))
+        return chain(compress(islice(source, stop - start), own), self._in_turn(source, stop))
 
     def _in_turn(self, source: Iterator[Any], taken: int) -> Iterator[Any]:
         """The same behind all that was given."""
@@ -149,7 +161,7 @@ def given_from(first: Any, beyond: Iterable[Any]) -> Given:
         ValueError: it cannot be.
     """
     given = Given(first, tuple(beyond))
-    if not all(type(unit) is int and unit >= 0 for unit in (first, *given.beyond)):
+    if not all(type(unit) is int and 0 <= unit < _MOST for unit in (first, *given.beyond)):
         raise ValueError("what was given is not told by numbers")
     if given.beyond and (given.beyond[0] <= first or list(given.beyond) != sorted(set(given.beyond))):
         raise ValueError("the numbers of what was given are not in order")

@@ -2,8 +2,8 @@
 
 Role: pure functions over graphs. A fingerprint lists the pipes, sources first: the class, what it reads, and what it
 was made with, as far as words tell it: numbers and texts, functions by their qualified names, data by its kind and
-shape. It never looks at data itself, and has nothing of the state of an iteration. States of graphs and of loaders hold
-the same.
+shape. It never looks at data itself, and has nothing of the state of an iteration. Of what may be a secret it has a few
+digits of a hash, by which a difference is noticed. States of graphs and of loaders hold the same.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
 from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
 
-__all__ = ["Fingerprint", "difference", "fingerprint", "short_name"]
+__all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "short_name"]
 
 #: By pipe its `class`, the numbers of those that it `reads`, and its `parameters`, in words by name.
 Fingerprint = list[dict[str, Any]]
@@ -55,12 +56,11 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
     """Where the pipeline of a state and another one differ first, in words; empty where in nothing that both tell.
 
     Args:
-        saved: what stands in the state. States of graphs had the parameters alone once, in other words; of these
-            nothing is compared.
+        saved: what stands in the state.
         found: the other.
         here: how messages call whose that is.
     """
-    if saved == found or any("class" not in one for one in saved):
+    if saved == found:
         return ""
     for place, (other, mine) in enumerate(zip_longest(saved, found), 1):
         if other == mine:
@@ -76,6 +76,18 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
             if was != words:
                 return f"{where}, {short_name(mine)}, has {name}={was} in the state and {words} in {here}"
     return ""
+
+
+def check_fingerprint(found: Any) -> None:
+    """Raises ValueError where this is no fingerprint: what a state holds may be anything."""
+    if not isinstance(found, list):
+        raise ValueError(f"its fingerprint is of type {type(found).__name__}")
+    for number, entry in enumerate(found, 1):
+        parameters = entry.get("parameters") if isinstance(entry, dict) else None
+        if not isinstance(parameters, dict) or not all(type(words) is str for words in parameters.values()):
+            raise ValueError(f"its fingerprint does not tell the parameters of pipe {number} by texts")
+        if type(entry.get("class")) is not str or not isinstance(entry.get("reads"), list):
+            raise ValueError(f"its fingerprint does not tell the class of pipe {number}, or what it reads")
 
 
 def short_name(entry: Mapping[str, Any]) -> str:
@@ -111,7 +123,7 @@ def _parameters(pipe: Any, begun: bool) -> dict[str, str]:
         value = next((attributes[place] for place in places if place in attributes), pipe)
         if _holds_pipes(value) or name in iterating or (begun and not own and not inspect.isroutine(value)):
             continue
-        found[name] = _words(value)[:_LONGEST]
+        found[name] = _without_secrets(name, value)[:_LONGEST]
     return found
 
 
@@ -119,16 +131,35 @@ def _holds_pipes(value: Any) -> bool:
     return is_pipe(value) or (isinstance(value, (tuple, list)) and bool(value) and is_pipe(value[0]))
 
 
+def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
+    """A value in words; of one that is a secret, or holds some, what is none and a few digits of a hash."""
+    words = _words(value, depth)
+    if is_private(name, value) and value is not None:
+        return f"{HIDDEN}{digest(name, _whole(value, words))}"
+    if not isinstance(value, (str, bytes)):
+        return words
+    whole = _whole(value, words)
+    if is_secret(whole):
+        return f"{HIDDEN}{digest(name, whole)}"
+    open_part = redacted(words)
+    return words if open_part == words else f"{open_part}{HIDDEN}{digest(name, whole)}"
+
+
+def _whole(value: Any, words: str) -> str:
+    """What is hashed of a value: all of a text, however long."""
+    return repr(value) if isinstance(value, (str, bytes)) else words
+
+
 def _words(value: Any, depth: int = 0) -> str:
-    """A value in words that are the same in each process."""
+    """A value in words that are the same in each process, without secrets inside it."""
     if value is None or isinstance(value, (bool, int, float, str, bytes)):
         text = repr(value)
         return text if len(text) <= _LONGEST else f"{type(value).__name__} of length {len(value)}"  # type: ignore[arg-type]
     if isinstance(value, type):
         return _name_of(value)
     if isinstance(value, functools.partial):
-        inside = [_words(part, depth + 1) for part in (value.func, *value.args)]
-        inside += [f"{key}={_words(part, depth + 1)}" for key, part in value.keywords.items()]
+        inside = [_without_secrets("", part, depth + 1) for part in (value.func, *value.args)]
+        inside += [f"{key}={_without_secrets(key, part, depth + 1)}" for key, part in value.keywords.items()]
         return f"partial({', '.join(inside)})"
     if isinstance(value, MethodType):
         return f"{_name_of(type(value.__self__))}.{value.__func__.__qualname__}"
@@ -137,7 +168,7 @@ def _words(value: Any, depth: int = 0) -> str:
     if isinstance(value, range):
         return repr(value)
     if isinstance(value, (tuple, list)) and len(value) <= 8 and depth < 2:
-        return f"{type(value).__name__}({', '.join(_words(part, depth + 1) for part in value)})"
+        return f"{type(value).__name__}({', '.join(_without_secrets('', part, depth + 1) for part in value)})"
     return _shape(value)
 
 

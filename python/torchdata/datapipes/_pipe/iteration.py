@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -480,16 +480,27 @@ def load_entry(pipe: Any, entry: dict[str, Any]) -> None:
     if entry["how"] == "restore" and is_restorable(pipe):
         # A user's pipe without a `reset` could do nothing but go on from there. It gets its state when it does.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
-            pipe.load_state_dict(state)
-    else:
-        if hasattr(type(pipe), "iteration_state"):
-            pipe._load_lasting_state(state or {})
-        elif state is not None:
-            pipe.load_state_dict(state)
+            _take_state(pipe, pipe.load_state_dict, state)
+    elif hasattr(type(pipe), "iteration_state"):
+        _take_state(pipe, pipe._load_lasting_state, state or {})
+    elif state is not None:
+        pipe.load_state_dict(state)
     if entry.get("seed") is not None:
         pipe.set_seed(entry["seed"])
     record.seeded = entry.get("follows", record.seeded)
     record.loaded, record.given = entry, entry.get("given", pending_seed(pipe))
+
+
+def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
+    """Lets a pipe take over what a state says of it. Pipes of this package expect what they save themselves."""
+    try:
+        take(state)
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        if not type(pipe).__module__.startswith("torchdata."):
+            raise
+        raise ValueError(
+            f"the state of {name_of(pipe)} is damaged: it cannot go on from it ({type(error).__name__}: {error})"
+        ) from error
 
 
 note_passes_of_torchs(_notice_pass)

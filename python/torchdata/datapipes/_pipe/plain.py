@@ -2,8 +2,10 @@
 
 Role: turns what a pipe's `state_dict` returned into a value of its own, which nothing that the pipe does later
 changes, and back. `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of them, and dicts of all
-these stay what they are. All else, items above all, becomes bytes under the key `PICKLED`: of one pipe all together,
-so that an item that waits in two of its queues stays one item. Pure functions.
+these stay what they are. All else, items above all, becomes bytes under one key: of one pipe all together, so that an
+item that waits in two of its queues stays one item. Under `NESTED` these are a pickle that names no class, and loading
+it runs no code. Where the items have classes, it is `PICKLED`, which only those load who trust the state. Pure
+functions.
 """
 
 from __future__ import annotations
@@ -12,13 +14,21 @@ import pickle
 from types import NoneType
 from typing import Any
 
-__all__ = ["PICKLED", "from_plain", "to_plain"]
+from torchdata._plain_pickles import dumps_plain, loads_plain
 
-#: The key under which bytes lie that are to be unpickled.
+__all__ = ["NESTED", "PICKLED", "from_plain", "refuse_pickled", "to_plain"]
+
+#: The key of bytes that are to be unpickled, which may run code.
 PICKLED = "__pickled__"
+
+#: The key of bytes that hold containers within containers, and plain data alone.
+NESTED = "__nested__"
 
 #: The key of a state that is no dict with names as keys.
 _WHOLE = "__state__"
+
+#: Keys that stand for something else.
+_RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 
@@ -36,7 +46,7 @@ def to_plain(state: Any, owner: str) -> dict[str, Any]:
     Raises:
         TypeError: something in it cannot be pickled.
     """
-    if type(state) is not dict or PICKLED in state or not all(type(key) is str for key in state):
+    if type(state) is not dict or not _RESERVED.isdisjoint(state) or not all(type(key) is str for key in state):
         state = {_WHOLE: state}
     plain, others = {}, {}
     for name, value in state.items():
@@ -46,7 +56,8 @@ def to_plain(state: Any, owner: str) -> dict[str, Any]:
         else:
             plain[name] = copied
     if others:
-        plain[PICKLED] = _pickled(others, owner)
+        nested = dumps_plain(others)
+        plain |= {PICKLED: _pickled(others, owner)} if nested is None else {NESTED: nested}
     return plain
 
 
@@ -54,9 +65,15 @@ def from_plain(plain: dict[str, Any], owner: str) -> Any:
     """A state of its own, equal to the one of which `to_plain` made this.
 
     Raises:
-        ValueError: it cannot be unpickled here.
+        ValueError: it cannot be unpickled here, or is damaged.
     """
-    state = {name: _copied(value) for name, value in plain.items() if name != PICKLED}
+    copies: dict[int, Any] = {}
+    try:
+        state = {name: _taken(value, copies) for name, value in plain.items() if name not in _RESERVED}
+        if NESTED in plain:
+            state |= loads_plain(plain[NESTED])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"the state of {owner} is damaged: {error}") from error
     if PICKLED in plain:
         try:
             state |= pickle.loads(plain[PICKLED])
@@ -66,6 +83,30 @@ def from_plain(plain: dict[str, Any], owner: str) -> Any:
                 "same modules can be imported as where it was saved"
             ) from error
     return state.get(_WHOLE) if _WHOLE in state else state
+
+
+def refuse_pickled(plain: Any, owner: str) -> None:
+    """Raises ValueError where a part of a state has to be unpickled, which may run code."""
+    if isinstance(plain, dict) and PICKLED in plain:
+        raise ValueError(
+            f"the state of {owner} holds what only pickle can hold, which is not opened with allow_pickle=False: "
+            "opening it may run any code that its writer likes. Load the state with allow_pickle=True if you trust "
+            "whoever wrote it; or save one whose pipes hold plain data alone (numbers, texts, bytes, and containers)"
+        )
+
+
+def _taken(value: Any, copies: dict[int, Any]) -> Any:
+    """A copy of a value of a state, whose dicts and lists the pipe may change. It need not be a tree."""
+    kind = type(value)
+    if kind is list:
+        return list(value)
+    if kind is not dict:
+        return value
+    if id(value) not in copies:
+        copy: dict[Any, Any] = {}
+        copies[id(value)] = copy
+        copy.update((name, _taken(member, copies)) for name, member in value.items())
+    return copies[id(value)]
 
 
 def _copied(value: Any) -> Any:

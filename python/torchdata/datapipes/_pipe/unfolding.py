@@ -88,4 +88,7 @@ class Unfolding:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next iteration go on within the saved item."""
         self._load_declared({})  # type: ignore[attr-defined]
-        self._resume = state_dict["unfolding"]
+        resume = state_dict["unfolding"]
+        if resume is not None and "members" not in resume and not ("item" in resume and type(resume["done"]) is int):
+            raise KeyError("it is told neither what is left of an item, nor which item that is")
+        self._resume = resume

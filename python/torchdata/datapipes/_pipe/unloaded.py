@@ -43,7 +43,16 @@ def can_wait(datapipe: Any) -> bool:
 
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
-    """Starts such an iteration, guarded as any other: an iterator over indices, and what makes the item of one."""
+    """Starts such an iteration, guarded as any other: an iterator over indices, and what makes the item of one.
+
+    Raises:
+        ValueError: the pipe hands on items alone, and a state that was loaded says otherwise.
+    """
+    if "_iter_unloaded" not in vars(type(datapipe)):
+        raise ValueError(
+            f"the loaded state is damaged, or of another pipeline: it goes on in indices that "
+            f"{type(datapipe).__name__} handed on, which hands on items alone"
+        )
     loads: list[Load] = []
 
     def begin(datapipe: Unloadable) -> Iterator[Any]:

@@ -14,9 +14,11 @@ import io
 import os
 import stat
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
 
+from torchdata._plain_pickles import register
+from torchdata._redacting import redacted, shown
 from torchdata.datapipes._pipe.torch import derives_from_twin, pair_streams_with_torch
 
 __all__ = [
@@ -62,7 +64,7 @@ class FileRecipe:
         return open(self.path, self.mode, encoding=self.encoding)
 
     def __repr__(self) -> str:
-        return f"FileRecipe({self.path!r}, {self.mode!r})"
+        return f"FileRecipe({shown(self.path)}, {self.mode!r})"
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
@@ -262,7 +264,11 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     def __repr__(self) -> str:
         file_obj = self.__dict__.get("file_obj", self._recipe)
-        return f"StreamWrapper<{file_obj!r}>" if self.name is None else f"StreamWrapper<{self.name},{file_obj!r}>"
+        return (
+            f"StreamWrapper<{shown(file_obj)}>"
+            if self.name is None
+            else f"StreamWrapper<{redacted(str(self.name))},{shown(file_obj)}>"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The recipe and the offset; in-memory files go by value.
@@ -366,18 +372,20 @@ def validate_pathname_binary_tuple(data: Any) -> None:
         TypeError: the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is 'b' of type str
     """
     if not isinstance(data, tuple):
-        raise TypeError(f"a pair of path and stream must be a tuple, but got {data!r} of type {type(data).__name__}")
+        raise TypeError(
+            f"a pair of path and stream must be a tuple, but got {shown(data)} of type {type(data).__name__}"
+        )
     if len(data) != 2:
-        raise TypeError(f"a pair of path and stream has two members, but got {len(data)}: {data!r}")
+        raise TypeError(f"a pair of path and stream has two members, but got {len(data)}: {shown(data)}")
     path, stream = data
     if not isinstance(path, str):
         raise TypeError(
-            f"the path of a pair of path and stream must be a str, but is {path!r} of type {type(path).__name__}"
+            f"the path of a pair of path and stream must be a str, but is {shown(path)} of type {type(path).__name__}"
         )
     if not isinstance(stream, (io.IOBase, StreamWrapper)):
         raise TypeError(
-            f"the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is {stream!r} of type "
-            f"{type(stream).__name__}"
+            f"the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is {shown(stream)} of "
+            f"type {type(stream).__name__}"
         )
 
 
@@ -396,3 +404,33 @@ def janitor(obj: Any) -> None:
 
 
 pair_streams_with_torch(StreamWrapper)
+
+
+def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """What a state says of a stream without a pickle: of one at a path, or in memory. Other recipes hold settings."""
+    if stream.closed:
+        return _closed_stream, (stream.name,)
+    file = stream.__dict__.get("file_obj")
+    if isinstance(file, (io.BytesIO, io.StringIO)) and stream._recipe is None:
+        return _wrapped, (file, stream.name)
+    recipe = stream._recipe or recipe_of(file)
+    if type(recipe) is not FileRecipe or not isinstance(recipe.path, str):
+        return None
+    offset = stream._reopen_at if file is None else stream._offset()
+    return _file_at, (recipe.path, recipe.mode, recipe.encoding, offset, stream.name)
+
+
+def _wrapped(file: Any, name: str | None) -> StreamWrapper:
+    return StreamWrapper(file, name=name)
+
+
+def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
+    """A stream of a file that a state names, which anybody may have written: it is read, and is a file of data."""
+    if not isinstance(mode, str) or not set(mode) <= set("rbt"):
+        raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"a state goes on in files, but {shown(path)} is something else")
+    return StreamWrapper.reopening(FileRecipe(path, mode, encoding), offset, name)
+
+
+register(StreamWrapper, _stream_parts, _wrapped, _file_at, _closed_stream)

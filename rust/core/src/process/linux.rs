@@ -7,11 +7,21 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use memmap2::MmapRaw;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::futex;
 
 use super::system::System;
+
+/// Whether this kernel has all of it, and lets this process use it. That it has no room is another matter.
+pub(super) fn is_whole() -> bool {
+    let is_there = |result: rustix::io::Result<OwnedFd>| match result {
+        Ok(_) => true,
+        Err(error) => !matches!(error, rustix::io::Errno::NOSYS | rustix::io::Errno::PERM | rustix::io::Errno::ACCESS),
+    };
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    is_there(memfd_create("torchdata", flags)) && is_there(pidfd_open(rustix::process::getpid(), PidfdFlags::empty()))
+}
 
 /// Linux at its best.
 pub(super) struct Linux;
@@ -24,6 +34,10 @@ impl System for Linux {
         // A region that cannot shrink cannot raise SIGBUS in a process that has checked its bounds.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
+    }
+
+    fn is_sealed(&self, file: BorrowedFd<'_>) -> bool {
+        fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
     /// It counts towards the machine's memory and the process's memory cgroup, which reserve nothing.

@@ -27,4 +27,4 @@ mod system;
 pub mod watching;
 
 #[cfg(not(loom))]
-pub use system::portable;
+pub use system::{Choice, choice, portable};

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,11 @@ pub(super) struct Portable;
 impl System for Portable {
     fn memory_file(&self, _name: &str, len: usize) -> io::Result<File> {
         temporary_file(len)
+    }
+
+    /// A temporary file can, for who may write it.
+    fn is_sealed(&self, _file: BorrowedFd<'_>) -> bool {
+        false
     }
 
     /// Without it a page that finds no room when it is touched would be a SIGBUS.
@@ -85,17 +92,40 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// A file that nobody else has ever been able to open: without a name, where the file system has such.
 fn temporary_file(len: usize) -> io::Result<File> {
+    let folder = std::env::temp_dir();
+    let file = match nameless_file(&folder) {
+        Some(file) => file,
+        None => named_file(&folder)?,
+    };
+    file.set_len(len as u64)?;
+    Ok(file)
+}
+
+fn nameless_file(folder: &Path) -> Option<File> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{Mode, OFlags, open};
+        let flags = OFlags::TMPFILE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        open(folder, flags, Mode::RUSR | Mode::WUSR).map(File::from).ok()
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = folder;
+        None
+    }
+}
+
+fn named_file(folder: &Path) -> io::Result<File> {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let folder = std::env::temp_dir();
     for _ in 0..1024 {
         let serial = NEXT.fetch_add(1, Relaxed);
         let path = folder.join(format!(".torchdata-{}-{serial}", std::process::id()));
-        match File::options().read(true).write(true).create_new(true).open(&path) {
+        match File::options().read(true).write(true).create_new(true).mode(0o600).open(&path) {
             Ok(file) => {
                 std::fs::remove_file(&path)?;
-                file.set_len(len as u64)?;
                 return Ok(file);
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -103,4 +133,20 @@ fn temporary_file(len: usize) -> io::Result<File> {
         }
     }
     Err(io::Error::new(io::ErrorKind::AlreadyExists, "no free temporary file name"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn temporary_files_are_their_makers_alone_from_the_first_moment() {
+        let folder = std::env::temp_dir();
+        for file in [nameless_file(&folder), named_file(&folder).ok()].into_iter().flatten() {
+            let found = file.metadata().unwrap();
+            assert_eq!((found.mode() & 0o777, found.nlink()), (0o600, 0));
+        }
+    }
 }

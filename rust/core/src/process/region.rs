@@ -12,7 +12,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -68,8 +68,13 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// Maps a region to read it; writing there would be a fault. It has no descriptor.
+    /// Maps a region of somebody else's to read it; writing there would be a fault. It has no descriptor.
+    ///
+    /// It must be one that cannot shrink: a page that is gone when it is looked at is a SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
+        if !system().is_sealed(file.as_fd()) {
+            return Err(OpenError::Invalid("it is not sealed against shrinking"));
+        }
         let map = MmapOptions::new().map_raw_read_only(file).map_err(error::system("cannot map shared memory"))?;
         let mapping = Mapping::note(map.as_ptr(), map.len());
         Ok(Self { mapping, map, fd: AtomicI32::new(-1) })

@@ -17,6 +17,9 @@ pub(super) trait System: Sync {
     /// A file of `len` zero bytes to be mapped by several processes; `name` is what `/proc` calls it, where there is one.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File>;
 
+    /// Whether such a file can never shrink.
+    fn is_sealed(&self, file: BorrowedFd<'_>) -> bool;
+
     /// Makes sure that a part of such a file can be touched; it may be filled with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
@@ -42,21 +45,48 @@ pub(super) trait System: Sync {
     fn watch(&self, pid: i32) -> io::Result<Option<OwnedFd>>;
 }
 
-/// Whether the portable fallbacks are to be used, as `TORCHDATA_PORTABLE=1` in the environment asks.
-///
-/// Off Linux they always are.
-pub fn portable() -> bool {
+/// Which implementation serves this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Choice {
+    /// What only Linux has.
+    Linux = 1,
+    /// The fallback, as `TORCHDATA_PORTABLE=1` in the environment asks, and off Linux.
+    Portable = 2,
+    /// The fallback, because this Linux lacks something: it is old, or a filter of system calls forbids it.
+    Lacking = 3,
+}
+
+/// Which implementation serves this process. Children ask for themselves, and find the same.
+pub fn choice() -> Choice {
     /// 0 until somebody has asked. Without a lock, which a fork might copy while it is held: all who ask find the same.
-    static PORTABLE: AtomicU8 = AtomicU8::new(0);
-    match PORTABLE.load(Relaxed) {
-        0 => {
-            let asked = std::env::var_os("TORCHDATA_PORTABLE").is_some_and(|value| value == "1");
-            let portable = asked || !cfg!(target_os = "linux");
-            PORTABLE.store(if portable { 2 } else { 1 }, Relaxed);
-            portable
+    static CHOICE: AtomicU8 = AtomicU8::new(0);
+    match CHOICE.load(Relaxed) {
+        1 => Choice::Linux,
+        2 => Choice::Portable,
+        3 => Choice::Lacking,
+        _ => {
+            let found = choose();
+            CHOICE.store(found as u8, Relaxed);
+            found
         }
-        known => known == 2,
     }
+}
+
+fn choose() -> Choice {
+    if std::env::var_os("TORCHDATA_PORTABLE").is_some_and(|value| value == "1") || !cfg!(target_os = "linux") {
+        return Choice::Portable;
+    }
+    #[cfg(target_os = "linux")]
+    if !super::linux::is_whole() {
+        return Choice::Lacking;
+    }
+    Choice::Linux
+}
+
+/// Whether the portable fallbacks are to be used.
+pub fn portable() -> bool {
+    choice() != Choice::Linux
 }
 
 /// The system as it is to be used.

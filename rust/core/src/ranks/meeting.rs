@@ -4,6 +4,7 @@
 //! sockets meanwhile: a program that opens its meetings and forks workers then forks no thread. The thread takes nothing
 //! but the table's lock, which nobody holds while waiting, so it gives signs of life whatever the program does.
 
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -27,6 +28,9 @@ pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 /// How long one who connects may take to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
 
+/// Connections of which nobody knows whose they are, beside as many as there are ranks. Each costs a descriptor.
+const STRANGERS: usize = 16;
+
 #[derive(Debug)]
 enum Role {
     Hub(Hub),
@@ -37,9 +41,33 @@ enum Role {
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Those who have connected, when, and have not said who they are.
-    callers: Vec<(Stream, Instant)>,
+    /// Those who have connected, when, and have not said who they are. The oldest is the first.
+    callers: VecDeque<(Stream, Instant)>,
     tokens: Tokens,
+}
+
+impl Door {
+    /// Takes in some who have connected. Where there are more than `most`, the oldest has to go: a rank says who it is as soon
+    /// as it has connected, and is heard before the next ones are taken in.
+    fn open(&mut self, most: usize, now: Instant) {
+        for _ in 0..STRANGERS {
+            match self.listener.accept() {
+                Ok((socket, _)) => self.callers.extend(Stream::new(socket).ok().map(|stream| (stream, now))),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // No descriptor is left, which a stranger may have taken.
+                Err(_) => return drop(self.callers.pop_front()),
+            }
+            if self.callers.len() > most {
+                self.callers.pop_front();
+            }
+        }
+    }
+}
+
+/// Whether two secrets are equal, which takes as long wherever they differ.
+fn is_equal(one: Token, other: Token) -> bool {
+    std::hint::black_box(one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }
 
 /// What a member says to be let in, and what the hub answers.
@@ -91,22 +119,21 @@ impl Table {
 
     fn let_in(&mut self, now: Instant) {
         let (Some(door), Role::Hub(hub)) = (&mut self.door, &mut self.role) else { return };
-        while let Ok((socket, _)) = door.listener.accept() {
-            door.callers.extend(Stream::new(socket).ok().map(|stream| (stream, now)));
-        }
         for (mut caller, since) in std::mem::take(&mut door.callers) {
-            match caller.read().first() {
-                Some(Message::Hello { token, rank }) if *token == door.tokens.hello && hub.expects(*rank) => {
+            match caller.read_hello() {
+                Some(Message::Hello { token, rank }) if is_equal(token, door.tokens.hello) && hub.expects(rank) => {
                     caller.send(&Message::Welcome { token: door.tokens.welcome });
-                    self.streams[*rank as usize] = Some(caller);
-                    hub.seat(*rank);
+                    self.streams[rank as usize] = Some(caller);
+                    hub.seat(rank);
                 }
-                None if !caller.broken() && now < since + HELLO => door.callers.push((caller, since)),
+                None if !caller.broken() && now < since + HELLO => door.callers.push_back((caller, since)),
                 _ => {}
             }
         }
         if hub.answer(0).is_some() {
             self.door = None;
+        } else {
+            door.open(self.streams.len() + STRANGERS, now);
         }
     }
 
@@ -215,7 +242,7 @@ impl Meeting {
         listener.set_nonblocking(true)?;
         let mut hub = Hub::new(size);
         hub.submit(0);
-        let door = Door { listener: Arc::new(listener), callers: Vec::new(), tokens };
+        let door = Door { listener: Arc::new(listener), callers: VecDeque::new(), tokens };
         Self::new(Role::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 

@@ -55,6 +55,9 @@ pub struct Damaged;
 
 const HEAD: usize = 3;
 
+/// Bytes of a [`Message::Hello`]: all that is read of a stranger.
+pub const HELLO_LEN: usize = HEAD + 16 + 4;
+
 /// Most bytes behind a frame's head: a verdict over 16,000 ranks. Longer ones name the first of them.
 const LONGEST: usize = u16::MAX as usize;
 

@@ -4,10 +4,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use super::message::Message;
+use super::message::{HELLO_LEN, Message};
 
 /// Most bytes kept for a peer that takes none. One that is stopped misses signs of life, which it has no use for.
 const FULL: usize = 4096;
+
+/// Bytes that are read of a peer before it is another one's turn.
+const TURN: usize = 64 << 10;
 
 /// One end of a connection between two ranks.
 #[derive(Debug)]
@@ -62,14 +65,39 @@ impl Stream {
         }
     }
 
-    /// Reads what has come; the messages that are there as a whole.
-    pub fn read(&mut self) -> Vec<Message> {
-        let mut messages = Vec::new();
-        let mut piece = [0; 1024];
+    /// The first message of a stranger, once it is there as a whole. Nothing behind it is read, and it is no longer than a
+    /// [`Message::Hello`].
+    pub fn read_hello(&mut self) -> Option<Message> {
+        let mut piece = [0; HELLO_LEN];
         while !self.broken {
-            match (&*self.socket).read(&mut piece) {
+            match Message::take(&mut self.came) {
+                Ok(Some(message)) => return Some(message),
+                Ok(None) if self.came.len() < HELLO_LEN => {}
+                _ => self.broken = true,
+            }
+            let left = HELLO_LEN - self.came.len();
+            match (&*self.socket).read(&mut piece[..left]) {
                 Ok(0) => self.broken = true,
                 Ok(count) => self.came.extend(&piece[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(_) => self.broken = true,
+            }
+        }
+        None
+    }
+
+    /// Reads what has come, or as much as is read in a turn; the messages that are there as a whole.
+    pub fn read(&mut self) -> Vec<Message> {
+        let mut messages = Vec::new();
+        let (mut piece, mut total) = ([0; 1024], 0);
+        while !self.broken && total < TURN {
+            match (&*self.socket).read(&mut piece) {
+                Ok(0) => self.broken = true,
+                Ok(count) => {
+                    self.came.extend(&piece[..count]);
+                    total += count;
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(_) => self.broken = true,

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -31,6 +32,13 @@ pub enum Role {
     Worker = 2,
     /// It deals items to the workers.
     Dispatcher = 3,
+}
+
+impl Role {
+    /// Whether a number stands for one.
+    pub(super) fn is_one(number: u32) -> bool {
+        number <= Self::Dispatcher as u32
+    }
 }
 
 /// Counters of all processes of a loader, in memory that they share.
@@ -76,11 +84,13 @@ impl Board {
         Self::checked(region, generation)
     }
 
-    /// Maps a board to read it; nothing of it can be changed.
+    /// Maps a board to read it; nothing of it can be changed. Its maker may be anybody.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
-        let file = File::open(path).map_err(error::system("cannot open the counters"))?;
-        let region = Region::observe(&file)?;
-        Self::checked(region, NOBODYS)
+        // What only has the name of a board may be something that waits for a writer.
+        let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
+        let board = Self::checked(region, NOBODYS)?;
+        if board.config.is_readable() { Ok(board) } else { Err(OpenError::Invalid("it is larger than any board")) }
     }
 
     fn checked(region: Region, generation: u64) -> Result<Arc<Self>, OpenError> {

@@ -53,6 +53,11 @@ impl BoardConfig {
     pub(super) fn is_sensible(self) -> bool {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
+
+    /// Whether somebody else's board may be this large: who reads it has the kernel give it memory.
+    pub(super) fn is_readable(self) -> bool {
+        self.is_sensible() && self.total() <= 512 << 20
+    }
 }
 
 /// The first memory page of a board. Written by main alone, before anybody else sees it; the version last.

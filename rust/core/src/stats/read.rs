@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
-use super::board::{Board, PageRef};
+use super::board::{Board, PageRef, Role};
 use super::layout::{PipeRecord, STEPS, Wait, middle_of, read_text};
 
 /// Waits of one kind.
@@ -108,22 +108,40 @@ pub struct PageCounts {
     pub pipes: Vec<PipeCounts>,
 }
 
+/// What stands on a page is of no process of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("page {page} of the counters {what}")]
+pub struct Unreadable {
+    /// The page.
+    pub page: usize,
+    /// What is wrong with it.
+    pub what: &'static str,
+}
+
 impl Board {
     /// The pages that processes have taken.
-    pub fn read(self: &Arc<Self>) -> Vec<PageCounts> {
-        (0..self.config().pages as usize).filter_map(|index| self.page(index)?.read()).collect()
+    ///
+    /// # Errors
+    ///
+    /// A page says something that no process of this release writes.
+    pub fn read(self: &Arc<Self>) -> Result<Vec<PageCounts>, Unreadable> {
+        (0..self.config().pages as usize).filter_map(|index| self.page(index)?.read().transpose()).collect()
     }
 }
 
 impl PageRef {
-    fn read(&self) -> Option<PageCounts> {
+    fn read(&self) -> Result<Option<PageCounts>, Unreadable> {
+        let refuse = |what| Err(Unreadable { page: self.index(), what });
         let header = self.header();
         let (role, pid, number, began) = header.sequence.read(|| {
             let numbers = [&header.role, &header.pid, &header.number].map(|word| word.load(Relaxed));
             (numbers[0], numbers[1], numbers[2], header.began.load(Relaxed))
         });
         if role == 0 {
-            return None;
+            return Ok(None);
+        }
+        if !Role::is_one(role) {
+            return refuse("is of a process that does what no process of a loader does");
         }
         // SYNC(stack): pairs with PageRef::set_stack.
         let signal = header.signal.load(Ordering::Acquire);
@@ -137,8 +155,11 @@ impl PageRef {
         let mut slow: Vec<SlowItem> = slow.filter(|slow| slow.took > 0).collect();
         slow.sort_by_key(|slow| std::cmp::Reverse(slow.took));
         // SYNC(pipes): pairs with PageRef::set_pipes.
-        let pipes = header.pipes.load(Ordering::Acquire) as usize;
-        Some(PageCounts {
+        let pipes = header.pipes.load(Ordering::Acquire);
+        if pipes > self.board.config().pipes {
+            return refuse("counts more pipes than there is room for");
+        }
+        Ok(Some(PageCounts {
             index: self.index(),
             role,
             pid,
@@ -159,8 +180,8 @@ impl PageRef {
             span: WaitCounts::of(&header.span),
             slow,
             flows: self.read_flows(),
-            pipes: (0..pipes).filter_map(|index| self.record_at(index)).map(PipeCounts::of).collect(),
-        })
+            pipes: (0..pipes as usize).filter_map(|index| self.record_at(index)).map(PipeCounts::of).collect(),
+        }))
     }
 
     fn read_flows(&self) -> Vec<FlowCounts> {
@@ -218,4 +239,50 @@ fn quantile(counts: &[u64; STEPS], which: f64) -> f64 {
         seen as f64 >= wanted
     });
     middle_of(step.unwrap_or(0))
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::path::PathBuf;
+
+    use super::super::layout::BoardConfig;
+    use super::*;
+
+    fn board() -> Arc<Board> {
+        let board = Board::create(BoardConfig { pages: 2, flows: 1, pipes: 3 }, true).unwrap();
+        board.page(1).unwrap().adopt(Role::Worker, 7);
+        board
+    }
+
+    #[test]
+    fn a_page_that_says_what_none_says_is_refused_by_its_number() {
+        let board = board();
+        assert_eq!(board.read().unwrap()[0].number, 7);
+        let page = board.page(1).unwrap();
+        page.header().pipes.store(u32::MAX, Relaxed);
+        assert_eq!(
+            board.read().unwrap_err().to_string(),
+            "page 1 of the counters counts more pipes than there is room for"
+        );
+        page.header().role.store(77, Relaxed);
+        assert!(board.read().unwrap_err().to_string().contains("what no process of a loader does"));
+    }
+
+    #[test]
+    fn memory_that_may_shrink_is_not_looked_at() {
+        if crate::process::portable() {
+            return;
+        }
+        let path = |fd: &dyn AsRawFd| PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let board = board();
+        assert!(Board::observe(&path(&board.fd().unwrap())).is_ok());
+        // SAFETY: a name and flags.
+        let made = unsafe { libc::memfd_create(c"torchdata-stats".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(made >= 0);
+        // SAFETY: just made, and nobody else's.
+        let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(made) };
+        file.set_len(board.config().total() as u64).unwrap();
+        assert!(Board::observe(&path(&file)).unwrap_err().to_string().contains("sealed"));
+    }
 }

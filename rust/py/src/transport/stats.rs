@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyIndexError, PyRuntimeError};
+use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use torchdata_core::stats::{
@@ -153,9 +153,10 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// What all processes have counted: a dictionary each. Times are in nanoseconds.
+    /// What all processes have counted: a dictionary each. Times are in nanoseconds. ValueError where a page says what none
+    /// of them does.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let pages = self.0.read();
+        let pages = self.0.read().map_err(|error| PyValueError::new_err(error.to_string()))?;
         PyList::new(py, pages.iter().map(|page| page_dict(py, page)).collect::<PyResult<Vec<_>>>()?)
     }
 }

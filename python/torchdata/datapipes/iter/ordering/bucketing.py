@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from numbers import Real
 from typing import Any, TypeVar
 
+from torchdata._plain_pickles import register
 from torchdata.datapipes._pipe.checks import BATCH_SIZE, POSITIVE, check_callable, check_int, check_source
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -118,12 +119,15 @@ class _Measured(tuple[Any]):
 
     item: Any
 
-    @classmethod
-    def of(cls, length: Any, item: Any) -> _Measured:
-        """The item with its length."""
-        measured = cls((length,))
-        measured.item = item
-        return measured
+
+def _measured(length: Any, item: Any) -> _Measured:
+    """The item with its length."""
+    measured = _Measured((length,))
+    measured.item = item
+    return measured
+
+
+register(_Measured, lambda measured: (_measured, (measured[0], measured.item)), _measured)
 
 
 def _default_len_fn(token: Any) -> int:
@@ -156,9 +160,6 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         >>> list(IterableWrapper(["aaa", "b", "cc", "d"]).max_token_bucketize(max_token_count=4))
         [['b', 'd', 'cc'], ['aaa']]
     """
-
-    #: An item as the heap holds it.
-    measured = staticmethod(_Measured.of)
 
     _heap: list[_Measured] = state(list, items=True)
     _batch: list[Any] = state(list, items=True)
@@ -218,7 +219,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 if not shortest <= length <= longest:
                     close_dropped(item)
                     continue
-                heappush(heap, _Measured.of(length, item))
+                heappush(heap, _measured(length, item))
                 if len(heap) >= size and (full := self._move_shortest()) is not None:
                     yield full
             while heap:

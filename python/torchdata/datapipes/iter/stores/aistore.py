@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchdata._optional import optional_import, require
+from torchdata._redacting import redact_error, redacted, shown
 from torchdata.datapipes._pipe.checks import check_int, check_name, explaining
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -96,7 +97,7 @@ def split_url(pipe: str, url: Any, *, needs_name: bool = False) -> tuple[str, st
     bucket, _, name = rest.partition("/")
     if not provider or not separator or not bucket or (needs_name and not name):
         expected = "ais://bucket/name" if needs_name else "ais://bucket or ais://bucket/prefix"
-        raise ValueError(f"{pipe} expects URLs of the form {expected} (or of another provider), but got {url!r}")
+        raise ValueError(f"{pipe} expects URLs of the form {expected} (or of another provider), but got {shown(url)}")
     return provider, bucket, name
 
 
@@ -176,7 +177,7 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
         provider, bucket_name, prefix = split_url(type(self).__name__, root)
         entries: Any = None
         while True:
-            with explaining(self, f"list, from the cluster at {self._cluster.endpoint},", root):
+            with explaining(self, f"list, from the cluster at {redacted(self._cluster.endpoint)},", root):
                 if entries is None:
                     entries = self._cluster.bucket(root)[0].list_objects_iter(prefix=prefix)
                 entry = next(entries, None)
@@ -212,11 +213,13 @@ class _AISRecipe:
             reader = bucket.object(name).get_reader(**options)
             return reader.raw()
         except Exception as error:
-            error.add_note(f"{self.cluster.pipe} cannot read {self.url!r} from the cluster at {self.cluster.endpoint}.")
+            redact_error(error)
+            where = redacted(self.cluster.endpoint)
+            error.add_note(f"{self.cluster.pipe} cannot read {shown(self.url)} from the cluster at {where}.")
             raise
 
     def __repr__(self) -> str:
-        return f"_AISRecipe({self.url!r})"
+        return f"_AISRecipe({shown(self.url)})"
 
 
 class _AISObject(RemoteFile):
@@ -265,8 +268,8 @@ class _AISObject(RemoteFile):
         if known is not None and known[0] != found:
             answer.close()
             raise OSError(
-                f"{self._recipe.cluster.pipe} cannot read {self.name!r}: the object was changed after it was opened "
-                f"(from version {known[0]!r} to {found!r})"
+                f"{self._recipe.cluster.pipe} cannot read {shown(self.name)}: the object was changed after it was "
+                f"opened (from version {known[0]!r} to {found!r})"
             )
         self._answer, self._answer_at, self._pid = answer, start, os.getpid()
         return answer.headers
@@ -283,7 +286,7 @@ class _AISObject(RemoteFile):
             found = self._answer.read(len(target))
         except Exception as error:
             self.drop_answer()
-            raise self._broken(str(error)) from error
+            raise self._broken(redacted(str(error))) from error
         if not found:
             self.drop_answer()
             raise self._broken("the cluster sent no more")
@@ -296,7 +299,7 @@ class _AISObject(RemoteFile):
 
     def _broken(self, reason: str) -> OSError:
         pipe, place = self._recipe.cluster.pipe, f"byte {self._position} of {self.size}"
-        return OSError(f"{pipe} cannot read {self.name!r} beyond {place}: {reason}")
+        return OSError(f"{pipe} cannot read {shown(self.name)} beyond {place}: {reason}")
 
 
 @functional_datapipe("load_files_by_ais")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from torchdata._optional import optional_import, require
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -137,7 +138,7 @@ class _FSSpecRecipe:
         return file
 
     def __repr__(self) -> str:
-        return f"_FSSpecRecipe({self.url!r}, {self.mode!r})"
+        return f"_FSSpecRecipe({shown(self.url)}, {self.mode!r})"
 
 
 @functional_datapipe("open_files_by_fsspec")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdata._optional import optional_import
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -84,13 +85,13 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         try:
             data = self._import().load_dataset(path=self.dataset, **{"streaming": True, **self.config_kwargs})
         except Exception as error:
-            error.add_note(f"HuggingFaceHubReader was loading the data set {self.dataset!r}.")
+            error.add_note(f"HuggingFaceHubReader was loading the data set {shown(self.dataset)}.")
             raise
         if not isinstance(data, dict):
             return data
         if len(data) != 1:
             raise ValueError(
-                f"HuggingFaceHubReader: the data set {self.dataset!r} has the splits {[*data]}; say which one is "
+                f"HuggingFaceHubReader: the data set {shown(self.dataset)} has the splits {[*data]}; say which one is "
                 f"wanted, as in split={next(iter(data), 'train')!r}"
             )
         return next(iter(data.values()))

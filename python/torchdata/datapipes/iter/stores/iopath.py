@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from torchdata._optional import optional_import
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -144,7 +145,7 @@ class _IoPathRecipe:
         return self.manager.open(self.path, self.mode)
 
     def __repr__(self) -> str:
-        return f"_IoPathRecipe({self.path!r}, {self.mode!r})"
+        return f"_IoPathRecipe({shown(self.path)}, {self.mode!r})"
 
 
 @functional_datapipe("open_files_by_iopath")

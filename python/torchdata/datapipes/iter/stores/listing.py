@@ -11,6 +11,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_name
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -108,7 +109,7 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
         if not (position < len(names) and names[position] == name):
             if name not in names:
                 raise RuntimeError(
-                    f"{type(pipe).__name__} cannot go on listing {root!r}: {name!r}, the last name that was "
+                    f"{type(pipe).__name__} cannot go on listing {shown(root)}: {shown(name)}, the last name that was "
                     "yielded when the state was saved, is no longer there; begin the epoch anew"
                 )
             position = names.index(name)

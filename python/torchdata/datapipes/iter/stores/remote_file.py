@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -77,13 +78,13 @@ class RemoteFile(io.RawIOBase):
             raise ValueError(f"whence must be 0, 1 or 2, but got {whence}")
         position = offset + (0, self._position, self.size)[whence]
         if position < 0:
-            raise ValueError(f"cannot seek to {position}, before the start of {self.name!r}")
+            raise ValueError(f"cannot seek to {position}, before the start of {shown(self.name)}")
         self._position = position
         return position
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ValueError(f"I/O operation on the closed file {self.name!r}")
+            raise ValueError(f"I/O operation on the closed file {shown(self.name)}")
 
 
 def buffered(file: RemoteFile) -> io.BufferedReader:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torchdata._optional import require
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_name
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -36,7 +37,7 @@ def _settings(
         raise ValueError(f"{name}: request_timeout_ms must be positive, or -1 for the default, but got 0")
     region, endpoint = check_name(name, "region", region), check_name(name, "endpoint_url", endpoint_url)
     if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise ValueError(f"{name}: endpoint_url must begin with http:// or https://, but got {endpoint!r}")
+        raise ValueError(f"{name}: endpoint_url must begin with http:// or https://, but got {shown(endpoint)}")
     return S3Settings(name, timeout, region, endpoint, check_options(name, "config", config))
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchdata._optional import optional_import
+from torchdata._redacting import redacted, shown
 from torchdata.datapipes.iter.stores.s3_profile import profile_settings
 
 __all__ = [
@@ -222,14 +223,14 @@ def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
         S3Error: the key begins or ends with a slash, which obstore would leave out.
     """
     if not isinstance(url, str):
-        raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {url!r}")
+        raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {shown(url)}")
     scheme, separator, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     if bucket and (key.startswith("/") or (needs_key and key.endswith("/"))):
-        raise S3Error(f"{pipe} cannot read {url!r}: objects whose keys begin or end with a slash cannot be read")
+        raise S3Error(f"{pipe} cannot read {shown(url)}: objects whose keys begin or end with a slash cannot be read")
     if scheme != "s3" or not separator or not bucket or (needs_key and not key):
         expected = "s3://bucket/key" if needs_key else "s3://bucket or s3://bucket/prefix"
-        raise ValueError(f"{pipe} expects URLs of the form {expected}, but got {url!r}")
+        raise ValueError(f"{pipe} expects URLs of the form {expected}, but got {shown(url)}")
     return bucket, key
 
 
@@ -252,8 +253,9 @@ def _explained(error: Exception, settings: S3Settings, action: str, url: str) ->
     found = _CODE.search(whole)
     code = found[1] if found else ""
     reason = ": ".join(filter(None, found.groups())) if found else whole.partition("\n")[0]
-    begin = f"{settings.pipe} cannot {action} {url!r}"
-    server = settings.endpoint or "Amazon S3"
+    reason = redacted(reason)
+    begin = f"{settings.pipe} cannot {action} {shown(url)}"
+    server = redacted(settings.endpoint or "Amazon S3")
     if code == "NoSuchBucket":
         return S3NotFoundError(f"{begin}: {server} has no such bucket; check the URL and the endpoint")
     if kind == "FileNotFoundError":

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes.iter.stores.remote_file import RemoteFile, buffered
 from torchdata.datapipes.iter.stores.s3_client import (
     S3Error,
@@ -80,7 +81,7 @@ class S3Recipe:
             return answer.bytes() if answer is not None else b""
 
     def __repr__(self) -> str:
-        return f"S3Recipe({self.url!r})"
+        return f"S3Recipe({shown(self.url)})"
 
 
 class S3Object(RemoteFile):
@@ -171,7 +172,7 @@ class S3Object(RemoteFile):
             piece = memoryview(self._fetched(self._position, size)).cast("B")
         if not len(piece):
             raise S3Error(
-                f"{recipe.settings.pipe} cannot read {recipe.url!r}: the server sent nothing for the bytes from "
+                f"{recipe.settings.pipe} cannot read {shown(recipe.url)}: the server sent nothing for the bytes from "
                 f"{self._position} to {self.size}"
             )
         self._ahead = min(2 * max(self._ahead, len(piece)), recipe.buffer_size)

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torchdata._redacting import shown
+
 __all__ = ["appearing", "create_anew", "digest_of_file", "open_regular", "temporary_name", "write_file"]
 
 _CHUNK = 1 << 20
@@ -167,7 +169,7 @@ def _fill(file: Any, path: str, data: Any, mode: str, hash_type: str | None) -> 
     for piece in _pieces(data):
         if not isinstance(piece, wanted):
             raise TypeError(
-                f"mode {mode!r} writes {'bytes' if 'b' in mode else 'text'}, but the data for {path!r} is of type "
+                f"mode {mode!r} writes {'bytes' if 'b' in mode else 'text'}, but the data for {shown(path)} is of type "
                 f"{type(piece).__name__}; pass mode={'wt' if 'b' in mode else 'wb'!r} to end_caching, or convert "
                 "the data before it"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -90,7 +91,7 @@ class RoutedDecoder(IterDataPipe[tuple[str, Any]]):
         try:
             return path, self.decoder(pair)[path]
         except Exception as error:
-            error.add_note(f"RoutedDecoder was decoding {path!r}.")
+            error.add_note(f"RoutedDecoder was decoding {shown(path)}.")
             raise
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.given_length import GivenLength
@@ -86,7 +87,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         yield from self._walk()
         for root in roots:
             if not isinstance(root, (str, os.PathLike)):
-                raise TypeError(f"FileLister expects paths of directories or files, but got {root!r}")
+                raise TypeError(f"FileLister expects paths of directories or files, but got {shown(root)}")
             root = os.fspath(root)
             if os.path.isfile(root):
                 if self._wanted(os.path.basename(root)):
@@ -122,7 +123,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
                     elif not entry.is_symlink():
                         subdirectories.append(entry.path)
         except OSError as error:
-            error.add_note(f"FileLister cannot list {directory!r}: check the root that it was given.")
+            error.add_note(f"FileLister cannot list {shown(directory)}: check the root that it was given.")
             raise
         if not self.non_deterministic:
             files.sort()
@@ -176,13 +177,13 @@ class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
 
     def _open(self, path: Any) -> tuple[str, StreamWrapper]:
         if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"Expected string type for pathname, but FileOpener got {path!r}")
+            raise TypeError(f"Expected string type for pathname, but FileOpener got {shown(path)}")
         path = os.fspath(path)
         recipe = FileRecipe(path, _MODES[self.mode], self.encoding)
         try:
             file_obj = recipe.open()
         except OSError as error:
-            error.add_note(f"FileOpener cannot open {path!r}.")
+            error.add_note(f"FileOpener cannot open {shown(path)}.")
             raise
         return path, StreamWrapper(file_obj, recipe=recipe)
 

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from torchdata._optional import optional_import
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names, check_device
@@ -225,8 +226,8 @@ class ParquetDataFrameLoader(HoldsStream):
         arrow_errors = _arrow().ArrowException
         if isinstance(error, arrow_errors) or (type(error) is OSError and error.errno is None):
             return type(error)(
-                f"cannot read the Parquet file {path!r} in ParquetDataFrameLoader: {error} (it is truncated, damaged "
-                "or of another kind, or its values do not fit the dtype)"
+                f"cannot read the Parquet file {shown(path)} in ParquetDataFrameLoader: {error} (it is truncated, "
+                "damaged or of another kind, or its values do not fit the dtype)"
             )
         return error
 
@@ -258,7 +259,7 @@ def _opened(item: Any) -> Any:
         if isinstance(item, (tuple, list)):
             return item
         raise TypeError(
-            f"ParquetDataFrameLoader expects paths, or pairs of path and stream, but got {item!r} of type "
+            f"ParquetDataFrameLoader expects paths, or pairs of path and stream, but got {shown(item)} of type "
             f"{type(item).__name__}"
         )
     path = os.fspath(item)
@@ -275,8 +276,8 @@ def _seekable(path: str, stream: Any) -> Any:
         seekable = hasattr(file_obj, "seek")
     if not seekable:
         raise ValueError(
-            f"the Parquet file {path!r} of ParquetDataFrameLoader lies in a stream that cannot seek, but its directory "
-            "stands at its end; read it from a file, or into io.BytesIO first"
+            f"the Parquet file {shown(path)} of ParquetDataFrameLoader lies in a stream that cannot seek, but its "
+            "directory stands at its end; read it from a file, or into io.BytesIO first"
         )
     return file_obj
 
@@ -290,6 +291,6 @@ def _check_columns(path: str, file: Any, columns: list[str] | None) -> None:
     for column in columns:
         if column not in present and not any(f"{leaf}.".startswith(f"{column}.") for leaf in leaves):
             raise ValueError(
-                f"the Parquet file {path!r} of ParquetDataFrameLoader has no column {column!r}; it has "
+                f"the Parquet file {shown(path)} of ParquetDataFrameLoader has no column {column!r}; it has "
                 f"{file.schema_arrow.names}"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -49,7 +50,7 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
             json.loads("null", **kwargs)
         except TypeError as error:
             raise TypeError(
-                f"JsonParser: {error}; the options {kwargs!r} must be ones of Python's json.loads"
+                f"JsonParser: {error}; the options {shown(kwargs)} must be ones of Python's json.loads"
             ) from error
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
@@ -66,15 +67,15 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
                 stream.close()
             return path, json.loads(text, **self.kwargs)
         except json.JSONDecodeError as error:
-            message = f"JsonParser cannot parse {path!r}: {error.msg}"
+            message = f"JsonParser cannot parse {shown(path)}: {error.msg}"
             raise json.JSONDecodeError(message, error.doc, error.pos) from error
         except RecursionError:
             raise ValueError(f"JsonParser cannot parse {path!r}: it is nested too deeply") from None
         except UnicodeDecodeError as error:
-            error.reason += f" (in {path!r}, read by JsonParser; open it as text with the right encoding)"
+            error.reason += f" (in {shown(path)}, read by JsonParser; open it as text with the right encoding)"
             raise
         except Exception as error:
-            error.add_note(f"JsonParser was reading {path!r}.")
+            error.add_note(f"JsonParser was reading {shown(path)}.")
             raise
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -38,7 +39,7 @@ def pair_of(item: Any, pipe: object, members: str = "path and stream, as open_fi
         TypeError: it is something else.
     """
     if not isinstance(item, (tuple, list)) or len(item) != 2:
-        raise TypeError(f"{type(pipe).__name__} expects pairs of {members}, but got {item!r}")
+        raise TypeError(f"{type(pipe).__name__} expects pairs of {members}, but got {shown(item)}")
     return item[0], item[1]
 
 
@@ -50,7 +51,7 @@ def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
     """
     path, stream = pair_of(item, pipe)
     if not isinstance(path, str):
-        raise TypeError(f"{type(pipe).__name__} expects a str as path, but got {path!r}")
+        raise TypeError(f"{type(pipe).__name__} expects a str as path, but got {shown(path)}")
     return path, stream
 
 
@@ -116,7 +117,7 @@ class HoldsStream(IterDataPipe[Any]):
                     raise
                 explained = self._explained(error, path)
                 if not hasattr(explained, "__notes__"):
-                    explained.add_note(f"{type(self).__name__} was reading {path!r}.")
+                    explained.add_note(f"{type(self).__name__} was reading {shown(path)}.")
                 try:
                     if explained is error:
                         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -76,6 +77,6 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
 def _path_and_line(item: Any) -> tuple[Any, Any]:
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise TypeError(
-            f"ParagraphAggregator expects pairs of path and line, as readlines yields them, but got {item!r}"
+            f"ParagraphAggregator expects pairs of path and line, as readlines yields them, but got {shown(item)}"
         )
     return item[0], item[1]

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_mode, explaining, length_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
@@ -48,10 +49,10 @@ class SavesItems(IterDataPipe[str]):
         try:
             meta, data = item
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{name} expects pairs of metadata and data, but got {item!r}") from error
+            raise type(error)(f"{name} expects pairs of metadata and data, but got {shown(item)}") from error
         path = meta if self.filepath_fn is None else self.filepath_fn(meta)
         if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"{name} expects a str as path, but got {path!r} for the metadata {meta!r}")
+            raise TypeError(f"{name} expects a str as path, but got {shown(path)} for the metadata {shown(meta)}")
         path = os.fspath(path)
         if self.filepath_fn is None:
             check_target(self, path)
@@ -73,7 +74,7 @@ class SavesItems(IterDataPipe[str]):
         if not fits:
             kind, other = ("bytes", "w") if "b" in self.mode else ("str", "wb")
             raise TypeError(
-                f"{name} cannot save {path!r}: mode {self.mode!r} takes {kind}, but the data are of type "
+                f"{name} cannot save {shown(path)}: mode {self.mode!r} takes {kind}, but the data are of type "
                 f"{type(data).__name__}; convert them, or use mode={other!r}"
             )
 

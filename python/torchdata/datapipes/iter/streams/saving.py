@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -87,12 +88,14 @@ class Saver(IterDataPipe[str]):
         if self.fn is not None:
             path = self.fn(path)
         if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"Saver writes to paths, but got {path!r} for one; pass filepath_fn, which makes the path")
+            raise TypeError(
+                f"Saver writes to paths, but got {shown(path)} for one; pass filepath_fn, which makes the path"
+            )
         try:
             check_target(self, os.fspath(path))
             _write(os.fspath(path), self.mode, data)
         except Exception as error:
-            error.add_note(f"Saver was writing {path!r} in mode {self.mode!r}.")
+            error.add_note(f"Saver was writing {shown(path)} in mode {self.mode!r}.")
             raise
         return path  # type: ignore[return-value]
 
@@ -153,7 +156,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
         self.source_datapipe = source_pipe(source_datapipe, self)
         if not isinstance(hash_dict, Mapping):
             raise TypeError(
-                f"HashChecker: hash_dict must be a dict from path to hash, but got {hash_dict!r} of type "
+                f"HashChecker: hash_dict must be a dict from path to hash, but got {shown(hash_dict)} of type "
                 f"{type(hash_dict).__name__}"
             )
         if hash_type not in _DIGITS:
@@ -174,7 +177,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
         except BaseException as error:
             close_dropped(data)
             if isinstance(error, Exception) and not isinstance(error, RuntimeError):
-                error.add_note(f"HashChecker was reading {path!r}.")
+                error.add_note(f"HashChecker was reading {shown(path)}.")
             raise
         is_stream = not isinstance(data, (str, bytes, bytearray, memoryview, StreamWrapper))
         return path, StreamWrapper(data) if is_stream else data
@@ -182,7 +185,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
     def _check(self, path: str, data: Any) -> None:
         if path not in self.hash_dict:
             raise RuntimeError(
-                f"HashChecker: Unspecified hash for file {path!r}; add it to hash_dict, or leave the file out"
+                f"HashChecker: Unspecified hash for file {shown(path)}; add it to hash_dict, or leave the file out"
             )
         expected, found = self.hash_dict[path], self._hash(path, data)
         if found != str(expected).lower():
@@ -191,7 +194,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
             if len(str(expected)) != digits:
                 remedy = f"hash_type={self.hash_type!r} has {digits} digits, so the expected hash is of another type"
             raise RuntimeError(
-                f"HashChecker: the {self.hash_type} hash {found} of {path!r} does not match the expected "
+                f"HashChecker: the {self.hash_type} hash {found} of {shown(path)} does not match the expected "
                 f"hash {expected}; {remedy}"
             )
 
@@ -205,12 +208,12 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
             return digest.hexdigest()
         if self.rewind and not _can_rewind(data):
             raise io.UnsupportedOperation(
-                f"HashChecker cannot rewind the stream {path!r}; pass rewind=False if it is not read any more, or read "
-                "it into memory first"
+                f"HashChecker cannot rewind the stream {shown(path)}; pass rewind=False if it is not read any more, or "
+                "read it into memory first"
             )
         for chunk in iter(lambda: data.read(_CHUNK), b"") if hasattr(data, "read") else data:
             if isinstance(chunk, str):
-                raise TypeError(f"HashChecker hashes bytes, but {path!r} is open as text; open it with mode='b'")
+                raise TypeError(f"HashChecker hashes bytes, but {shown(path)} is open as text; open it with mode='b'")
             digest.update(chunk)
         if self.rewind:
             data.seek(0)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -217,7 +218,7 @@ class _Text(HoldsStream):
 
     def _explained(self, error: Exception, path: str) -> Exception:
         if isinstance(error, UnicodeDecodeError):
-            place = f"after line {self._lines_before + self._lines_read()} of {path!r}"
+            place = f"after line {self._lines_before + self._lines_read()} of {shown(path)}"
             error.reason = f"{error.reason} ({place}; pass errors='replace' or the right encoding)"
         return error
 
@@ -320,7 +321,7 @@ class _CSV(_Text):
 
     def _explained(self, error: Exception, path: str) -> Exception:
         if isinstance(error, csv.Error):
-            return csv.Error(f"{path!r}, line {self._lines_before + self._lines_read()}: {error}")
+            return csv.Error(f"{shown(path)}, line {self._lines_before + self._lines_read()}: {error}")
         return super()._explained(error, path)
 
     def _lines_read(self) -> int:

@@ -15,6 +15,7 @@ from operator import index
 from typing import Any, TypeAlias
 
 from torchdata import _native
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.given_length import GivenLength
@@ -103,7 +104,9 @@ class TFRecordLoader(GivenLength, HoldsStream):
     def _read(self, path: str, stream: Any, place: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         self._open = None
         if not hasattr(stream, "read"):
-            raise TypeError(f"TFRecordLoader expects pairs of path and binary stream, but got {stream!r} for {path!r}")
+            raise TypeError(
+                f"TFRecordLoader expects pairs of path and binary stream, but got {shown(stream)} for {shown(path)}"
+            )
         try:
             offset = stream.tell()
         except (OSError, ValueError, AttributeError):
@@ -114,7 +117,7 @@ class TFRecordLoader(GivenLength, HoldsStream):
         torch = sys.modules.get("torch")
         reader = _native.TFRecordReader(
             stream.read,
-            f"TFRecordLoader: {path!r}",
+            f"TFRecordLoader: {shown(path)}",
             wanted=None if self.spec is None else set(self.spec),
             convert=None if torch is None else torch.from_numpy,
             finish=None if self.spec is None else partial(_applied, _appliers(self.spec, torch)),

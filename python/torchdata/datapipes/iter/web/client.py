@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from torchdata._optional import optional_import
+from torchdata._redacting import redact_error, redacted, shown
 
 __all__ = ["DEFAULT_TIMEOUT", "Client", "Connections"]
 
@@ -155,7 +156,7 @@ class Client:
                 response.close()
                 raise
         except Exception as error:
-            self.explain(error, f"cannot open {named!r}")
+            self.explain(error, f"cannot open {shown(named)}")
             raise
         connections.used = True
         return response
@@ -165,8 +166,9 @@ class Client:
         from requests import RequestException, Timeout
         from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
+        redact_error(error)
         said = error.args[0] if isinstance(error, ProtocolError) and error.args else error
-        message = f"{self.pipe} {what}: {said}"
+        message = f"{self.pipe} {what}: {redacted(str(said))}"
         if isinstance(error, (Timeout, ReadTimeoutError)):
             connect, read = self.timeout
             message += f" (timeout is {connect} s to connect and {read} s of silence; raise it for a slow server)"
@@ -180,15 +182,15 @@ class Client:
         from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema
 
         if not isinstance(url, (str, bytes)):
-            raise MissingSchema(f"{self.pipe} expects URLs as str, but got {url!r} of type {type(url).__name__}")
+            raise MissingSchema(f"{self.pipe} expects URLs as str, but got {shown(url)} of type {type(url).__name__}")
         try:
             parts = urlsplit(url if isinstance(url, str) else url.decode())
         except ValueError as error:
-            raise InvalidURL(f"{self.pipe} cannot read the URL {url!r}: {error}") from error
+            raise InvalidURL(f"{self.pipe} cannot read the URL {shown(url)}: {redacted(str(error))}") from None
         if not parts.scheme:
-            raise MissingSchema(f"{self.pipe} reads URLs that begin with http:// or https://, but got {url!r}")
+            raise MissingSchema(f"{self.pipe} reads URLs that begin with http:// or https://, but got {shown(url)}")
         if parts.scheme not in ("http", "https"):
             raise InvalidSchema(
-                f"{self.pipe} reads URLs that begin with http:// or https://, but got {url!r}; "
+                f"{self.pipe} reads URLs that begin with http:// or https://, but got {shown(url)}; "
                 "open_files reads local files, and open_files_by_fsspec many other kinds"
             )

@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urljoin, urlsplit, urlunsplit
 
+from torchdata._redacting import shown
 from torchdata.datapipes.iter.web.client import Client, Connections
 from torchdata.datapipes.utils.names import file_name
 
@@ -65,8 +66,8 @@ class DriveClient(Client):
             return file_name(name)
         except ValueError:
             raise RuntimeError(
-                f"{self.pipe} finds no file name in the answer to the Google drive link {url!r}: its "
-                f"content-disposition is {told!r}"
+                f"{self.pipe} finds no file name in the answer to the Google drive link {shown(url)}: its "
+                f"content-disposition is {shown(told)}"
             ) from None
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
@@ -87,13 +88,13 @@ class DriveClient(Client):
                 with closing(response):
                     way_on = self._way_past(response, asked, url)
             except HTTPError as error:
-                self.explain(error, f"was reading the page of {url!r}")
+                self.explain(error, f"was reading the page of {shown(url)}")
                 raise
             if way_on is None:
                 break
             asked = way_on
         raise RuntimeError(
-            f"{self.pipe} gets a page instead of a file for the Google drive link {url!r}: the answer has no "
+            f"{self.pipe} gets a page instead of a file for the Google drive link {shown(url)}: the answer has no "
             "content-disposition; share the file with everyone who has the link, and use its download link or "
             "one of the form https://drive.google.com/file/d/ID"
         )
@@ -109,8 +110,8 @@ class DriveClient(Client):
         page = Page(text)
         if page.title == "Quota exceeded":
             raise RuntimeError(
-                f"{self.pipe} cannot read the Google drive link {url!r} now, because its download quota was exceeded; "
-                "try again later, or use a copy of the file"
+                f"{self.pipe} cannot read the Google drive link {shown(url)} now, because its download quota was "
+                "exceeded; try again later, or use a copy of the file"
             )
         if page.action is not None:
             target = urljoin(str(response.url), page.action)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 from typing import Any, NamedTuple
 
+from torchdata._redacting import shown
 from torchdata.datapipes.iter.web.client import Client, Connections
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -117,14 +118,14 @@ class HttpRecipe:
             difference = self.version.differs(found)
             if difference is not None:
                 raise RuntimeError(
-                    f"{self.client.pipe} cannot go on with {self.url!r} at byte {offset}, because the file has "
+                    f"{self.client.pipe} cannot go on with {shown(self.url)} at byte {offset}, because the file has "
                     f"changed: {difference}; begin the epoch anew"
                 )
             if headers and response.status_code == 206:
                 sent = response.headers.get("Content-Range", "")
                 if not sent.startswith(f"bytes {offset}-") or found.encoded:
                     raise RuntimeError(
-                        f"{self.client.pipe} asked for {self.url!r} from byte {offset} on, but its server sent "
+                        f"{self.client.pipe} asked for {shown(self.url)} from byte {offset} on, but its server sent "
                         f"{sent or 'a range that it does not name'}"
                     )
                 return response, 0
@@ -145,7 +146,7 @@ class HttpRecipe:
         return self.client.answer(connections, self.url, {})
 
     def __repr__(self) -> str:
-        return f"HttpRecipe({self.url!r})"
+        return f"HttpRecipe({shown(self.url)})"
 
 
 class _Body(io.RawIOBase):
@@ -194,8 +195,8 @@ class _Body(io.RawIOBase):
                 dropped = self._arrived(min(self._early, _PIECE), whole=True)
                 if not dropped:
                     raise RuntimeError(
-                        f"{self.recipe.client.pipe} cannot go on with {self.name!r} at byte {self.position}, because "
-                        f"the file has changed: it ends {self._early} bytes before; begin the epoch anew"
+                        f"{self.recipe.client.pipe} cannot go on with {shown(self.name)} at byte {self.position}, "
+                        f"because the file has changed: it ends {self._early} bytes before; begin the epoch anew"
                     )
                 self._early -= len(dropped)
             data = self._arrived(most, whole)
@@ -225,7 +226,7 @@ class _Body(io.RawIOBase):
                 raise ProtocolError(f"it ended after {before} of {length} bytes")  # which urllib3 1 does not notice
             return b""
         except HTTPError as error:
-            self.recipe.client.explain(error, f"was reading {self.name!r} from byte {self.position} on")
+            self.recipe.client.explain(error, f"was reading {shown(self.name)} from byte {self.position} on")
             raise
 
     def close(self) -> None:
@@ -284,7 +285,7 @@ class HttpStream(io.BufferedReader):
         target = place + offset if whence == io.SEEK_CUR else offset
         if whence == io.SEEK_END or target < place:
             raise io.UnsupportedOperation(
-                f"the stream of {self._body.name!r} moves forward only, but was to go from byte {place} to "
+                f"the stream of {shown(self._body.name)} moves forward only, but was to go from byte {place} to "
                 f"{offset} (whence={whence}); read it into io.BytesIO first"
             )
         if self._body.response is None and self._body.position == place:

@@ -1,0 +1,179 @@
+"""Pickles that hold plain data alone: reading one runs no code of its writer's.
+
+Role: pure functions. The bytes name nothing but functions of this package that make a value of plain data, and take any
+there is: of arrays, batches and files. The extension has looked at each instruction before Python's unpickler does:
+those that Python writes for such data, with lengths that the bytes have. An unpickler takes others, of which some ask
+for gigabytes by a number.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torchdata._native import check_plain_pickle
+
+__all__ = ["dumps_plain", "loads_plain", "register"]
+
+#: A function that makes a value of plain data, and what it is given for a value.
+_Made = tuple[Callable[..., Any], tuple[Any, ...]]
+
+#: By class, what `dumps_plain` has in the place of an instance; None where that one is not plain.
+_known: dict[type, Callable[[Any], _Made | None]] = {}
+#: The functions that may be named, by module and name.
+_makers: dict[tuple[str, str], Callable[..., Any]] = {}
+
+#: Bytes of an array that are copied as they are: a view of it costs more.
+_SMALL = 4096
+
+#: Kinds of dtypes whose items are plain bytes: no objects.
+_KINDS = frozenset("biufcmM")
+
+
+def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable[..., Any]) -> None:
+    """Makes instances of a class, not of its subclasses, plain data.
+
+    Args:
+        kind: the class.
+        parts: what makes an equal instance again, and of what; None of one that is no plain data.
+        makers: all functions that it may name. Strangers choose what these are given.
+    """
+    _known[kind] = parts
+    _makers.update({(maker.__module__, maker.__qualname__): maker for maker in makers})
+
+
+class _NotPlainError(Exception):
+    pass
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:  # called for all that is none of the types with instructions
+        parts = _known.get(type(obj)) or _of_library(type(obj))
+        made = None if parts is None else parts(obj)
+        if made is not None:
+            return made
+        if _makers.get((getattr(obj, "__module__", ""), getattr(obj, "__qualname__", ""))) is obj:
+            return NotImplemented  # by its name
+        raise _NotPlainError
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _makers:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return _makers[module, name]
+
+
+def dumps_plain(value: Any) -> bytes | None:
+    """The pickle of a value, in which what was one object stays one; None where the value is no plain data.
+
+    Plain are `None`, `bool`, `int`, `float`, `str`, `bytes`, `bytearray`, arrays and tensors of numbers, batches and
+    files in memory, those that lie at a path, and tuples, lists, dicts, sets and frozensets of these.
+    """
+    file = io.BytesIO()
+    try:
+        _Pickler(file, protocol=5).dump(value)
+    except (_NotPlainError, RecursionError, TypeError):
+        return None
+    return file.getvalue()
+
+
+def loads_plain(pickled: Any) -> Any:
+    """The value that was pickled.
+
+    Raises:
+        ValueError: the bytes are no such pickle.
+    """
+    check_plain_pickle(pickled)
+    try:
+        return _Unpickler(io.BytesIO(pickled)).load()
+    except Exception as error:
+        raise ValueError(f"they are no pickle of plain data ({type(error).__name__}: {error})") from None
+
+
+# -- arrays and files in memory ----------------------------------------------------------------------------------------
+
+
+def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
+    """The same for classes of libraries that may not be loaded."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
+        return _array_parts
+    return _tensor_parts if torch is not None and kind is torch.Tensor else None
+
+
+def _array_parts(array: Any) -> _Made | None:
+    import numpy
+
+    if array.dtype.kind not in _KINDS or array.dtype.hasobject or not array.flags.c_contiguous:
+        return None
+    scalar = isinstance(array, numpy.generic)
+    # A large one is copied once: into the pickle.
+    data = (
+        array.tobytes() if scalar or array.nbytes < _SMALL else pickle.PickleBuffer(array.reshape(-1).view(numpy.uint8))
+    )
+    return _array, (data, array.dtype.str, array.shape, scalar)
+
+
+def _array(data: bytes, dtype: str, shape: tuple[int, ...], scalar: bool) -> Any:
+    import numpy
+
+    kind = numpy.dtype(dtype)
+    if kind.kind not in _KINDS or kind.hasobject:
+        raise ValueError(f"no array has the dtype {dtype!r}")
+    made = numpy.frombuffer(_own(data), kind).reshape(shape)
+    return made[()] if scalar else made
+
+
+def _tensor_parts(tensor: Any) -> _Made | None:
+    import torch
+
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
+    if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or vars(tensor):
+        return None
+    data = pickle.PickleBuffer(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+    return _tensor, (data, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"no tensor has the dtype {dtype!r}")
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=kind) if not data else None
+    return torch.frombuffer(_own(data), dtype=kind).reshape(shape)
+
+
+def _own(data: bytes | bytearray) -> bytearray:
+    """Bytes that may be written: the pickle of what could be written has such already."""
+    return data if type(data) is bytearray else bytearray(data)
+
+
+def _file_parts(file: Any) -> _Made | None:
+    if file.closed or vars(file):
+        return None
+    return (_text_file if type(file) is io.StringIO else _bytes_file), (file.getvalue(), file.tell())
+
+
+def _bytes_file(content: bytes, position: int) -> io.BytesIO:
+    file = io.BytesIO(bytes(content))
+    file.seek(position)
+    return file
+
+
+def _text_file(content: str, position: int) -> io.StringIO:
+    file = io.StringIO(content, newline="")
+    file.seek(position)
+    return file
+
+
+for _maker in (_array, _tensor):
+    _makers[_maker.__module__, _maker.__qualname__] = _maker
+register(io.BytesIO, _file_parts, _bytes_file)
+register(io.StringIO, _file_parts, _text_file)

@@ -1,0 +1,204 @@
+"""Secrets in texts: what messages, pictures, traces and states leave out.
+
+Role: pure functions, the only ones by which this package decides what is nobody's business. A value is a secret by the
+name that it goes by (`api_key=…`), by its place (a URL's user, a parameter of its query), or because it looks like one:
+a token is random, and nothing else in a pipeline's arguments is. They err on the side of hiding. Texts of other
+processes are also freed of what a terminal would obey.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import re
+from typing import Any
+
+__all__ = ["HIDDEN", "digest", "is_private", "is_secret", "printable", "redact_error", "redacted", "shown"]
+
+#: What stands for a secret; inside a URL, which takes no such letter, three asterisks do.
+HIDDEN, _IN_URL = "…", "***"
+
+#: Words of a name behind which nothing but a secret stands.
+_HARD = frozenset(
+    ["apikey", "auth", "authentication", "authorization", "bearer", "cookie", "cookies", "cred", "credential"]
+    + ["credentials", "creds", "dsn", "jwt", "login", "oauth", "passcode", "passphrase", "passwd", "password", "pwd"]
+    + ["sas", "secret", "secrets", "sig", "signature"]
+)
+#: Whole names, of which the words stand in others, too.
+_WHOLE = frozenset({"pass", "pat", "pin", "pw"})
+#: Words behind which numbers may stand that are none.
+_SOFT = frozenset(
+    ["config", "header", "headers", "kwargs", "options", "params", "private", "profile", "session", "token", "tokens"]
+    + ["url", "user"]
+)
+#: Parts of words that are written as one.
+_INSIDE = re.compile(r"passw|secret|credential|api_?key|access_?key|authoriz|authtoken|signature|connection_?str")
+#: Whose keys are secrets: `key` alone is a function, or a name.
+_KEYS = frozenset(
+    ["access", "account", "api", "auth", "aws", "azure", "client", "deploy", "encryption", "gcp", "hmac", "license"]
+    + ["master", "private", "s3", "secret", "service", "shared", "signing", "ssh", "storage", "subscription"]
+)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+#: A value of a query that is longer says more than which part of a file is wanted.
+_LONGEST = 20
+
+_USER = re.compile(r"(?<=://)[^/\s?#]*@")
+_QUERY = re.compile(r"([?&;#])([^=\s&;#?/]+)=([^\s&#'\")\]>]*)")
+_NAMED = re.compile(r"\b([A-Za-z][\w-]{0,64})(['\"]?\s*[=:]\s*[rbfu]?['\"]?(?:Bearer |Basic )?)([^\s'\",;&)}\]?]+)")
+_BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{8,}")
+#: Tokens that say what they are.
+_KNOWN = re.compile(
+    r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{20,}"
+    r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}(?:\.[\w-]+)*|SG\.[\w-]{16,}\.[\w-]{16,})"
+)
+_RUN = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
+_KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
+
+#: Control characters, a terminal's and Unicode's: what changes the direction of texts, or ends a line.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+
+#: By what errors of libraries are known, which put URLs into their messages. Errors of users are theirs.
+_LIBRARIES = frozenset(
+    [
+        "adlfs",
+        "aiobotocore",
+        "aiohttp",
+        "aistore",
+        "boto3",
+        "botocore",
+        "datasets",
+        "fsspec",
+        "gcsfs",
+        "google",
+        "httpx",
+    ]
+    + ["huggingface_hub", "iopath", "obstore", "requests", "s3fs", "urllib", "urllib3"]
+)
+
+
+def is_private(name: str, value: Any = "") -> bool:
+    """Whether what goes by a name is nobody's business.
+
+    Args:
+        name: the name of an argument, of a parameter of a query, or of an option of a program.
+        value: what goes by it.
+    """
+    words = [word.lower() for word in _WORD.findall(name)]
+    is_number = isinstance(value, (bool, int, float)) or value is None
+    return (
+        name.lower() in _WHOLE
+        or not _HARD.isdisjoint(words)
+        or (not is_number and not _SOFT.isdisjoint(words))
+        or _INSIDE.search(name.lower()) is not None
+        or any(word in _KEYS and after == "key" for word, after in itertools.pairwise(words))
+    )
+
+
+def is_secret(text: str) -> bool:
+    """Whether a text, whatever it is called, looks like a token: long, without blanks, and random."""
+    return _KNOWN.search(text) is not None or any(map(_is_random, _RUN.findall(text)))
+
+
+def _is_random(run: str) -> bool:
+    """Whether letters of both kinds and digits follow each other as by chance, and not as in names and numbers."""
+    kinds = _KINDS.findall(run)
+    digits = sum(map(str.isdigit, run))
+    return digits >= 2 and len(kinds) - 1 >= 0.3 * sum(map(len, kinds)) and len(set(run)) >= 8
+
+
+def redacted(text: str) -> str:
+    """A text without the secrets in its URLs, and behind names that tell of one."""
+    text = _USER.sub(f"{_IN_URL}@", text)
+    text = _QUERY.sub(_of_query, text)
+    text = _NAMED.sub(_of_name, text)
+    text = _BEARER.sub(rf"\1 {HIDDEN}", text)
+    return _KNOWN.sub(HIDDEN, text)
+
+
+def _of_query(found: re.Match[str]) -> str:
+    mark, name, value = found.groups()
+    hides = len(value) > _LONGEST or is_private(name) or name.lower() in ("key", "code", "state") or is_secret(value)
+    return f"{mark}{name}={_IN_URL if hides and value else value}"
+
+
+def _of_name(found: re.Match[str]) -> str:
+    name, between, value = found.groups()
+    hides = is_private(name, 0) or (is_private(name) and is_secret(value))
+    return f"{name}{between}{HIDDEN}" if hides and not value.startswith((_IN_URL, HIDDEN)) else found[0]
+
+
+def shown(value: Any) -> str:
+    """The `repr` of a path, a URL or another value in a message, without the secrets in it."""
+    return redacted(repr(value))
+
+
+def digest(name: str, words: str) -> str:
+    """A few digits by which a secret is known again, and of which nobody finds it.
+
+    They are the same in each process, on each rank and in each state, so that states can be compared. So all states
+    together tell no more of a secret than these 16 bits: who guesses passwords has one in 65,536 left of them.
+
+    Args:
+        name: what it is called. It is the key: two arguments of one value have different digits.
+        words: the secret.
+    """
+    key = f"torchdata fingerprint of {name}".encode()
+    return hmac.new(key, words.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:4]
+
+
+def redact_error(error: BaseException) -> None:
+    """Takes secrets out of the message of a system's or a library's error, and of those that are shown with it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _LIBRARIES:
+            _redact(error)
+        following = error.__cause__ or error.__context__
+        if following is None:
+            return
+        error = following
+
+
+def _redact(error: BaseException) -> None:
+    if any(_has_secret(part) for part in error.args):
+        error.args = tuple(redacted(part) if isinstance(part, str) else part for part in error.args)
+        for number, part in enumerate(error.args):
+            if isinstance(part, BaseException):  # what `requests` got of `urllib3`
+                redact_error(part)
+                if _has_secret(str(part)):
+                    error.args = (*error.args[:number], redacted(str(part)), *error.args[number + 1 :])
+    for name, value in list(getattr(error, "__dict__", {}).items()):
+        if isinstance(value, str) and _has_secret(value):
+            setattr(error, name, redacted(value))
+    filename = getattr(error, "filename", None)
+    if isinstance(filename, str) and _has_secret(filename):
+        error.filename = redacted(filename)  # type: ignore[attr-defined]
+    about = getattr(error, "request_info", None)  # of aiohttp, whose message is made of this
+    if about is not None and _has_secret(str(error)):
+        error.request_info = about._replace(  # type: ignore[attr-defined]
+            real_url=type(about.real_url)(redacted(str(about.real_url)))
+        )
+    if notes := getattr(error, "__notes__", None):
+        error.__notes__ = [redacted(note) for note in notes]
+
+
+def _has_secret(part: Any) -> bool:
+    text = part if isinstance(part, str) else str(part) if isinstance(part, BaseException) else ""
+    return redacted(text) != text
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    """A text of another process as a terminal may show it: what it would obey is written out.
+
+    Args:
+        text: the text.
+        lines: whether it may have several lines.
+    """
+    return _CONTROL.sub(lambda found: found[0] if lines and found[0] in "\n\t" else _written(found[0]), text)
+
+
+def _written(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

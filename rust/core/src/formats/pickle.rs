@@ -1,0 +1,115 @@
+//! Pickles of plain data: whether each instruction is one that Python writes for such data.
+//!
+//! An unpickler obeys instructions, and those of a stranger may change objects, or ask for gigabytes by a number: a place
+//! in the memo, or a length beyond the end. Plain data needs none of the former, protocol 5 writes no places in the memo,
+//! and lengths are compared with what is there. Which functions may be named, and so called, is for the unpickler to say.
+
+use thiserror::Error;
+
+/// Those without an argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S), ADDITEMS, FROZENSET, tuples,
+/// MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
+const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
+
+/// Why bytes are not taken for a pickle of plain data.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum PlainError {
+    /// An instruction that plain data does not need.
+    #[error("byte {at} is instruction {opcode:#04x}, which plain data does not need")]
+    Instruction {
+        /// Where it stands.
+        at: usize,
+        /// The instruction.
+        opcode: u8,
+    },
+    /// They end within an instruction, or before the last one.
+    #[error("they end within the instruction at byte {0}")]
+    Short(usize),
+    /// Something stands behind the last instruction.
+    #[error("{0} bytes stand behind the end")]
+    Behind(usize),
+}
+
+/// Checks that bytes are a pickle of plain data, as far as single instructions tell.
+///
+/// # Errors
+///
+/// One is another instruction, or asks for more bytes than there are.
+pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
+    let mut at = 0;
+    while let Some(&opcode) = bytes.get(at) {
+        let rest = &bytes[at + 1..];
+        let length = argument(opcode, rest)
+            .ok_or(PlainError::Instruction { at, opcode })?
+            .filter(|&length| length <= rest.len())
+            .ok_or(PlainError::Short(at))?;
+        if opcode == b'.' {
+            return match rest.len() {
+                0 => Ok(()),
+                behind => Err(PlainError::Behind(behind)),
+            };
+        }
+        at += 1 + length;
+    }
+    Err(PlainError::Short(at))
+}
+
+/// How many bytes the argument of an instruction has; `None` inside where they are not there to tell.
+fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
+    let fixed = |length| Some(Some(length));
+    if BARE.contains(&opcode) {
+        return fixed(0);
+    }
+    match opcode {
+        // PROTO, BININT1, BINGET
+        0x80 | b'K' | b'h' => fixed(1),
+        b'M' => fixed(2),                               // BININT2
+        b'J' | b'j' => fixed(4),                        // BININT, LONG_BINGET
+        b'G' | 0x95 => fixed(8),                        // BINFLOAT, FRAME
+        0x8a | 0x8c | b'C' => Some(counted::<1>(rest)), // LONG1, SHORT_BINUNICODE, SHORT_BINBYTES
+        0x8b | b'X' | b'B' => Some(counted::<4>(rest)), // LONG4, BINUNICODE, BINBYTES
+        0x8d | 0x8e | 0x96 => Some(counted::<8>(rest)), // BINUNICODE8, BINBYTES8, BYTEARRAY8
+        _ => None,
+    }
+}
+
+/// The length of an argument that begins with so many bytes that count the others.
+fn counted<const WIDTH: usize>(rest: &[u8]) -> Option<usize> {
+    let mut length = [0; 8];
+    length[..WIDTH].copy_from_slice(rest.get(..WIDTH)?);
+    usize::try_from(u64::from_le_bytes(length)).ok()?.checked_add(WIDTH)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_python_writes_for_plain_data_is_taken() {
+        // pickle.dumps([{"a": 1, "b": (2.5, None)}, b"x"], 5), and the same cut off anywhere.
+        let whole = b"\x80\x05\x95\x24\0\0\0\0\0\0\0]\x94(}\x94(\x8c\x01a\x94K\x01\x8c\x01b\x94G@\x04\0\0\0\0\0\0N\x86\x94uC\x01x\x94e.";
+        assert_eq!(check_plain(whole), Ok(()));
+        for cut in 0..whole.len() {
+            assert!(check_plain(&whole[..cut]).is_err(), "{cut}");
+        }
+    }
+
+    #[test]
+    fn instructions_that_change_objects_or_count_by_themselves_are_refused() {
+        // GLOBAL, BUILD, NEWOBJ, NEWOBJ_EX, LONG_BINPUT, BINPUT, INT, LONG, PERSID, EXT1, DUP, NEXT_BUFFER
+        for opcode in [b'c', b'b', 0x81, 0x92, b'r', b'q', b'I', b'L', b'P', 0x82, b'2', 0x97] {
+            let found = check_plain(&[0x80, 5, opcode, 0, 0, 0, 0, b'.']);
+            assert_eq!(found, Err(PlainError::Instruction { at: 2, opcode }));
+        }
+    }
+
+    #[test]
+    fn lengths_beyond_the_end_are_refused_before_anything_is_made() {
+        for opcode in [0x8d, 0x8e, 0x96] {
+            let mut bytes = vec![0x80, 5, opcode];
+            bytes.extend(u64::MAX.to_le_bytes());
+            bytes.push(b'.');
+            assert_eq!(check_plain(&bytes), Err(PlainError::Short(2)));
+        }
+        assert_eq!(check_plain(b"\x80\x05N..."), Err(PlainError::Behind(2)));
+    }
+}

@@ -1,0 +1,76 @@
+"""Where rank 0 listens, and what connections cost it that are none of a rank's."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+import time
+
+import pytest
+
+from torchdata._native import Meeting
+from torchdata._ranks import opening
+
+HELLO, WELCOME = b"h" * 16, b"w" * 16
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.9", "LOCALHOST"])
+def test_rank_0_listens_on_loopback_alone_where_the_store_is_there(host, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    listener, offer = opening._listen(host)
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        assert (offer["addresses"], offer["loopback"]) == (["127.0.0.1"], False)
+        assert opening._addresses_to_try(offer, host) == ["127.0.0.1"]
+
+
+def test_rank_0_listens_on_the_address_towards_the_store(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(opening, "_address_towards", lambda host: "127.0.0.3")
+    monkeypatch.setattr(opening, "_is_loopback", lambda host: False)
+    listener, offer = opening._listen("store.example")
+    with listener:
+        assert listener.getsockname()[0] == "127.0.0.3"
+        assert opening._addresses_to_try(offer, "store.example") == ["127.0.0.3"]
+
+
+@pytest.mark.parametrize("towards", ["127.0.1.1", None, "192.0.2.1"])
+def test_rank_0_listens_everywhere_where_nobody_knows_which_address_others_reach(towards, monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(opening, "_address_towards", lambda host: towards)  # the last one is no address of this machine
+    listener, offer = opening._listen("store.example")
+    with listener:
+        assert listener.getsockname()[0] in ("0.0.0.0", "::")
+        assert opening._addresses_to_try(offer, "store.example")[:2] == ["127.0.0.1", "::1"]
+
+
+def test_a_flood_without_the_secret_costs_no_memory_and_no_time():
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    meeting = Meeting.host(listener.detach(), 2, HELLO, WELCOME)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    over = threading.Event()
+
+    def flood():
+        said = b"\5\0\0" * 20_000
+        while not over.is_set():
+            try:
+                with socket.create_connection(address, 1) as stranger:
+                    while not over.is_set():
+                        stranger.send(said)
+            except OSError:
+                continue
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        begun = time.monotonic()
+        what, ranks, _ = meeting.open(0.5)
+        assert (what, ranks) == ("absent", [1])
+        assert time.monotonic() - begun < 20
+    finally:
+        over.set()
+        thread.join()
+        meeting.close()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10

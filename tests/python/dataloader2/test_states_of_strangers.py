@@ -1,0 +1,349 @@
+"""States that anybody may have written: nothing of them is unpickled without leave, and no number is believed."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from pipes_table import ROWS, seed
+from torchdata import _plain_pickles
+from torchdata._engine.snapshots import seal, unseal
+from torchdata.dataloader2 import (
+    DataLoader2,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+    describe,
+)
+from torchdata.dataloader2._loader_state import checksums
+from torchdata.datapipes._pipe.division import Given
+from torchdata.datapipes.iter import FileOpener, IterableWrapper
+from torchdata.datapipes.state import load_state, save_state
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
+    pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
+]
+
+#: Of `fuzz_states`.
+TARGETS = "loader_value,loader_bytes,graph_value,plain_pickle"
+
+ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
+
+#: Rows that hold what only pickle can hold: objects of users', and streams that are opened again with settings.
+ONLY_PICKLED = {"sampler"}
+
+
+class Boom:
+    """Says so where it is unpickled."""
+
+    opened: ClassVar[list[str]] = []
+
+    def __reduce__(self):
+        return Boom.opened.append, ("opened",)
+
+
+@pytest.fixture(autouse=True)
+def nothing_opened():
+    Boom.opened.clear()
+    yield
+    assert Boom.opened == []
+
+
+def resealed(state, **changes):
+    """The state with other fields, and checksums that fit to them."""
+    state = {**state, **changes}
+    return {**state, "checksums": checksums(state)}
+
+
+def saved(items=2, workers=0, pipe=None):
+    service = MultiProcessingReadingService(workers) if workers else InProcessReadingService()
+    pipe = IterableWrapper(range(40)).shuffle(buffer_size=8).sharding_filter().map(str) if pipe is None else pipe
+    with DataLoader2(pipe, reading_service=service) as loader:
+        loader.seed(3)
+        iterator = iter(loader)
+        for _ in range(items):
+            next(iterator)
+        return loader.state_dict(), list(iterator)
+
+
+def test_describe_opens_no_generator_and_refuses_what_is_none():
+    state, _ = saved()
+    assert describe(state).startswith("inside an epoch, after 2 items")
+    seed, applies, *_ = state["randomness_state"]
+    bad = resealed(state, randomness_state=(seed, applies, pickle.dumps(Boom()), pickle.dumps(Boom())))
+    for use in (describe, lambda state: DataLoader2(IterableWrapper([1])).load_state_dict(state)):
+        with pytest.raises(ValueError, match="damaged in its field 'randomness_state'"):
+            use(bad)
+
+
+def test_a_loader_goes_on_without_unpickling_anything(monkeypatch):
+    for workers in (2, 0):
+        state, rest = saved(workers=workers)
+        monkeypatch.setattr("torchdata.datapipes._pipe.plain.pickle", None)
+        monkeypatch.setattr("torchdata.dataloader2._checkpointing.unpickled", None)
+        pipe = IterableWrapper(range(40)).shuffle(buffer_size=8).sharding_filter().map(str)
+        service = MultiProcessingReadingService(workers) if workers else InProcessReadingService()
+        with DataLoader2(pipe, reading_service=service) as loader:
+            loader.load_state_dict(state, allow_pickle=False)
+            assert list(loader) == rest
+
+
+def test_torch_reads_what_is_loaded_without_pickle(tmp_path):
+    state, rest = saved()
+    torch.save(state, tmp_path / "state")
+    read = torch.load(tmp_path / "state", weights_only=True)
+    loader = DataLoader2(
+        IterableWrapper(range(40)).shuffle(buffer_size=8).sharding_filter().map(str),
+        reading_service=InProcessReadingService(),
+    )
+    loader.load_state_dict(read, allow_pickle=False)
+    assert list(loader) == rest
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_pickle_in_a_pipes_state_is_refused_and_the_pipe_is_named(workers, monkeypatch):
+    monkeypatch.setattr("torchdata._engine.snapshots.SECONDS", 0.0)  # each item is followed by a snapshot
+    monkeypatch.setattr("torchdata._engine.snapshots.FACTOR", 0.0)
+
+    def pipe():
+        return IterableWrapper(range(20)).map(Decimal).shuffle(buffer_size=8).sharding_filter().map(str)
+
+    state, _ = saved(workers=workers, pipe=pipe(), items=6)
+    service = MultiProcessingReadingService(workers) if workers else InProcessReadingService()
+    with DataLoader2(pipe(), reading_service=service) as loader:
+        with pytest.raises(ValueError, match="state of Shuffler holds what only pickle .*allow_pickle=True"):
+            loader.load_state_dict(state, allow_pickle=False)
+        loader.load_state_dict(state)
+
+
+def test_the_pipe_of_a_state_is_not_opened_without_leave():
+    state, _ = saved()
+    state = resealed(state, serialized_datapipe=pickle.dumps(Boom()))
+    with pytest.raises(ValueError, match="the pipe of this loader state is a pickle.*Make a DataLoader2 with the pipe"):
+        DataLoader2(None).load_state_dict(state, allow_pickle=False)
+
+
+def test_what_services_of_a_sequence_say_is_no_pickle():
+    class Kept(InProcessReadingService):
+        def checkpoint(self):
+            return b"kept"
+
+        def restore(self, datapipe, serialized_state):
+            assert serialized_state == b"kept"
+            return self.initialize(datapipe)
+
+    def loader():
+        return DataLoader2(
+            IterableWrapper(range(5)), reading_service=SequentialReadingService(InProcessReadingService(), Kept())
+        )
+
+    again = loader()
+    again.load_state_dict(loader().state_dict(), allow_pickle=False)
+    assert list(again) == [0, 1, 2, 3, 4]
+    bad = resealed(loader().state_dict(), reading_service_state=pickle.dumps(Boom()))
+    again = loader()
+    again.load_state_dict(bad)
+    with pytest.raises(ValueError, match="'reading_service_state'"):
+        iter(again)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_pipe_over_plain_items_saves_and_loads_without_pickle(row):
+    for taken in (0, 2, 5):
+        pipe = row.build(lambda: IterableWrapper(ITEMS), **row.example)
+        seed(pipe, 7)
+        iterator = iter(pipe)
+        for _ in range(taken):
+            next(iterator, None)
+        again = row.build(lambda: IterableWrapper(ITEMS), **row.example)
+        try:
+            state = save_state(pipe)
+        except TypeError:  # pipes of users' that cannot be saved
+            return
+        if row.name in ONLY_PICKLED:
+            with pytest.raises(ValueError, match="only pickle"):
+                load_state(again, state, allow_pickle=False)
+            return
+        load_state(again, state, allow_pickle=False)
+        assert repr(list(again)) == repr(list(iterator))
+
+
+def test_a_text_file_is_gone_on_with_and_only_read(tmp_path):
+    path = tmp_path / "lines"
+    path.write_text("a\nb\nc\n")
+
+    def lines():
+        return FileOpener(IterableWrapper([str(path)]), mode="t").readlines(return_path=False).shuffle(buffer_size=1)
+
+    pipe = lines()
+    iterator = iter(pipe)
+    next(iterator)
+    state = save_state(pipe)
+    again = lines()
+    load_state(again, state, allow_pickle=False)
+    assert list(again) == list(iterator)
+    for harm, words in ((_opened_for_writing, "in mode 'w'"), (_made_a_fifo, "something else")):
+        bad = copy.deepcopy(state)
+        found = next(entry for entry in bad["pipes"] if entry["type"] == "LineReader")["state"]
+        harm(path, found)
+        del bad["checksums"]
+        with pytest.raises(ValueError, match=f"state of LineReader is damaged.*{words}"):
+            load_state(lines(), bad, allow_pickle=False)
+
+
+def _opened_for_writing(path, found):
+    held = _plain_pickles.loads_plain(found["__nested__"])
+    held["pair"][1]._recipe.mode = "w"
+    found["__nested__"] = _plain_pickles.dumps_plain(held)
+
+
+def _made_a_fifo(path, found):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1, {"a": {2, 3}}, (b"x", [None, 2.5])],
+        np.arange(6, dtype=">i2").reshape(2, 3),
+        np.float32(2.5),
+        np.array(3),
+        np.array(["a", "b"]),
+        torch.arange(6).reshape(2, 3),
+        torch.zeros(2, dtype=torch.bfloat16),
+        torch.zeros(0, 3),
+        torch.tensor(True),
+        Decimal(1),
+        np.array([object()]),
+        [Boom],
+    ],
+    ids=range(12),
+)
+def test_plain_pickles_hold_numbers_and_containers_and_nothing_else(value):
+    pickled = _plain_pickles.dumps_plain(value)
+    if isinstance(value, Decimal) or (isinstance(value, (list, np.ndarray)) and "Boom" in repr(value)):
+        assert pickled is None
+        return
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
+        assert pickled is None
+        return
+    again = _plain_pickles.loads_plain(pickled)
+    assert type(again) is type(value)
+    assert repr(again) == repr(value)
+    assert getattr(again, "dtype", None) == getattr(value, "dtype", None)
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        pickle.dumps(Boom()),
+        b"\x80\x05ctorchdata.dataloader2\ndescribe\n.",
+        b"\x80\x05\x8c\x02os\x94\x8c\x06system\x94\x93\x94\x8c\x04true\x94\x85R.",
+        b"\x80\x05Nr\xff\xff\xff\x7f.",  # a place in the memo: 16 GiB
+        b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".",
+        b"\x80\x05I" + b"9" * 5000 + b"\n.",
+        b"\x80\x05e.",
+        b"",
+        b"\x80",
+    ],
+    ids=range(9),
+)
+def test_other_pickles_are_no_plain_data(pickled):
+    with pytest.raises(ValueError, match="byte|they"):
+        _plain_pickles.loads_plain(pickled)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_generators_place_beyond_its_numbers_is_refused():
+    state, _ = saved()
+    place = copy.deepcopy(state["iteration_state"])
+    generators = unseal(place["generators"], "it")
+    key, _, *rest = generators["numpy"]
+    place["generators"] = seal({**generators, "numpy": (key, 10**9, *rest)})
+    with pytest.raises(ValueError, match=r"'iteration_state'.*NumPy's generator stands at 1000000000"):
+        DataLoader2(None).load_state_dict(resealed(state, iteration_state=place))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("given",), -1, "drops 0 of -1"),
+        (("given",), 1 << 60, "drops 0 of"),
+        (("drop",), 3, "drops 3 of 2"),
+        (("workers", "turn"), 7, "turn of worker 7"),
+        (("workers", "in_order"), 1, "with"),
+        (("workers", "workers", 0, "given"), (1 << 60, 0), "worker 0 has"),
+        (("workers", "workers", 0, "given"), (1, 1 << 64), "worker 0 has"),
+        (("workers", "workers"), [], "has no workers"),
+        (("processes",), [10**9, False, True], "not of 1000000000 workers"),
+    ],
+)
+def test_a_number_out_of_its_range_is_damage_of_its_field(path, value, words):
+    state, _ = saved(workers=2)
+    place = copy.deepcopy(state["iteration_state"])
+    inside = place
+    for step in path[:-1]:
+        inside = inside[step]
+    inside[path[-1]] = value
+    with pytest.raises(ValueError, match=f"damaged in its field 'iteration_state'.*{words}"):
+        describe(resealed(state, iteration_state=place))
+
+
+def test_units_far_beyond_others_are_refused_rather_than_counted():
+    with pytest.raises(ValueError, match="more than 1048576 units"):
+        Given().and_shares([Given(0), Given(10**12)])
+    left = Given(0, (10**12,)).left_of(iter(range(5)), 0)
+    assert list(left) == [0, 1, 2, 3, 4]
+
+
+def test_damage_of_a_graphs_state_names_the_pipe():
+    pipe = IterableWrapper(range(9)).shuffle(buffer_size=3).batch(2)
+    next(iter(pipe))
+    state = pickle.loads(pickle.dumps(save_state(pipe)))
+
+    def again():
+        return IterableWrapper(range(9)).shuffle(buffer_size=3).batch(2)
+
+    load_state(again(), state)
+    state["pipes"][1]["state"]["_buffer"] = [7, 7, 7]
+    with pytest.raises(ValueError, match="damaged in its field 'pipes': the checksum of pipe 2, Shuffler"):
+        load_state(again(), state)
+    twice: tuple = ()
+    for _ in range(60):
+        twice = (twice, twice)
+    state["pipes"][1]["state"]["_buffer"] = twice
+    with pytest.raises(ValueError, match="more than 1048576 parts"):
+        load_state(again(), state)
+
+
+def test_a_state_nested_in_itself_is_refused():
+    state, _ = saved(workers=2)
+    place = copy.deepcopy(state["iteration_state"])
+    place["workers"]["workers"][0]["snapshot"] = place
+    with pytest.raises(ValueError, match="'iteration_state'"):
+        describe({**state, "iteration_state": place})
+
+
+def test_two_thousand_damaged_states_end_in_an_error_or_go_on_within_memory_and_time():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "fuzz_files", "1", "--inputs", "700", "--targets", TARGETS],
+        cwd=Path(__file__).parents[1] / "support",
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

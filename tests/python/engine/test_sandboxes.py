@@ -1,0 +1,90 @@
+"""Loaders where the system lacks, or forbids, what only Linux has: they fall back by themselves, and say so once."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="filters of system calls are Linux's"),
+    pytest.mark.skipif(
+        platform.machine() not in ("x86_64", "aarch64"), reason="numbers of system calls are known of two"
+    ),
+]
+
+PROGRAM = """
+import json, os, sys, warnings
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+method, deaths = sys.argv[1], sys.argv[2:]
+
+def dying(x):
+    for flag in deaths:
+        if x == 11 and not os.path.exists(flag):
+            open(flag, "w").close()
+            os.kill(os.getpid(), 9)
+    return x
+
+def main():
+    found = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            service = MultiProcessingReadingService(2, method, on_worker_exit="restart" if deaths else "error")
+            pipe = IterableWrapper(range(40)).sharding_filter().map(dying)
+            with DataLoader2(pipe, reading_service=service) as loader:
+                found.append(list(loader) == list(range(40)))
+    print(json.dumps([found, [str(one.message) for one in caught]]))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def run(tmp_path, code, calls, *arguments, **environment):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "sandboxed", code, calls, str(program), *arguments],
+        cwd=Path(__file__).parents[1] / "support",
+        env={**os.environ, "TORCHDATA_PORTABLE": "", **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    found, told = json.loads(done.stdout)
+    assert found == [True, True]
+    return told
+
+
+@pytest.mark.parametrize(
+    ("method", "code", "calls"),
+    [
+        ("fork", "EPERM", "memfd_create,pidfd_open"),
+        ("spawn", "EPERM", "memfd_create"),
+        ("forkserver", "ENOSYS", "pidfd_open"),
+    ],
+)
+def test_a_loader_falls_back_where_system_calls_are_forbidden_and_says_so_once(method, code, calls, tmp_path):
+    (told,) = run(tmp_path, code, calls, method)
+    assert "no memfd_create or no pidfd_open" in told
+    assert "TMPDIR" in told
+
+
+def test_workers_are_replaced_without_descriptors_of_processes(tmp_path):
+    flags = [str(tmp_path / "first"), str(tmp_path / "second")]
+    told = run(tmp_path, "EPERM", "memfd_create,pidfd_open", "fork", *flags)
+    assert len([one for one in told if "killed by SIGKILL" in one]) == 2
+
+
+def test_who_asks_for_the_fallback_hears_nothing_and_needs_no_memfd(tmp_path):
+    assert run(tmp_path, "EPERM", "memfd_create", "spawn", TORCHDATA_PORTABLE="1") == []

@@ -1,0 +1,139 @@
+"""Boards of counters that others have made: what does not check out is named and left out, and obeyed is nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+
+from torchdata._native import StatsBoard
+from torchdata._stats import attaching, top
+from torchdata._stats.attaching import find
+from torchdata._stats.reading import read_board
+from torchdata.datapipes.datapipe import token_of
+from torchdata.datapipes.iter import IterableWrapper
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="loaders are found through Linux's /proc"),
+    pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
+]
+
+#: Of the header of a page, where the role and the number of its pipes stand.
+PAGE, ROLE, PIPES = 4096, 4, 28
+
+
+def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
+    """The descriptor of a board of this process's, in which somebody has changed something."""
+    board = StatsBoard(2, 1, 2, True)
+    board.adopt(0, 1, 0)
+    content = bytearray(os.pread(board.fileno(), 1 << 24, 0))
+    change(content)
+    made = os.memfd_create("torchdata-stats", os.MFD_ALLOW_SEALING)
+    os.write(made, content)
+    if seals:
+        fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
+    board.close_descriptor()
+    return made
+
+
+def with_role(content):
+    struct.pack_into("<I", content, PAGE + ROLE, 77)
+
+
+def with_pipes(content):
+    struct.pack_into("<I", content, PAGE + PIPES, 2**32 - 1)
+
+
+def with_pages(content):
+    struct.pack_into("<I", content, 12, 2**32 - 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "seals", "words"),
+    [
+        (with_role, fcntl.F_SEAL_SHRINK, "page 0 of the counters is of a process"),
+        (with_pipes, fcntl.F_SEAL_SHRINK, "page 0 of the counters counts more pipes"),
+        (with_pages, fcntl.F_SEAL_SHRINK, "its sizes contradict each other"),
+        (lambda content: None, 0, "not sealed against shrinking"),
+    ],
+)
+def test_a_bad_board_is_named_and_the_others_are_shown(change, seals, words):
+    attaching._told.clear()
+    descriptors = [planted(), planted(change, seals), planted()]
+    try:
+        with pytest.warns(RuntimeWarning, match=f"process {os.getpid()} has counters that are left out: .*{words}"):
+            assert len(find(os.getpid())) == 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a live view looks every second
+            assert len(find(os.getpid())) == 2
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def test_a_board_that_turns_bad_leaves_the_view():
+    descriptor = planted()
+    try:
+        (one,) = find(os.getpid())
+        view = top._View(one)
+        assert view.is_readable()
+        os.pwrite(descriptor, struct.pack("<I", 77), PAGE + ROLE)
+        assert not view.is_readable()
+    finally:
+        os.close(descriptor)
+
+
+def test_names_of_pipes_and_command_lines_are_shown_without_what_a_terminal_obeys():
+    pipe = IterableWrapper([1])
+    board = StatsBoard(1, 1, 2, True)
+    board.adopt(0, 1, 0)
+    board.bind(0, [(token_of(pipe), "evil\x1b]0;owned\x07", "a\x9b2J\n", None, 0, 0)])
+    (shown,) = read_board(board).pages[0]["pipes"]
+    assert (shown["label"], shown["location"]) == ("evil\\x1b]0;owned\\x07", "a\\x9b2J\\x0a")
+    program = [
+        "-c",
+        "input()",
+        "\x1b]52;c;eA==\x07",
+        "--api-key",
+        "hunter2!",
+        "--password=hunter3!",
+        "https://u:hunter4@h/",
+    ]
+    with subprocess.Popen([sys.executable, *program], stdin=subprocess.PIPE) as child:
+        told = attaching._command(child.pid)
+        while "-c" not in told:  # it has not replaced the copy of this process yet
+            told = attaching._command(child.pid)
+        child.communicate(b"\n")
+    assert "\x1b" not in told
+    assert "hunter" not in told
+    assert "\\x1b]52" in told
+
+
+def container(folder, host=(100, 1), **processes):
+    """A `/proc` of processes, of which some are in a container: by name, (number here, number there)."""
+    for name, (here, there) in processes.items():
+        inside = folder / str(here)
+        (inside / "ns").mkdir(parents=True)
+        (inside / "ns" / "pid").symlink_to("pid:[1]" if name.startswith("host") else "pid:[2]")
+        numbers = f"{here}" if name.startswith("host") else f"{here}\t{there}"
+        (inside / "status").write_text(f"Name:\tx\nNSpid:\t{numbers}\nThreads:\t1\n")
+    (folder / "self").symlink_to(str(host[0]))
+
+
+def test_processes_of_a_container_are_told_by_their_numbers_here(tmp_path, monkeypatch):
+    container(tmp_path, host_shell=(100, 100), main=(200, 7), worker=(201, 8), host_other=(7, 7))
+    monkeypatch.setattr(attaching, "_PROC", str(tmp_path))
+    assert attaching._numbers(200) == {7: 200, 8: 201}
+    assert attaching._numbers(7) is None
+    assert attaching._numbers(999) is None
+    board = SimpleNamespace(
+        full=True, read=lambda: [{"page": 0, "pid": 7, "pipes": []}, {"page": 1, "pid": 9, "pipes": []}]
+    )
+    pages = read_board(board, {7: 200, 8: 201}).pages
+    assert [page["pid"] for page in pages.values()] == [200, 0]

@@ -1,0 +1,80 @@
+"""Writes what is compiled into the extension, under which licences: `make notices`; `--check` compares.
+
+Role: asks cargo which crates those are, and copies the licences that lie in their sources. The wheel has the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTICES = ROOT / "python" / "torchdata" / "THIRD-PARTY-NOTICES.txt"
+
+#: What a file is called that has a licence.
+_NAMES = ("license", "licence", "copying", "notice", "unlicense")
+#: Systems for which wheels are made: what is compiled for others alone is in none.
+_TARGETS = ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "x86_64-apple-darwin", "aarch64-apple-darwin")
+
+_HEAD = """\
+The extension module of this package is compiled from its own sources and from those listed below, each by its
+authors and under its licence. Besides, it holds parts of Rust's standard library (MIT OR Apache-2.0).
+"""
+
+
+def compiled() -> list[dict[str, Any]]:
+    """The packages of other people's that are part of the extension, by name."""
+    command = ["cargo", "metadata", "--locked", "--format-version", "1"]
+    for target in _TARGETS:
+        command += ["--filter-platform", target]
+    told = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    packages = {package["id"]: package for package in told["packages"]}
+    nodes = {node["id"]: node for node in told["resolve"]["nodes"]}
+    waiting = [package["id"] for package in told["packages"] if package["name"] == "torchdata-py"]
+    seen: set[str] = set(waiting)
+    while waiting:
+        for dependency in nodes[waiting.pop()]["deps"]:
+            kinds = {kind["kind"] for kind in dependency["dep_kinds"]}
+            macro = any("proc-macro" in target["kind"] for target in packages[dependency["pkg"]]["targets"])
+            if None in kinds and not macro and dependency["pkg"] not in seen:  # neither for tests nor to build it
+                seen.add(dependency["pkg"])
+                waiting.append(dependency["pkg"])
+    others = [packages[one] for one in seen if packages[one]["source"] is not None]
+    return sorted(others, key=lambda package: (package["name"], package["version"]))
+
+
+def notices() -> str:
+    """The file's content."""
+    parts = [_HEAD]
+    for package in compiled():
+        folder = Path(package["manifest_path"]).parent
+        files = sorted(path for path in folder.iterdir() if path.name.lower().startswith(_NAMES) and path.is_file())
+        if "MIT" in package["license"].split():  # of several to choose from, that one
+            files = [path for path in files if "mit" in path.name.lower()] or files
+        parts.append(
+            f"{'=' * 80}\n{package['name']} {package['version']}, {package['license']}\n{package['repository']}\n"
+        )
+        parts += [f"{'-' * 80}\n{path.read_text(encoding='utf-8').strip()}\n" for path in files]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    """Writes the file, or compares it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail where the file is not as it would be written")
+    content = notices()
+    if parser.parse_args().check:
+        if not NOTICES.exists() or NOTICES.read_text(encoding="utf-8") != content:
+            print(f"{NOTICES.relative_to(ROOT)} is not up to date: run `make notices`", file=sys.stderr)
+            return 1
+        return 0
+    NOTICES.write_text(content, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
