@@ -70,6 +70,7 @@ class Checkpointing:
     _adapted: bool
     _epochs: int
     _terminated: bool
+    _changing: Any
     #: Whether a seed was given since a state was loaded.
     _is_seeded_since = False
     #: Whether it was said that the pipeline cannot be saved.
@@ -216,6 +217,10 @@ class Checkpointing:
             TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
                 of another pipeline, or it needs modules that are not here. The loader is as it was then.
         """
+        with self._changing:
+            self._load(state_dict, strict)
+
+    def _load(self, state_dict: dict[str, Any], strict: bool) -> None:
         if self._terminated:
             raise RuntimeError("Cannot load a state into the DataLoader as it has already been shut down")
         begun = self._datapipe_iter is not None

@@ -7,6 +7,7 @@ pub mod exclusive;
 pub mod formats;
 pub mod glances;
 pub mod link;
+pub mod prefetch_queue;
 pub mod primitive;
 pub mod process;
 pub mod protocol;
@@ -15,8 +16,6 @@ pub mod sampling;
 pub mod seed;
 pub mod strided;
 
-#[cfg(not(loom))]
-pub mod prefetch_queue;
 #[cfg(not(loom))]
 pub mod ranks;
 #[cfg(not(loom))]

@@ -62,6 +62,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::collector::Collector>()?;
     module.add_class::<transport::item_stream::ItemStream>()?;
     module.add_class::<pipes::prefetch::PyPrefetchQueue>()?;
+    module.add_class::<pipes::prefetch::PyPrefetchHold>()?;
+    module.add_class::<pipes::turn::SharedIterator>()?;
+    module.add_class::<pipes::turn::Turn>()?;
     module.add_class::<ranks::PyMeeting>()?;
     module.add_class::<seed::PySeedGenerator>()?;
     module.add_class::<formats::gzip::GzipReader>()?;

@@ -48,19 +48,22 @@ pub struct Collector {
     on_demand: bool,
     /// The process that reads; a forked child must not take what is its parent's.
     generation: u64,
-}
-
-/// An error in a forked child, which must not take what is its parent's.
-fn check_process(generation: u64) -> PyResult<()> {
-    if generation == fork::generation() {
-        return Ok(());
-    }
-    Err(PyRuntimeError::new_err(
-        "this loader's workers belong to the parent of this process: make a DataLoader2 of its own here",
-    ))
+    process: u32,
 }
 
 impl Collector {
+    /// An error in a forked child, which must not take what is its parent's.
+    fn check_process(&self) -> PyResult<()> {
+        if self.generation == fork::generation() {
+            return Ok(());
+        }
+        Err(PyRuntimeError::new_err(format!(
+            "this loader's workers belong to process {}, of which this one is a forked child: make a loader of your own in the \
+             child",
+            self.process
+        )))
+    }
+
     /// The reader for somebody who reads.
     fn reader(&self) -> PyResult<Held<'_, Reader>> {
         self.reader.try_hold().ok_or_else(|| {
@@ -73,7 +76,7 @@ impl Collector {
 
     /// The reader for somebody who has told whoever reads to leave: waits until it has left.
     fn reader_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
-        check_process(self.generation)?; // who reads may be a thread of our parent, which never leaves here
+        self.check_process()?; // who reads may be a thread of our parent, which never leaves here
         let mut pause = Duration::from_micros(20);
         loop {
             if let Some(reader) = self.reader.try_hold() {
@@ -167,7 +170,15 @@ impl Collector {
             looked_into: None,
             origin: Origin::default(),
         };
-        Ok(Self { reader: Exclusive::new(reader), signs, books, relay, on_demand, generation: fork::generation() })
+        Ok(Self {
+            reader: Exclusive::new(reader),
+            signs,
+            books,
+            relay,
+            on_demand,
+            generation: fork::generation(),
+            process: std::process::id(),
+        })
     }
 
     /// Watches processes: when one has ended while this side waits, `on_exit(index)` is called and must raise.
@@ -204,7 +215,7 @@ impl Collector {
 
     /// Replaces the processes `dead`, and whatever else has died. False where another thread reads, and will see to it.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
-        check_process(self.generation)?;
+        self.check_process()?;
         if self.reader.is_held_here() {
             return Err(PyRuntimeError::new_err(
                 "a process has died and cannot be replaced while this thread waits for an item (in a signal handler, say): leave \
@@ -542,7 +553,7 @@ impl Collector {
         epoch: u32,
         pass: &AtomicU64,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        check_process(self.generation)?;
+        self.check_process()?;
         let mut held = self.reader()?;
         let reader = &mut *held;
         if self.signs.epoch.load(Relaxed) != u64::from(epoch) {
