@@ -19,7 +19,7 @@ from torchdata._native import Delivery
 from torchdata._stats.recorder import Recorder
 from torchdata.dataloader2._arguments import begin_with_workers_of
 from torchdata.dataloader2._identity import Identity
-from torchdata.dataloader2._iterator import FinishedIterator
+from torchdata.dataloader2._iterator import LEFT, FinishedIterator
 from torchdata.dataloader2._length import skeleton
 from torchdata.dataloader2._rank_states import SavedPlaces
 from torchdata.dataloader2._snapshots import Position
@@ -223,10 +223,11 @@ class Epochs:
                 if isinstance(pipe, FullSync):
                     pipe.leave(for_good)
 
-    def _close_iteration(self, because: BaseException | None = None) -> None:
-        """Tells the service that the epoch is over, once.
+    def _close_iteration(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
+        """Tells the service that the epoch is over, once. Who reads it still is told that it was left, but at its end.
 
         Args:
+            at_end: whether all its items were given.
             because: the error that ended the epoch, if one did. It stays the error that the user sees.
         """
         if not self._iterating:
@@ -236,7 +237,7 @@ class Epochs:
         self._iterating = False
         self._recorder.end()
         if because is None:
-            self._datapipe_iter = FinishedIterator(self._datapipe_iter)
+            self._datapipe_iter = FinishedIterator(self._datapipe_iter, None if at_end else LEFT)
         else:
             self._datapipe_iter = FinishedIterator(None, _ended_by(because), threading.get_ident())
         try:

@@ -17,10 +17,12 @@ from torchdata._native import Delivery, DeliveryIterator
 from torchdata._reporting import fold
 from torchdata.dataloader2.error import PauseIteration
 
-__all__ = ["SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
+__all__ = ["LEFT", "SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
 
 #: What is said of a loader that was shut down.
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
+#: What is said of an epoch that another one has taken the place of.
+LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -38,7 +40,7 @@ class Loader(Protocol):
     _held: Any
     _terminated: bool
 
-    def _close_iteration(self, because: BaseException | None = None) -> None: ...
+    def _close_iteration(self, because: BaseException | None = None, *, at_end: bool = False) -> None: ...
 
     def _pause(self) -> None: ...
 
@@ -118,10 +120,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         if self.dataloader._terminated:
             raise RuntimeError(SHUT_DOWN)
         if self.dataloader.valid_iterator_id == self.iterator_id:
-            raise RuntimeError(
-                "the epoch was left while an item of it was made: another thread or a signal handler has called "
-                "iter(loader) or loader.load_state_dict()"
-            )
+            raise RuntimeError(LEFT)
         raise RuntimeError(
             "This iterator has been invalidated because another iterator has been created from the same DataLoader2. "
             "A loader has one valid iterator at a time; make a second DataLoader2 of the same pipe to read it twice."
@@ -130,7 +129,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     def _on_end(self, end: StopIteration) -> None:
         """Ends the epoch, unless the pipeline was only paused."""
         if not isinstance(end, PauseIteration):
-            self.dataloader._close_iteration()
+            self.dataloader._close_iteration(at_end=True)
 
     def _on_error(self, error: Exception) -> None:
         """Ends the epoch of which an item failed; what goes wrong thereby becomes a note of the error."""
