@@ -108,22 +108,34 @@ fn an_item_that_was_being_made_while_the_queue_closed_is_kept_for_the_snapshot()
 }
 
 #[test]
-fn pausing_waits_for_the_item_in_the_making_and_gives_up_in_time() {
+fn a_hold_waits_for_the_item_in_the_making_and_gives_up_in_time() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(2));
     assert_eq!(queue.reserve(NOW), Reserve::Granted);
-    assert!(!queue.pause(Duration::from_millis(5)));
-    let pausing = thread::spawn({
+    let still = queue.hold();
+    assert!(!still.wait(Duration::from_millis(5)));
+    let waiting = thread::spawn({
         let queue = Arc::clone(&queue);
-        move || queue.pause(LONG)
+        move || queue.hold().wait(LONG)
     });
     queue.commit(Ok(1));
-    assert!(pausing.join().unwrap());
-    assert!(queue.is_paused());
+    assert!(waiting.join().unwrap());
+    assert!(queue.is_held());
     assert_eq!(queue.reserve(Duration::from_millis(5)), Reserve::TimedOut);
-    assert_eq!(queue.pop(NOW), Pop::Item(1), "what is buffered can be read while paused");
+    assert_eq!(queue.pop(NOW), Pop::Item(1), "what is buffered can be read while it is held");
     assert_eq!(queue.pop(Duration::from_millis(5)), Pop::TimedOut);
-    queue.resume();
+    drop(still);
+    assert_eq!(queue.reserve(NOW), Reserve::Granted);
+}
+
+#[test]
+fn the_producer_goes_on_behind_the_last_of_several_holds() {
+    let queue = Queue::new(2);
+    let (first, second) = (queue.hold(), queue.hold());
+    drop(first);
+    assert!(queue.is_held());
+    assert_eq!(queue.reserve(NOW), Reserve::TimedOut, "the other one still counts on it");
+    drop(second);
     assert_eq!(queue.reserve(NOW), Reserve::Granted);
 }
 
@@ -132,30 +144,26 @@ fn a_parked_producer_is_not_waited_for_and_keeps_its_place() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(1));
     assert_eq!(queue.reserve(NOW), Reserve::Granted);
-    let pausing = thread::spawn({
-        let queue = Arc::clone(&queue);
-        move || queue.pause(LONG)
-    });
-    eventually(|| queue.is_paused());
+    let still = queue.hold();
     queue.park();
-    assert!(pausing.join().unwrap());
+    assert!(still.wait(LONG));
     assert_eq!(queue.snapshot(|&item| item, |&error| error), Buffered { items: vec![], error: None });
     queue.commit(Ok(1));
     assert_eq!(queue.pop(NOW), Pop::Item(1));
-    assert_eq!(queue.reserve(Duration::from_millis(5)), Reserve::TimedOut, "still paused");
+    assert_eq!(queue.reserve(Duration::from_millis(5)), Reserve::TimedOut, "still held");
 }
 
 #[test]
-fn pausing_amid_a_stream_shows_every_item_made_and_loses_none() {
+fn a_hold_amid_a_stream_shows_every_item_made_and_loses_none() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(4));
     let (made, producer) = produce(&queue, 2_000);
     for taken in 0..2_000 {
         if taken % 7 == 0 {
-            assert!(queue.pause(LONG));
+            let still = queue.hold();
+            assert!(still.wait(LONG));
             let buffered = queue.snapshot(|&item| item, |&error| error);
             assert_eq!(buffered.items, (taken..made.load(Ordering::SeqCst)).collect::<Vec<_>>());
-            queue.resume();
         }
         assert_eq!(queue.pop(LONG), Pop::Item(taken));
     }
@@ -203,7 +211,7 @@ fn the_longest_wait_that_there_is_ends_with_what_is_waited_for() {
     let queue = Arc::new(Queue::new(1));
     let (_, producer) = produce(&queue, 1);
     assert_eq!(queue.pop(Duration::MAX), Pop::Item(0));
-    assert!(queue.pause(Duration::MAX));
+    assert!(queue.hold().wait(Duration::MAX));
     assert_eq!(queue.reserve(Duration::MAX), Reserve::Closed);
     producer.join().unwrap();
 }
@@ -252,8 +260,8 @@ fn looking_at_all_that_is_buffered_stops_where_it_is_told() {
 enum Step {
     Push,
     Pop,
-    Pause,
-    Resume,
+    Hold,
+    LetGo(usize),
     Snapshot,
     Drain,
     Fail,
@@ -264,8 +272,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => Just(Step::Push),
         8 => Just(Step::Pop),
-        1 => Just(Step::Pause),
-        2 => Just(Step::Resume),
+        1 => Just(Step::Hold),
+        2 => any::<usize>().prop_map(Step::LetGo),
         2 => Just(Step::Snapshot),
         1 => Just(Step::Drain),
         1 => Just(Step::Fail),
@@ -281,14 +289,15 @@ proptest! {
     ) {
         let queue = Queue::new(capacity);
         let mut model: VecDeque<Result<usize, &str>> = VecDeque::new();
-        let (mut made, mut paused, mut failed, mut closed, mut ended) = (0, false, false, false, false);
+        let (mut made, mut failed, mut closed, mut ended) = (0, false, false, false);
+        let mut holds = Vec::new();
         for step in steps {
             match step {
                 Step::Push | Step::Fail => {
                     let item = if matches!(step, Step::Fail) { Err("broken") } else { Ok(made) };
                     let expected = if closed || failed {
                         Reserve::Closed
-                    } else if paused || model.len() >= capacity {
+                    } else if !holds.is_empty() || model.len() >= capacity {
                         Reserve::TimedOut
                     } else {
                         Reserve::Granted
@@ -316,14 +325,12 @@ proptest! {
                     };
                     prop_assert_eq!(queue.pop(NOW), expected);
                 }
-                Step::Pause => {
-                    prop_assert!(queue.pause(NOW));
-                    paused = true;
+                Step::Hold => {
+                    let still = queue.hold();
+                    prop_assert!(still.wait(NOW));
+                    holds.push(still);
                 }
-                Step::Resume => {
-                    queue.resume();
-                    paused = false;
-                }
+                Step::LetGo(which) => drop((!holds.is_empty()).then(|| holds.swap_remove(which % holds.len()))),
                 Step::Snapshot | Step::Drain => {
                     let expected = Buffered {
                         items: model.iter().filter_map(|item| item.ok()).collect(),

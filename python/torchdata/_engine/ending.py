@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import math
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -116,6 +117,8 @@ class ChildProcess:
             self.is_orphan = self._process.is_lost
             return self.is_orphan
         popen: Any = self._process._popen  # type: ignore[attr-defined]
+        if popen is None:  # closed meanwhile
+            return True
         if popen.method == "forkserver":  # the server's child, which it reaps itself
             self.is_orphan = popen.is_lost
         if not self.is_orphan and (popen.method == "forkserver" or not _is_nobodys_child(popen.pid)):
@@ -132,7 +135,8 @@ class ChildProcess:
         """A descriptor that becomes readable when it ends; -1 where there is none."""
         process: Any = self._process
         # multiprocessing keeps that of the start, and a child whose fork server has ended gets another one.
-        return int(getattr(process, "_popen", process).sentinel)
+        popen = getattr(process, "_popen", process)
+        return -1 if popen is None else int(popen.sentinel)  # None: closed meanwhile
 
     def kill(self) -> None:
         """Sends SIGKILL."""
@@ -198,6 +202,8 @@ class Ending:
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         self._owner_pid = os.getpid()
+        #: Held by the thread that ends them; another one that wants to finds them ended.
+        self._running = threading.RLock()
         self._children = children
         self._controls = controls
         #: Whether somebody has begun to end them.
@@ -224,10 +230,15 @@ class Ending:
         self._children[index], self._controls[index], self.commanders[index] = child, control, commander
 
     def run(self) -> None:
-        """Asks, waits, kills, reaps. Ctrl-C hurries it up, and is delivered when nothing is left."""
+        """Asks, waits, kills, reaps. Ctrl-C hurries it up, and is delivered when nothing is left.
+
+        Of several threads that call it all return once that is done.
+        """
         if os.getpid() != self._owner_pid:
             return self._set_over()
-        with InterruptsDeferred() as deferred:
+        with self._running, InterruptsDeferred() as deferred:
+            if self.is_over:
+                return
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):

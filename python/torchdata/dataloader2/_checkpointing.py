@@ -70,6 +70,7 @@ class Checkpointing:
     _adapted: bool
     _epochs: int
     _terminated: bool
+    _changing: Any
     #: Whether a seed was given since a state was loaded.
     _is_seeded_since = False
     #: Whether it was said that the pipeline cannot be saved.
@@ -83,7 +84,7 @@ class Checkpointing:
 
         def _begin_epoch(self) -> None: ...
 
-        def _close_iteration(self, because: BaseException | None = None) -> None: ...
+        def _close_iteration(self, because: BaseException | None = None, *, at_end: bool = False) -> None: ...
 
         def _take_graph(self, snapshot: Snapshot) -> None: ...
 
@@ -219,6 +220,10 @@ class Checkpointing:
                 of another pipeline, or it needs modules that are not here, or holds what must not be unpickled. The
                 loader is as it was then.
         """
+        with self._changing:
+            self._load(state_dict, strict, allow_pickle)
+
+    def _load(self, state_dict: dict[str, Any], strict: bool, allow_pickle: bool) -> None:
         if self._terminated:
             raise RuntimeError("Cannot load a state into the DataLoader as it has already been shut down")
         begun = self._datapipe_iter is not None

@@ -1,6 +1,7 @@
 """The epochs of a loader: beginning one, going on in one, and ending it.
 
-Role: a base of `DataLoader2`, of which it is a part. Runs in the thread that uses the loader.
+Role: a base of `DataLoader2`, of which it is a part. Runs in the thread that uses the loader; others
+may read it meanwhile, and one that is at an item is waited for.
 
 Of every epoch that was begun, the service is told the end exactly once: at the last item, at an error, when
 the next epoch begins without it, or at shutdown.
@@ -9,6 +10,7 @@ the next epoch begins without it, or at shutdown.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from torchdata._native import Delivery
 from torchdata._stats.recorder import Recorder
 from torchdata.dataloader2._arguments import begin_with_workers_of
 from torchdata.dataloader2._identity import Identity
-from torchdata.dataloader2._iterator import FinishedIterator
+from torchdata.dataloader2._iterator import LEFT, FinishedIterator
 from torchdata.dataloader2._length import skeleton
 from torchdata.dataloader2._rank_states import SavedPlaces
 from torchdata.dataloader2._snapshots import Position
@@ -59,6 +61,8 @@ class Epochs:
     _epochs: int
     _skeleton: Any
     _length: int | str | None
+    #: Seconds that ending an epoch waits for a thread which is at an item of it; None for as long as it takes.
+    _reader_patience: float | None = None
 
     if TYPE_CHECKING:  # what else it asks of the loader
 
@@ -219,10 +223,11 @@ class Epochs:
                 if isinstance(pipe, FullSync):
                     pipe.leave(for_good)
 
-    def _close_iteration(self, because: BaseException | None = None) -> None:
-        """Tells the service that the epoch is over, once.
+    def _close_iteration(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
+        """Tells the service that the epoch is over, once. Who reads it still is told that it was left, but at its end.
 
         Args:
+            at_end: whether all its items were given.
             because: the error that ended the epoch, if one did. It stays the error that the user sees.
         """
         if not self._iterating:
@@ -231,12 +236,22 @@ class Epochs:
         self._leave_ranks(for_good=because is not None)
         self._iterating = False
         self._recorder.end()
-        self._datapipe_iter = FinishedIterator(self._datapipe_iter if because is None else None)
-        if self.reading_service is None:
-            return
+        if because is None:
+            self._datapipe_iter = FinishedIterator(self._datapipe_iter, None if at_end else LEFT)
+        else:
+            self._datapipe_iter = FinishedIterator(None, _ended_by(because), threading.get_ident())
         try:
-            self.reading_service.finalize_iteration()
+            if self.reading_service is not None:
+                self.reading_service.finalize_iteration()
         except Exception as error:
             if because is None:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
+        finally:
+            # A thread that reads is at an item of the graph that the next epoch resets. It is told when it has that.
+            self._delivery.turn.await_left(self._reader_patience)
+
+
+def _ended_by(error: BaseException) -> str:
+    """The error in words: itself it would keep alive what its frames refer to."""
+    return f"the epoch was ended by an error, which another thread that reads it got: {type(error).__name__}: {error}"

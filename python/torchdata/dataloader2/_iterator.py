@@ -1,7 +1,7 @@
 """The iterator of a loader.
 
-Role: hands out the items of one epoch as long as it is the loader's valid iterator. Runs in the main process,
-in the thread that uses the loader. The loader owns the epoch; the iterator owns the limit alone.
+Role: hands out the items of one epoch as long as it is the loader's valid iterator. Runs in the main process, in the
+threads that read the loader, one after the other. The loader owns the epoch; the iterator owns the limit alone.
 
 `__next__` is paid for every item, so it stands in the extension (`DeliveryIterator`): is this iterator valid, is
 anything out of the ordinary, next item. All else stands in methods here, which that calls.
@@ -9,14 +9,20 @@ anything out of the ordinary, next item. All else stands in methods here, which 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar
 
 from torchdata._native import Delivery, DeliveryIterator
 from torchdata._reporting import fold
 from torchdata.dataloader2.error import PauseIteration
 
-__all__ = ["DataLoader2Iterator", "FinishedIterator"]
+__all__ = ["LEFT", "SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
+
+#: What is said of a loader that was shut down.
+SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
+#: What is said of an epoch that another one has taken the place of.
+LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -32,8 +38,9 @@ class Loader(Protocol):
     _delivery: Delivery
     _position: Any
     _held: Any
+    _terminated: bool
 
-    def _close_iteration(self, because: BaseException | None = None) -> None: ...
+    def _close_iteration(self, because: BaseException | None = None, *, at_end: bool = False) -> None: ...
 
     def _pause(self) -> None: ...
 
@@ -48,14 +55,16 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, of which attributes can still be asked, or None.
         error: the sentence to raise as a `RuntimeError` on `next`; None just ends.
+        told: the thread that knows of the error already, for which this just ends; 0 for none.
     """
 
-    def __init__(self, iterator: Any = None, error: str | None = None) -> None:
+    def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
         self._iterator = iterator
         self._error = error
+        self._told = told
 
     def __next__(self) -> Any:
-        if self._error is not None:
+        if self._error is not None and self._told != threading.get_ident():
             raise RuntimeError(self._error)
         raise StopIteration
 
@@ -89,31 +98,29 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
 
         def __next__(self) -> T_co: ...
 
-    def _next_slowly(self) -> T_co:
-        """The next item of a loader that is paused, limited, or held while its state is taken."""
+    def _wait_until_released(self) -> None:
+        """Before the next item of a loader that is paused, limited, or held while its state is taken."""
         loader = self.dataloader
         with loader._held:
             pass  # until who takes the state has done so
         if loader._is_paused:
             raise StopIteration
-        try:
-            item: T_co = loader._delivery.step()
-        except StopIteration as end:
-            self._on_end(end)
-            raise StopIteration from None
-        except Exception as error:
-            self._on_error(error)
-            raise
+
+    def _count_to_limit(self) -> None:
+        """Behind it, once it has come."""
         if self.limit_threshold is not None:
             self._after_limit()
-        return item
 
     def _go_on_cut(self) -> None:
         """Notes that the loader goes on though its last item was cut off."""
         self.dataloader._position.go_on_cut()
 
-    def _refuse(self) -> None:
-        """Raises the error of an iterator that is not valid any more."""
+    def _refuse(self) -> Never:
+        """Raises the error of an iterator whose epoch was left, now or while it was asked for an item."""
+        if self.dataloader._terminated:
+            raise RuntimeError(SHUT_DOWN)
+        if self.dataloader.valid_iterator_id == self.iterator_id:
+            raise RuntimeError(LEFT)
         raise RuntimeError(
             "This iterator has been invalidated because another iterator has been created from the same DataLoader2. "
             "A loader has one valid iterator at a time; make a second DataLoader2 of the same pipe to read it twice."
@@ -122,7 +129,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     def _on_end(self, end: StopIteration) -> None:
         """Ends the epoch, unless the pipeline was only paused."""
         if not isinstance(end, PauseIteration):
-            self.dataloader._close_iteration()
+            self.dataloader._close_iteration(at_end=True)
 
     def _on_error(self, error: Exception) -> None:
         """Ends the epoch of which an item failed; what goes wrong thereby becomes a note of the error."""

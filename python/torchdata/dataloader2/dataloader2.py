@@ -1,7 +1,8 @@
 """`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
 
 Role: owns a copy of the graph and of the service, keeps the one valid iterator, and shuts the service down, whatever
-happens. Runs in the main process, in one thread. Epochs, states and what can be seen stand in bases of the class.
+happens. Runs in the main process, in any thread: one that begins an epoch, loads a state or shuts the loader down
+excludes the others that do. Epochs, states, copies and what can be seen stand in bases of the class.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, Never, TypeAlias, TypeVar, overload
 
@@ -20,13 +22,14 @@ from torchdata._engine.interrupts import InterruptsDeferred
 from torchdata._native import Delivery, Finalized
 from torchdata._reporting import fold
 from torchdata._stats.recorder import Recorder, StatsLevel
-from torchdata._threads import Work, end_all
+from torchdata._threads import Work, end_all, end_at_exit
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_service
 from torchdata.dataloader2._checkpointing import Checkpointing, unpacked_pipe
+from torchdata.dataloader2._copying import Copying
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
 from torchdata.dataloader2._epochs import Epochs
 from torchdata.dataloader2._identity import Identity
-from torchdata.dataloader2._iterator import DataLoader2Iterator, FinishedIterator
+from torchdata.dataloader2._iterator import SHUT_DOWN, DataLoader2Iterator, FinishedIterator
 from torchdata.dataloader2._length import length_of_epoch, skeleton
 from torchdata.dataloader2._loader_state import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
 from torchdata.dataloader2._loader_state import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
@@ -66,7 +69,7 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 _open_loaders: dict[int, weakref.ref[DataLoader2[Any]]] = {}
 
 
-class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalized, Generic[T_co]):
+class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co], Finalized, Generic[T_co]):
     """Loads data through a pipe graph: iterate it once per epoch.
 
     To type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is a `DataLoader2[T]`. It is a
@@ -76,6 +79,9 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
     in a pipe, a `break` or a second `iter()` end the epoch, not the loader: the next `iter()` begins a new
     epoch. Shut it down with `shutdown()` or by using it as a context manager. To pause after so many items, use
     `limit()` and `resume()` of the iterator, `iter(loader)`: the loader itself has neither.
+
+    Threads may share an iterator, whose items then go to one of them each. A copy, by `copy` or pickle, is a loader of
+    its own that has not begun.
 
     Args:
         datapipe: the last pipe of the graph, or a data set: what has a length and is read by index, such as PyTorch's
@@ -154,8 +160,14 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
         self._snapshot = Snapshot(datapipe)
         self._take_graph(self._snapshot)
 
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Makes what belongs to a loader that has not begun. It is open from then on."""
         self._delivery = Delivery()
+        end_at_exit(self._delivery.turn)
         self._held = threading.RLock()  # by who takes a state, while the graph must stand still
+        self._changing = threading.RLock()  # by who begins an epoch, loads a state, or shuts down
         self._position = Position(self)
         self._place: tuple[dict[str, Any], bool] | None = None  # at which to go on, and whether to compare
         self._epochs = 0  # that were begun
@@ -176,6 +188,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
         self._owner_pid = os.getpid()
         self._patience = 2.0  # seconds that `shutdown` waits for threads
         self._is_noted = True  # whether somebody may ask for the state after that
+        self._names = frozenset(vars(self))
         self._terminated = self._ended = False
         _open_loaders[id(self)] = weakref.ref(self)
 
@@ -247,7 +260,11 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
         self.datapipe = datapipe
         self._graph_name = "no pipe yet" if datapipe is None else type(datapipe).__qualname__
         self._snapshot = snapshot
-        self._identity = Identity(snapshot, _serialized)
+        self._identity = self._identified(snapshot)
+
+    @staticmethod
+    def _identified(snapshot: Snapshot) -> Identity:
+        return Identity(snapshot, _serialized)
 
     @classmethod
     def from_dataset(
@@ -315,25 +332,47 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
 
         Where no item was asked of the last iterator, the new one takes over its epoch.
 
+        A thread that reads the epoch before gets a RuntimeError once the item that it is at has come, which is waited
+        for.
+
         Raises:
-            RuntimeError: the loader was shut down, or has no pipe.
+            RuntimeError: the loader was shut down, or has no pipe; or this process is a forked child of the one whose
+                worker processes run it.
             TypeError: what the loader was given is no pipe; or a reading service's state was loaded, and the service
                 cannot take it.
         """
-        if self._terminated:
-            raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down")
-        if self.datapipe is None:
-            raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
-        self._require_pipe()
-        if self._reset_iter:
-            try:
-                self._begin_epoch()
-            except Exception as error:
-                fold(error)
-                raise
-        self._is_limited = False
-        self.valid_iterator_id = 0 if self.valid_iterator_id is None else self.valid_iterator_id + 1
-        return DataLoader2Iterator(self, self.valid_iterator_id)
+        self._take_over_in_child()
+        with self._changing:
+            if self._terminated:
+                raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down")
+            if self.datapipe is None:
+                raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
+            self._require_pipe()
+            if self._reset_iter:
+                try:
+                    self._begin_epoch()
+                except Exception as error:
+                    fold(error)
+                    raise
+            self._is_limited = False
+            self.valid_iterator_id = 0 if self.valid_iterator_id is None else self.valid_iterator_id + 1
+            return DataLoader2Iterator(self, self.valid_iterator_id)
+
+    def _take_over_in_child(self) -> None:
+        """Makes a loader that a forked child inherited the child's, unless worker processes of its parent run it.
+
+        Raises:
+            RuntimeError: they do.
+        """
+        if self._owner_pid == os.getpid():
+            return
+        if self._adapted and not self._runs_in_main():
+            raise RuntimeError(
+                f"this DataLoader2 belongs to process {self._owner_pid}, whose worker processes run it, and this is a "
+                "forked child of that: make a loader of your own in the child"
+            )
+        self._held, self._changing = threading.RLock(), threading.RLock()  # a thread of the parent may hold them
+        self._owner_pid = os.getpid()
 
     def _require_pipe(self) -> None:
         """Raises TypeError where the loader was given something else. What a service made of a pipe is its own."""
@@ -396,17 +435,34 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Seen[T_co], Finalize
         Threads in which pipes read ahead here end after the item that they are at. That is waited for, up to 2 s, so
         that they draw no random numbers from then on, which may be those of another loader.
 
-        May be called any number of times; where Ctrl-C cut it off, the next call goes on. In a forked child, which
-        only inherited the loader, the processes of the service are left alone.
+        May be called any number of times, by several threads at once, all of which return when it is done. A thread
+        that reads gets a RuntimeError. Where Ctrl-C cut it off, the next call goes on. In a forked child, which only
+        inherited the loader, the processes of the service are left alone.
         """
         if self._ended:
             return
         self._terminated = True
-        over = FinishedIterator(None, "Cannot read from the DataLoader as it has already been shut down")
+        over = FinishedIterator(None, SHUT_DOWN)
         if os.getpid() != self._owner_pid:
             self._datapipe_iter = over
             self._set_ended()
             return
+        with self._excluding_others(self._patience):
+            if not self._ended:  # by another thread, meanwhile
+                self._shut_down(over)
+
+    @contextmanager
+    def _excluding_others(self, seconds: float) -> Iterator[None]:
+        """Excludes others who change what the loader does; one who hangs there is not waited for any longer."""
+        is_alone = self._changing.acquire(timeout=seconds)
+        try:
+            yield
+        finally:
+            if is_alone:
+                self._changing.release()
+
+    def _shut_down(self, over: FinishedIterator) -> None:
+        self._reader_patience = self._patience
         try:
             try:
                 if self._is_noted and self._left is None:

@@ -397,7 +397,8 @@ class ReadAhead:
         except Empty:
             if self._process != os.getpid():
                 raise RuntimeError(
-                    f"the threads of {self._name} run in the parent process; reset the node in a forked child"
+                    f"the threads of {self._name} run in process {self._process}, of which this one is a forked child: "
+                    "begin a new epoch in the child, by iter() of the Loader or reset() of the node"
                 ) from None
         finally:
             work.awaited = False

@@ -6,10 +6,11 @@ its own `reset` on.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
-__all__ = ["Again", "BaseNode", "NotReset", "T", "advance_of", "check_node", "is_repeatable"]
+__all__ = ["Again", "BaseNode", "NotReset", "T", "advance_of", "check_node", "copy_of_graph", "is_repeatable"]
 
 T = TypeVar("T", covariant=True)
 
@@ -232,3 +233,17 @@ def _sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)
     return list(found.values())
+
+
+def copy_of_graph(root: BaseNode[T]) -> BaseNode[T]:
+    """A copy of a node and of all that it reads. Their data and functions are shared."""
+    shared: dict[int, Any] = {}
+    found = [root]
+    for node in found:
+        sources = _sources_of(node)
+        found += [source for source in sources if all(source is not one for one in found)]
+        held = {id(source) for source in sources}
+        for value in vars(node).values():
+            if id(value) not in held and not isinstance(value, (Mapping, list, tuple)):
+                shared[id(value)] = value
+    return copy.deepcopy(root, shared)

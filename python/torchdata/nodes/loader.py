@@ -1,26 +1,39 @@
-"""Loader: makes an iterable with epochs and a state of a graph of nodes."""
+"""Loader: makes an iterable with epochs and a state of a graph of nodes.
+
+Role: runs in the threads that use the loader. They share it: an epoch, an item and a state exclude each other.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Generic
 
+from torchdata._native import SharedIterator
+from torchdata._threads import end_at_exit
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._places import place_of, state_at
-from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node
+from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, copy_of_graph
 
 __all__ = ["Loader", "LoaderIterator"]
 
 #: Stands for no item.
 _NONE = object()
+_LEFT = (
+    "this iterator has been invalidated, because iter() of its Loader has begun another epoch; a second Loader, over "
+    "nodes of its own, reads beside it"
+)
 
 
 class Loader(Generic[T]):
     """What a training loop reads: each `iter()` is an epoch of the graph that ends in `root`.
 
-    There is one iterator; a new `iter()` begins the next epoch with it. A state that was loaded is where the next
-    `iter()` begins. As a context manager it ends threads and processes at the end, as `shutdown` does.
+    A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the one before. Threads may
+    share an iterator, whose items then go to one of them each. A state that was loaded is where the next `iter()`
+    begins. As a context manager it ends threads and processes at the end, as `shutdown` does. A copy, by `copy` or
+    pickle, is a loader of its own that has not begun, over a copy of the graph.
 
     Args:
         root: the last node.
@@ -40,21 +53,36 @@ class Loader(Generic[T]):
     def __init__(self, root: BaseNode[T], restart_on_stop_iteration: bool = True) -> None:
         self.root = check_node("Loader", "root", root)
         self.restart_on_stop_iteration = restart_on_stop_iteration
+        self._loaded: dict[str, Any] | None = None
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Makes what belongs to a loader that has not begun."""
         self._it: LoaderIterator[T] | None = None
         #: Whether the iterator stands at the beginning because a state was asked for, and not yet for a loop.
         self._began_for_state = False
-        self._loaded: dict[str, Any] | None = None
+        #: Held by who begins an epoch, in the process of that number.
+        self._beginning, self._process = threading.RLock(), os.getpid()
 
     def __iter__(self) -> Iterator[T]:
-        if self._it is None:
+        """Begins an epoch, or goes on at a loaded place.
+
+        A thread that reads the epoch before gets a RuntimeError, once the item that it is at has come; that is waited
+        for.
+        """
+        if self._process != os.getpid():  # a thread of the parent may hold it
+            self._beginning, self._process = threading.RLock(), os.getpid()
+        with self._beginning:
+            began, self._began_for_state = self._began_for_state, False
+            if began and self._loaded is None and self._it is not None:
+                return self._it
+            if self._it is not None:
+                self._it.turn.close(_LEFT)
+                self._it.turn.await_left()
             self._it = LoaderIterator(self)
-        began, self._began_for_state = self._began_for_state, False
-        if self._loaded is not None:
             self._it.reset(self._loaded)
             self._loaded = None
-        elif not began:
-            self._it.reset(None)
-        return self._it
+            return self._it
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next `iter()` begin at a saved place.
@@ -80,8 +108,9 @@ class Loader(Generic[T]):
         if self._it is None:
             iter(self)
             self._began_for_state = True
-        assert self._it is not None
-        return self._it.state_dict()
+        iterator = self._it
+        assert iterator is not None
+        return iterator.turn.call(iterator.state_dict)  # in turn with threads that read
 
     def __len__(self) -> int:
         """How many items a whole epoch has, also where the next one goes on from a state.
@@ -99,6 +128,19 @@ class Loader(Generic[T]):
         """Ends all threads and processes of the graph. May be called any number of times; `iter()` starts new ones."""
         self.root.shutdown()
 
+    def __getstate__(self) -> dict[str, Any]:
+        run = ("_it", "_began_for_state", "_beginning", "_process")
+        return {name: value for name, value in vars(self).items() if name not in run}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._set_up()
+
+    def __copy__(self) -> Loader[T]:
+        duplicate = type(self).__new__(type(self))
+        duplicate.__setstate__({**self.__getstate__(), "root": copy_of_graph(self.root)})
+        return duplicate
+
     def __enter__(self) -> Loader[T]:
         return self
 
@@ -111,8 +153,8 @@ class Loader(Generic[T]):
         self.shutdown()
 
 
-class LoaderIterator(BaseNode[T]):
-    """The iterator of a `Loader`.
+class LoaderIterator(SharedIterator, BaseNode[T]):
+    """The iterator of a `Loader`. One thread at a time is in `next`.
 
     Args:
         loader: whose graph it reads.
@@ -133,6 +175,7 @@ class LoaderIterator(BaseNode[T]):
 
     def __init__(self, loader: Loader[T]) -> None:
         super().__init__()
+        end_at_exit(self.turn)
         # Not the loader, which holds this: what a half-read loader holds is to go with its last reference.
         self.root = loader.root
         self._restarts = loader.restart_on_stop_iteration
@@ -153,6 +196,9 @@ class LoaderIterator(BaseNode[T]):
 
     def has_next(self) -> bool:
         """Whether there is another item. It is read, and held for the next call of `next`."""
+        return self.turn.call(self._has_next)
+
+    def _has_next(self) -> bool:
         if self._item is _NONE:
             before = place_of(self)
             try:
@@ -178,8 +224,6 @@ class LoaderIterator(BaseNode[T]):
                 item = self._advance()
         self._num_yielded += 1
         return item
-
-    __next__ = next  # a call less per item
 
     def _first(self) -> Any:
         """The first item of an iterator that was not reset yet."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from torchdata._native import SharedIterator
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._frozen import copied
 from torchdata.stateful_dataloader._generators import (
@@ -31,7 +32,7 @@ __all__ = ["InProcessIterator"]
 _NONE = object()
 
 
-class InProcessIterator(StatefulIterator):
+class InProcessIterator(SharedIterator, StatefulIterator):
     """Reads in this process, a batch when it is asked for."""
 
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
@@ -111,10 +112,11 @@ class InProcessIterator(StatefulIterator):
             data = pinned(data, self._pin_memory_device)
         return data
 
-    def __next__(self) -> Any:
+    def next(self) -> Any:
+        """The next batch, for one thread at a time."""
         yielded, self._index = self._num_yielded, _NONE
         try:
-            return super().__next__()
+            return StatefulIterator.__next__(self)
         except Exception:
             raise
         except BaseException:  # Ctrl-C: the next call reads that batch, here or where the state is loaded

@@ -1,19 +1,22 @@
 """What both iterators over a loader have in common: the order of the epoch, and their part of the state.
 
-Role: main. Derives from torch's iterator, which reads the loader's settings, draws the seeds and counts batches: all
-of these are torch's own.
+Role: main, in the threads that read, one after the other. Derives from torch's iterator, which reads the loader's
+settings, draws the seeds and counts batches: all of these are torch's own.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from torchdata._native import Turn
+from torchdata._threads import end_at_exit
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._order import IndexOrder
 from torchdata.stateful_dataloader._reading import Reading
@@ -41,7 +44,15 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     _sampler_iter: Iterator[Any]
 
+    if TYPE_CHECKING:  # the base's in the extension
+
+        @property
+        def turn(self) -> Turn: ...
+
     def __init__(self, loader: Any, state: dict[str, Any] | None) -> None:
+        end_at_exit(self.turn)
+        #: The process that it reads in.
+        self._process = os.getpid()
         self._drawing: Drawing = loader._drawing
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._finished = False
@@ -84,6 +95,10 @@ class StatefulIterator(_BaseDataLoaderIter):
         with self._drawing.under_way():
             self._order.note_random()
             super().__init__(loader)
+
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child's copy of its parent's."""
+        return self._process != os.getpid()
 
     def _next_index(self) -> Any:
         return self._order.draw()

@@ -68,9 +68,10 @@ class _Epoch:
             self.ready.put(unit)
 
     def end(self) -> None:
-        """Lets the thread end; it waits for room no longer."""
+        """Lets the thread end; it waits for room no longer, and who waits for a batch gets none."""
         self.unwanted.set()
         self.room.put(None)
+        self.ready.put(StopIteration())
 
 
 class PinnedUnits:
@@ -106,7 +107,7 @@ class PinnedUnits:
             # One call into C code takes it and puts it down: a signal handler that raises comes before or after.
             hand.extend(itertools.islice(iter(self._epoch.ready.get, _NOTHING), 1))
         if isinstance(error := hand[0], BaseException):
-            if not isinstance(error, WorkerTimeoutError):
+            if not isinstance(error, (WorkerTimeoutError, StopIteration)):
                 self._failure = error
             self.took()
             hand.clear()

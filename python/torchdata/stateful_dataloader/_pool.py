@@ -214,6 +214,11 @@ class Pool(OwnsChildren):
         return not self._iterates
 
     @property
+    def is_ending(self) -> bool:
+        """Whether somebody has begun to end the workers."""
+        return self._ending.has_begun
+
+    @property
     def pids(self) -> list[int]:
         """Process numbers."""
         return [process.pid for process in self._processes if process.pid is not None]
@@ -232,6 +237,7 @@ class _PoolEnding(Ending):
 
     def run(self) -> None:
         if self.collector is not None and os.getpid() == self._owner_pid:
+            self.has_begun = True  # for who reads, before it is told that nothing comes any more
             with contextlib.suppress(RuntimeError):  # somebody reads, in this very thread
                 self.collector.finish_epoch(self.epoch)
         super().run()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import multiprocessing
+import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,10 @@ class _Progress:
         return {**place, "random": random, "since": since, "ended": ended}
 
 
+_SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
+_LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
+
+
 class WorkersIterator(HandingIterator, StatefulIterator):
     """Reads in worker processes, ahead of what is asked for.
 
@@ -98,6 +103,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         #: Whether an epoch has begun here.
         self._has_begun = False
         self._prefetch_factor, self._in_order = loader.prefetch_factor, loader.in_order
+        #: Threads that are to be told that the epoch which they read was left.
+        self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
         init_fn = loader.worker_init_fn
@@ -165,6 +172,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             first: the worker whose turn it is.
         """
         self._finished = False
+        #: Threads that have read in this epoch.
+        self._readers: set[int] = set()
         reading = self._reading
         nothing_since: Any = 0 if reading.is_iterable else []
         self._progress = [_Progress(since=nothing_since) for _ in places]
@@ -193,7 +202,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begins another epoch with the same workers."""
+        """Begins another epoch with the same workers. Other threads that read the last one are told."""
+        if not self._finished:
+            self._left_behind = self._readers - {threading.get_ident()}
         self._begin_again(loader, first_iter)
         self._begin([None] * self._num_workers, True, 0)
 
@@ -215,6 +226,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _wait(self) -> None:
         """Waits for a unit, which is left in hand. May be interrupted anywhere."""
+        if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
+            self._left_behind.discard(reader)
+            raise RuntimeError(_LEFT)
         with torch.autograd.profiler.record_function(self._profile_name):
             if self._is_cut_off:
                 raise RuntimeError(
@@ -227,9 +241,13 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             if self._finished or not (self._waiting or self._reading.is_iterable):
                 self._end()
                 raise StopIteration
+            if self._pool.is_ending:
+                raise RuntimeError(_SHUT_DOWN)
             try:
                 self._units.wait(self._hand)
             except StopIteration:
+                if self._pool.is_ending:  # by another thread
+                    raise RuntimeError(_SHUT_DOWN) from None
                 self._end()
                 raise
 
@@ -254,6 +272,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._is_cut_off = False
         if not gives:
             return None
+        self._readers.add(threading.get_ident())
         _, _, batch, news = unit
         if news is not None and "failure" in news:
             reraise(news["failure"])
@@ -304,7 +323,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self.shutdown()
 
     def shutdown(self) -> None:
-        """Ends the workers. The state stays."""
+        """Ends the workers. The state stays. A thread that waits for a batch is told."""
         self._units.shutdown()
 
     def _shutdown_workers(self) -> None:

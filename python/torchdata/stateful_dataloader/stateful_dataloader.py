@@ -10,6 +10,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +44,9 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     Datasets, their iterators, samplers and collate functions with `state_dict` and `load_state_dict` are saved and
     restored by these. An iterable dataset without them is read again from its beginning, and a sampler too.
+
+    Threads may share an iterator, whose batches then go to one of them each. A copy, by `copy` or pickle, is a loader
+    of its own that has not begun.
 
     Args:
         dataset: a map-style or iterable dataset.
@@ -151,8 +155,8 @@ class StatefulDataLoader(DataLoader[T_co]):
             self._reader = None
             self._iterator = self._made(state)
             self._loaded = None
-        elif self._iterator is not None and self.persistent_workers:
-            self._iterator._reset(self)
+        elif self._iterator is not None and self.persistent_workers and not self._iterator.is_inherited():
+            self._iterator.turn.call(partial(self._iterator._reset, self))
         else:
             self._iterator = None  # ends its workers, unless the user holds it
             self._iterator = self._get_iterator()
@@ -195,8 +199,12 @@ class StatefulDataLoader(DataLoader[T_co]):
         if self._loaded is not None:
             return copied(self._loaded)  # type: ignore[no-any-return]
         if self._iterator is not None:
-            return self._iterator.state_dict()
+            return self._iterator.turn.call(self._iterator.state_dict)  # in turn with threads that read
         return self._unstarted()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, by `copy` or pickle, is a loader of its own, which has not begun."""
+        return {**self.__dict__, "_iterator": None}
 
     def _unstarted(self) -> dict[str, Any]:
         """The state before the first loop: where the order and the seeds will be drawn from."""

@@ -8,6 +8,7 @@ pub mod formats;
 pub mod glances;
 pub mod integrity;
 pub mod link;
+pub mod prefetch_queue;
 pub mod primitive;
 pub mod process;
 pub mod protocol;
@@ -16,8 +17,6 @@ pub mod sampling;
 pub mod seed;
 pub mod strided;
 
-#[cfg(not(loom))]
-pub mod prefetch_queue;
 #[cfg(not(loom))]
 pub mod ranks;
 #[cfg(not(loom))]

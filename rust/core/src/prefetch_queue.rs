@@ -1,8 +1,8 @@
 //! The bounded queue between a prefetching thread and the thread that consumes its items.
 //!
 //! Role: one producer thread and one consumer thread of the same process share a [`PrefetchQueue`]. The producer
-//! reserves a place *before* it makes an item, so that it never holds an item that found no place: whoever has paused
-//! the queue sees every item that was made.
+//! reserves a place *before* it makes an item, so that it never holds an item that found no place: whoever holds the
+//! queue (see [`PrefetchQueue::hold`]) sees every item that was made. Any number of threads may hold it, each for itself.
 //!
 //! One lock guards everything, and is held for a few instructions only, never while waiting or while foreign code runs:
 //! what is dropped is dropped outside. Memory follows what is buffered, whatever the capacity. Either side is woken only
@@ -11,8 +11,12 @@
 //! No wait is unbounded: each returns after the slice that it was given, at most [`LONGEST_SLICE`] where it loops.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
+
+use crate::primitive::{Condvar, Mutex, MutexGuard};
 
 /// Longest uninterrupted sleep of any wait.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
@@ -22,7 +26,7 @@ pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 pub enum Reserve {
     /// Make one item and hand it over with [`PrefetchQueue::commit`], or say [`PrefetchQueue::finish`].
     Granted,
-    /// Full or paused for the whole time.
+    /// Full or held for the whole time.
     TimedOut,
     /// Nobody wants items any more.
     Closed,
@@ -61,7 +65,8 @@ enum Message<T, E> {
 struct State<T, E> {
     /// Restored messages, and those that the producer has handed over.
     messages: VecDeque<Message<T, E>>,
-    paused: bool,
+    /// How many holds there are. The producer begins no item while there is one.
+    holds: usize,
     closed: bool,
     /// From a granted reservation to the commit or the finish that answers it.
     producing: bool,
@@ -69,7 +74,7 @@ struct State<T, E> {
     finished: bool,
     /// The consumer has seen the error or the end, or somebody has closed.
     ended: bool,
-    /// The producer sleeps for want of a place or while paused, and was not woken yet: whoever wakes it clears the flag, or
+    /// The producer sleeps for want of a place or while held, and was not woken yet: whoever wakes it clears the flag, or
     /// each item taken before it runs would cost a system call.
     starved: bool,
     /// The consumer sleeps for want of a message, and was not woken yet.
@@ -96,7 +101,7 @@ impl<T, E> PrefetchQueue<T, E> {
     pub fn new(capacity: usize) -> Self {
         let state = State {
             messages: VecDeque::new(),
-            paused: false,
+            holds: 0,
             closed: false,
             producing: false,
             finished: false,
@@ -154,12 +159,12 @@ impl<T, E> PrefetchQueue<T, E> {
             if state.closed || state.finished {
                 return Reserve::Closed;
             }
-            if !state.paused && state.messages.len() < state.capacity {
+            if state.holds == 0 && state.messages.len() < state.capacity {
                 state.producing = true;
                 return Reserve::Granted;
             }
             let Some(slice) = begun.slice() else { return Reserve::TimedOut };
-            state.was_full |= !state.paused;
+            state.was_full |= state.holds == 0;
             state.starved = true;
             state = sleep(&self.changed, state, slice);
             state.starved = false;
@@ -181,8 +186,8 @@ impl<T, E> PrefetchQueue<T, E> {
 
     /// Says that the item is made and its source left alone, though it is handed over later.
     ///
-    /// To be called by a producer that has more to wait for than its source. Its place stays reserved, and pausing does
-    /// not wait for it.
+    /// To be called by a producer that has more to wait for than its source. Its place stays reserved, and no hold
+    /// waits for it.
     pub fn park(&self) {
         let mut state = self.lock();
         state.producing = false;
@@ -201,9 +206,9 @@ impl<T, E> PrefetchQueue<T, E> {
         }
     }
 
-    /// Wakes those who wait for the producer to stand still: only on a queue that was paused or closed there are any.
+    /// Wakes those who wait for the producer to stand still: they hold the queue, or it is closed.
     fn tell_of_standstill(&self, state: MutexGuard<'_, State<T, E>>) {
-        let somebody_waits = state.paused || state.closed;
+        let somebody_waits = state.holds > 0 || state.closed;
         drop(state);
         if somebody_waits {
             self.changed.notify_all();
@@ -286,15 +291,12 @@ impl<T, E> PrefetchQueue<T, E> {
         self.filled.notify_all();
     }
 
-    /// Lets the producer make no further item, and waits up to `timeout` until it makes none.
-    ///
-    /// Returns whether the producer is parked (or has finished). It stays paused either way.
-    pub fn pause(&self, timeout: Duration) -> bool {
-        self.lock().paused = true;
-        self.wait_parked(timeout)
+    /// Lets the producer begin no further item for as long as the hold lives. It may be at one: see [`Hold::wait`].
+    pub fn hold(&self) -> Hold<&Self, T, E> {
+        Hold::new(self)
     }
 
-    /// Waits up to `timeout` until the producer is not making an item, on a queue that is paused or closed.
+    /// Waits up to `timeout` until the producer is not making an item, on a queue that is held or closed.
     pub fn wait_parked(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
@@ -305,20 +307,14 @@ impl<T, E> PrefetchQueue<T, E> {
         true
     }
 
-    /// Lets the producer go on.
-    pub fn resume(&self) {
-        self.lock().paused = false;
-        self.changed.notify_all();
-    }
-
     /// Whether the queue was closed.
     pub fn is_closed(&self) -> bool {
         self.lock().closed
     }
 
-    /// Whether the queue is paused.
-    pub fn is_paused(&self) -> bool {
-        self.lock().paused
+    /// Whether somebody holds the queue.
+    pub fn is_held(&self) -> bool {
+        self.lock().holds > 0
     }
 
     /// Puts items in front of all others, over the capacity if need be. To be called before the first `pop`.
@@ -355,7 +351,7 @@ impl<T, E> PrefetchQueue<T, E> {
         buffered
     }
 
-    /// Copies all that is buffered, which stays. To be called by the consumer, on a queue that is paused or closed
+    /// Copies all that is buffered, which stays. To be called by the consumer, on a queue that is held or closed
     /// if the copy shall also tell where the producer stands.
     ///
     /// `item` and `error` are called under the lock: they must not call back, nor run code that might.
@@ -379,6 +375,55 @@ impl<T, E> PrefetchQueue<T, E> {
             Message::Error(error) => look(Err(error)),
             Message::End => Ok(()),
         })
+    }
+}
+
+/// A hold on a queue: the producer begins no item before the last hold is dropped.
+///
+/// A hold belongs to whoever has taken it, so nobody can end that of another.
+#[derive(Debug)]
+#[must_use = "the producer goes on when the hold is dropped"]
+pub struct Hold<Q, T, E>
+where
+    Q: Deref<Target = PrefetchQueue<T, E>>,
+{
+    queue: Q,
+    _of: PhantomData<fn(T, E)>,
+}
+
+impl<Q, T, E> Hold<Q, T, E>
+where
+    Q: Deref<Target = PrefetchQueue<T, E>>,
+{
+    /// A hold that keeps whatever owns the queue.
+    pub fn new(queue: Q) -> Self {
+        queue.lock().holds += 1;
+        Self { queue, _of: PhantomData }
+    }
+
+    /// What owns the queue.
+    pub fn owner(&self) -> &Q {
+        &self.queue
+    }
+
+    /// Waits up to `timeout` until the producer stands still, which it does from then on. Returns whether it does.
+    pub fn wait(&self, timeout: Duration) -> bool {
+        self.queue.wait_parked(timeout)
+    }
+}
+
+impl<Q, T, E> Drop for Hold<Q, T, E>
+where
+    Q: Deref<Target = PrefetchQueue<T, E>>,
+{
+    fn drop(&mut self) {
+        let mut state = self.queue.lock();
+        state.holds -= 1;
+        let goes_on = state.holds == 0;
+        drop(state);
+        if goes_on {
+            self.queue.changed.notify_all();
+        }
     }
 }
 

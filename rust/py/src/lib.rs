@@ -89,6 +89,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<protocol::PyReplacing>()?;
     module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;
     module.add_class::<pipes::prefetch::PyPrefetchQueue>()?;
+    module.add_class::<pipes::prefetch::PyPrefetchHold>()?;
+    module.add_class::<pipes::turn::SharedIterator>()?;
+    module.add_class::<pipes::turn::Turn>()?;
     module.add_class::<ranks::PyMeeting>()?;
     module.add_class::<seed::PySeedGenerator>()?;
     module.add_class::<formats::gzip::GzipReader>()?;

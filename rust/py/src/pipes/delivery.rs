@@ -1,14 +1,15 @@
 //! What a loader hands to its user: one item after the other, counted.
 //!
-//! Runs in the thread that reads the loader. A [`Delivery`] belongs to a loader and knows the one valid iterator, what it reads
-//! from, and how many items of the epoch the user was given. The count moves at the very moment at which an item leaves, with
+//! Runs in the threads that read the loader, one after the other. A [`Delivery`] belongs to a loader and knows the one valid
+//! iterator, what it reads from, and how many items of the epoch the user was given. Another thread may begin an epoch, or end
+//! the loader, while one reads: what that one is given then is of no epoch any more, and it is told so. The count moves at the very moment at which an item leaves, with
 //! no Python code in between: so a signal handler finds it right, whenever it runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyException, PyStopIteration};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -16,6 +17,7 @@ use pyo3::prelude::*;
 use torchdata_core::process::watching::{CUT, HELD, Pulse, UNWATCHED};
 
 use crate::gil_cell::GilCell;
+use crate::pipes::turn::Turn;
 use crate::seconds::duration;
 use crate::watching;
 
@@ -28,11 +30,23 @@ struct Source {
     next: ffi::iternextfunc,
 }
 
+/// What asking for an item leads to.
+enum Step<'py> {
+    Item(Bound<'py, PyAny>),
+    End,
+    Error(PyErr),
+    /// The epoch was left meanwhile, by another thread or a signal handler. Whatever came is nobody's.
+    Left,
+}
+
 /// How far a loader's user has come. Numbers are atomics only to be shared without locks; the GIL orders every access.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Delivery {
     source: GilCell<Option<Source>>,
     valid: AtomicI64,
+    /// Changes with each of the two above.
+    version: AtomicU64,
+    turn: Py<Turn>,
     /// Whether an item was asked for since the epoch began.
     begun: AtomicBool,
     /// Items of the epoch that the user was given in this run.
@@ -65,22 +79,39 @@ impl Delivery {
     }
 
     #[inline]
-    fn step<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn step<'py>(&self, py: Python<'py>) -> Step<'py> {
         let Some((iterator, next)) =
             self.source.with(py, |source| source.as_ref().map(|source| (source.iterator.as_ptr(), source.next)))
         else {
-            return Err(PyStopIteration::new_err(()));
+            return Step::End;
         };
         // SAFETY: a live iterator, which this reference keeps alive though another takes its place meanwhile.
         let iterator = unsafe { Bound::from_borrowed_ptr(py, iterator) };
+        let version = self.version.load(Relaxed);
         self.pulse.enter();
         // SAFETY: the slot of the iterator's type; NULL is the end or an exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
-        if item.is_some() {
-            return Ok(item);
+        if self.version.load(Relaxed) != version {
+            return self.left(py);
         }
-        PyErr::take(py).map_or(Ok(None), |error| Err(self.note(py, error)))
+        match item {
+            Some(item) => Step::Item(item),
+            None => PyErr::take(py).map_or(Step::End, |error| Step::Error(self.note(py, error))),
+        }
+    }
+
+    /// What came is of no epoch any more, but for what cuts off all that Python does.
+    #[cold]
+    fn left<'py>(&self, py: Python<'py>) -> Step<'py> {
+        match PyErr::take(py) {
+            Some(error) if !error.is_instance_of::<PyException>(py) => Step::Error(error),
+            _ => Step::Left,
+        }
+    }
+
+    fn change(&self) {
+        self.version.store(self.version.load(Relaxed) + 1, Relaxed);
     }
 
     /// Notes an error that cuts the making of an item off wherever that was, such as Ctrl-C.
@@ -96,15 +127,23 @@ impl Delivery {
 #[pymethods]
 impl Delivery {
     #[new]
-    fn new() -> Self {
-        Self {
+    fn new(py: Python<'_>) -> PyResult<Self> {
+        Ok(Self {
             source: GilCell::new(None),
             valid: AtomicI64::new(NONE),
+            version: AtomicU64::new(0),
+            turn: Py::new(py, Turn::default())?,
             begun: AtomicBool::new(true),
             given: Arc::default(),
             pulse: Arc::default(),
             watched: GilCell::new(None),
-        }
+        })
+    }
+
+    /// Whose turn it is to read.
+    #[getter]
+    fn turn(&self, py: Python<'_>) -> Py<Turn> {
+        self.turn.clone_ref(py)
     }
 
     /// What is read from, or None.
@@ -131,6 +170,7 @@ impl Delivery {
             }
         };
         let old = self.source.with(py, |source| std::mem::replace(source, new));
+        self.change();
         drop(old); // outside: it may run anything
         Ok(())
     }
@@ -144,6 +184,7 @@ impl Delivery {
     #[setter]
     fn set_valid(&self, number: Option<i64>) {
         self.valid.store(number.unwrap_or(NONE), Relaxed);
+        self.change();
     }
 
     #[getter]
@@ -210,12 +251,18 @@ impl Delivery {
     /// The next item of the epoch, whoever is valid; not counted as given. Raises StopIteration at its end.
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.step(py)?.ok_or_else(|| PyStopIteration::new_err(()))
+        match self.step(py) {
+            Step::Item(item) => Ok(item),
+            Step::End => Err(PyStopIteration::new_err(())),
+            Step::Error(error) => Err(error),
+            Step::Left => Err(PyRuntimeError::new_err("the epoch was left while an item of it was made")),
+        }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // SAFETY: the collector holds the GIL, of which it has no token to give.
         let py = unsafe { Python::assume_attached() };
+        visit.call(&self.turn)?;
         self.source.with(py, |source| visit.call(source.as_ref().map(|source| &source.iterator)))
     }
 
@@ -247,6 +294,7 @@ impl DeliveryIterator {
     fn __next__<'py>(slf: &Bound<'py, Self>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = slf.py();
         let delivery = slf.get().delivery.get();
+        let _turn = delivery.turn.get().take(py)?;
         if delivery.valid.load(Relaxed) != slf.get().number {
             slf.call_method0("_refuse")?;
         }
@@ -260,28 +308,16 @@ impl DeliveryIterator {
                 slf.call_method0("_go_on_cut")?;
             }
             if signs & HELD != 0 {
-                // Busy until the item leaves: until then nobody has it.
-                delivery.pulse.enter();
-                let item = slf.call_method0("_next_slowly");
-                delivery.pulse.leave();
-                return match item {
-                    Ok(item) => {
-                        delivery.count();
-                        Ok(Some(item))
-                    }
-                    Err(error) => Err(delivery.note(py, error)), // it may have been made already
-                };
+                return next_slowly(slf, delivery);
             }
         }
-        let error = match delivery.step(py) {
-            Ok(Some(item)) => {
+        match delivery.step(py) {
+            Step::Item(item) => {
                 delivery.count();
-                return Ok(Some(item));
+                Ok(Some(item))
             }
-            Ok(None) => None,
-            Err(error) => Some(error),
-        };
-        ended(slf, error)
+            other => ended(slf, other),
+        }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -289,12 +325,41 @@ impl DeliveryIterator {
     }
 }
 
+/// The next item of a loader that is paused, limited, or held while its state is taken.
 #[cold]
-fn ended<'py>(slf: &Bound<'py, DeliveryIterator>, error: Option<PyErr>) -> PyResult<Option<Bound<'py, PyAny>>> {
+fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
-    let Some(error) = error else {
-        slf.call_method1("_on_end", (PyStopIteration::new_err(()).value(py),))?;
-        return Ok(None);
+    // Busy until the item leaves: until then nobody has it.
+    delivery.pulse.enter();
+    let stepped = match slf.call_method0("_wait_until_released") {
+        Ok(_) => delivery.step(py),
+        Err(error) => {
+            delivery.pulse.leave();
+            return Err(delivery.note(py, error));
+        }
+    };
+    let Step::Item(item) = stepped else {
+        delivery.pulse.leave();
+        return ended(slf, stepped);
+    };
+    let counted = slf.call_method0("_count_to_limit");
+    delivery.pulse.leave();
+    counted.map_err(|error| delivery.note(py, error))?; // the item may have been made already
+    delivery.count();
+    Ok(Some(item))
+}
+
+#[cold]
+fn ended<'py>(slf: &Bound<'py, DeliveryIterator>, step: Step<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = slf.py();
+    let error = match step {
+        Step::Item(item) => return Ok(Some(item)),
+        Step::End => PyStopIteration::new_err(()),
+        Step::Error(error) => error,
+        Step::Left => {
+            slf.call_method0("_refuse")?;
+            return Ok(None);
+        }
     };
     if error.is_instance_of::<PyStopIteration>(py) {
         slf.call_method1("_on_end", (error.value(py),))?;

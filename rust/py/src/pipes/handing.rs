@@ -4,7 +4,7 @@
 //! handler raises. So there are two steps. Waiting may be cut off anywhere, and leaves what came where the next call finds it.
 //! Handing over is short; Ctrl-C is noted meanwhile, and comes when the item has left, with no Python code in between.
 //!
-//! Runs in whichever thread reads. Signals are handled in the main thread alone, so in any other one nothing is done.
+//! Runs in whichever threads read, one after the other. Signals are handled in the main thread alone, so in any other one nothing is done.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,17 +15,27 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
+use crate::pipes::turn::Turn;
+
 /// The base of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and `_hand_over()`, which
 /// returns a tuple of the item, or None where there is to be waited again.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
-pub struct HandingIterator;
+pub struct HandingIterator {
+    turn: Py<Turn>,
+}
 
 #[pymethods]
 impl HandingIterator {
     #[new]
     #[pyo3(signature = (*_arguments, **_options))]
-    fn new(_arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> Self {
-        Self
+    fn new(py: Python<'_>, _arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        Ok(Self { turn: Py::new(py, Turn::default())? })
+    }
+
+    /// Whose turn it is to read.
+    #[getter]
+    fn turn(&self, py: Python<'_>) -> Py<Turn> {
+        self.turn.clone_ref(py)
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -34,6 +44,7 @@ impl HandingIterator {
 
     fn __next__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
+        let _turn = slf.get().turn.get().take(py)?;
         loop {
             slf.call_method0("_wait")?;
             let deferred = Deferred::new(py)?;
@@ -44,6 +55,10 @@ impl HandingIterator {
                 return handed.get_item(0);
             }
         }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.turn)
     }
 }
 

@@ -22,7 +22,7 @@ const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 /// Calls a function with one argument.
 #[inline]
-fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
     // SAFETY: one argument, with the free slot before it that the flag promises, all alive during the call; the result
     // is a new reference, or NULL with an exception set.

@@ -1,4 +1,5 @@
-//! What iteration costs: tokens of who may iterate, guards around users' iterators, the queue of a prefetching thread.
+//! What iteration costs: tokens of who may iterate, guards around users' iterators, the queue of a prefetching thread,
+//! whose turn it is to read.
 
 pub mod clocking;
 pub mod delivery;
@@ -8,3 +9,4 @@ pub mod iterators;
 pub mod prefetch;
 pub mod sampling;
 pub mod token;
+pub mod turn;

@@ -6,14 +6,18 @@
 //! no producer thread and may have inherited a held lock, so there every method refuses and nothing is dropped.
 
 use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use torchdata_core::prefetch_queue::{LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
+use torchdata_core::prefetch_queue::{Hold, LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
 
+use crate::gil_cell::GilCell;
 use crate::seconds::duration;
+
+type Queue = PrefetchQueue<Py<PyAny>, Py<PyAny>>;
 
 /// Items, and the exception after them.
 type Snapshot = (Vec<Py<PyAny>>, Option<Py<PyAny>>);
@@ -21,7 +25,7 @@ type Snapshot = (Vec<Py<PyAny>>, Option<Py<PyAny>>);
 /// A bounded queue between a prefetching thread and its consumer.
 #[pyclass(frozen, name = "PrefetchQueue", module = "torchdata._native")]
 pub struct PyPrefetchQueue {
-    queue: ManuallyDrop<PrefetchQueue<Py<PyAny>, Py<PyAny>>>,
+    queue: ManuallyDrop<Queue>,
     /// The process that the producer thread lives in.
     process: u32,
 }
@@ -36,7 +40,7 @@ impl Drop for PyPrefetchQueue {
 }
 
 impl PyPrefetchQueue {
-    fn get(&self) -> PyResult<&PrefetchQueue<Py<PyAny>, Py<PyAny>>> {
+    fn get(&self) -> PyResult<&Queue> {
         if self.process == std::process::id() {
             return Ok(&self.queue);
         }
@@ -92,7 +96,7 @@ impl PyPrefetchQueue {
         Ok(())
     }
 
-    /// Says that the item is made, and handed over later: pausing does not wait for that.
+    /// Says that the item is made, and handed over later: no hold waits for that.
     fn park(&self) -> PyResult<()> {
         self.get()?.park();
         Ok(())
@@ -133,10 +137,11 @@ impl PyPrefetchQueue {
         }
     }
 
-    /// Lets the producer make no further item; False where it was still busy with one after `seconds`.
-    fn pause(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
-        self.get()?.pause(Duration::ZERO);
-        self.wait_parked(py, seconds)
+    /// Lets the producer begin no further item before the hold is released.
+    fn hold(slf: Bound<'_, Self>) -> PyResult<PyPrefetchHold> {
+        slf.get().get()?;
+        let hold = Hold::new(Owner(slf.unbind()));
+        Ok(PyPrefetchHold { hold: GilCell::new(Some(ManuallyDrop::new(hold))) })
     }
 
     /// Waits until the producer is not busy with an item; False where it still is after `seconds`.
@@ -154,12 +159,6 @@ impl PyPrefetchQueue {
                 return Ok(false);
             }
         }
-    }
-
-    /// Lets the producer go on.
-    fn resume(&self) -> PyResult<()> {
-        self.get()?.resume();
-        Ok(())
     }
 
     /// Ends the stream; what is buffered stays for `snapshot`. Does nothing in a forked child.
@@ -187,8 +186,8 @@ impl PyPrefetchQueue {
     }
 
     #[getter]
-    fn paused(&self) -> bool {
-        self.get().is_ok_and(PrefetchQueue::is_paused)
+    fn held(&self) -> bool {
+        self.get().is_ok_and(PrefetchQueue::is_held)
     }
 
     fn __len__(&self) -> usize {
@@ -208,5 +207,67 @@ impl PyPrefetchQueue {
             queue.close();
             drop(queue.drain());
         }
+    }
+}
+
+/// A queue that a hold keeps alive.
+struct Owner(Py<PyPrefetchQueue>);
+
+impl Deref for Owner {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        &self.0.get().queue
+    }
+}
+
+/// What a hold is made of, taken away when it is released.
+type Kept = Option<ManuallyDrop<Hold<Owner, Py<PyAny>, Py<PyAny>>>>;
+
+/// A hold on a queue, by whoever has asked for it: the producer begins no item before the last one is released.
+///
+/// A forked child has no producer, and may have inherited a held lock: there a hold is forgotten.
+#[pyclass(frozen, name = "PrefetchHold", module = "torchdata._native")]
+pub struct PyPrefetchHold {
+    hold: GilCell<Kept>,
+}
+
+impl PyPrefetchHold {
+    fn queue(&self, py: Python<'_>) -> Option<Py<PyPrefetchQueue>> {
+        self.hold.with(py, |hold| hold.as_ref().map(|hold| hold.owner().0.clone_ref(py)))
+    }
+}
+
+#[pymethods]
+impl PyPrefetchHold {
+    /// Waits until the producer stands still; False where it is still busy with an item after `seconds`.
+    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        self.queue(py).map_or(Ok(true), |queue| queue.get().wait_parked(py, seconds))
+    }
+
+    /// Lets go. May be called more than once.
+    fn release(&self, py: Python<'_>) {
+        let hold = self.hold.with(py, Option::take);
+        if let Some(hold) = hold
+            && hold.owner().0.get().get().is_ok()
+        {
+            drop(ManuallyDrop::into_inner(hold));
+        }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        let py = unsafe { Python::assume_attached() };
+        self.hold.with(py, |hold| visit.call(hold.as_ref().map(|hold| &hold.owner().0)))
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        self.release(py);
+    }
+}
+
+impl Drop for PyPrefetchHold {
+    fn drop(&mut self) {
+        Python::attach(|py| self.release(py));
     }
 }

@@ -10,33 +10,37 @@ use torchdata_core::process::fork;
 
 /// The process that made an end of a link.
 #[derive(Clone, Copy)]
-pub struct OwningProcess(u64);
+pub struct OwningProcess {
+    generation: u64,
+    pid: u32,
+}
 
 impl OwningProcess {
     /// This process.
     pub fn this() -> Self {
-        Self(fork::generation())
+        Self { generation: fork::generation(), pid: std::process::id() }
     }
 
     /// Whether it is this process.
     #[inline]
     pub fn is_this(self) -> bool {
-        self.0 == fork::generation()
+        self.generation == fork::generation()
     }
 
     /// An error in a process that was forked from it. A process that user code has forked inside a worker ends instead.
     #[inline]
     pub fn check(self) -> PyResult<()> {
-        if self.is_this() { Ok(()) } else { Err(Python::attach(refused)) }
+        if self.is_this() { Ok(()) } else { Err(Python::attach(|py| refused(py, self.pid))) }
     }
 }
 
 #[cold]
-fn refused(py: Python<'_>) -> PyErr {
+fn refused(py: Python<'_>, owner: u32) -> PyErr {
     match py.import("torchdata._engine.strangers").and_then(|module| module.call_method0("leave")) {
         Err(error) => error,
-        Ok(_) => PyRuntimeError::new_err(
-            "this loader's workers belong to the parent of this process: make a loader of its own here",
-        ),
+        Ok(_) => PyRuntimeError::new_err(format!(
+            "this loader's workers belong to process {owner}, of which this one is a forked child: make a loader of your own \
+             in the child"
+        )),
     }
 }

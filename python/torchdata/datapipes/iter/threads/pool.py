@@ -14,7 +14,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ class Task:
         self.item = item
         #: Whether the function cannot change the item, so that it may be called with it again.
         self.is_plain = type(item) in PLAIN_TYPES
-        #: Set aside: a thread took the task while the pool was paused, and left it alone.
+        #: Set aside: a thread took the task while the pool was held, and left it alone.
         self.phase: Literal["waiting", "set aside", "running", "done"] = "waiting"
         self.result: Any = None
         self.error: BaseException | None = None
@@ -104,9 +105,10 @@ class _Work:
         #: Tasks to do. None only wakes one of the threads up.
         self.queue: SimpleQueue[Task | None] = SimpleQueue()
         self.threads: list[threading.Thread] = []
-        #: Held while a thread claims a task, and while `paused` is changed.
+        #: Held while a thread claims a task, and while `holds` is changed.
         self.claiming = threading.Lock()
-        self.paused = False
+        #: How many holds there are: no task is begun while there is one.
+        self.holds = 0
         self.closed = False
         #: Why the threads cannot call the function: what the initializer raised.
         self.broken: BaseException | None = None
@@ -144,8 +146,8 @@ class _Work:
         with self.claiming:
             if self.closed:
                 return False
-            task.phase = "set aside" if self.paused else "running"
-            return not self.paused
+            task.phase = "set aside" if self.holds else "running"
+            return not self.holds
 
 
 class Pool:
@@ -164,16 +166,13 @@ class Pool:
         self.tasks: deque[Task] = deque()
         #: What the source raised: it comes after the tasks.
         self.source_error: Exception | None = None
+        #: Whether the consumer, before it goes on, is to end a hold: that of a state with items that must not change.
+        self.is_resting = False
 
     @property
     def closed(self) -> bool:
         """Whether no further task is begun."""
         return self._work.closed
-
-    @property
-    def paused(self) -> bool:
-        """Whether no further task is begun before `resume`."""
-        return self._work.paused
 
     @property
     def work(self) -> Work:
@@ -208,36 +207,58 @@ class Pool:
         for task in list(self.tasks):
             task.detach()
 
-    def resume(self) -> None:
-        """Lets the threads go on."""
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Within this context no task is begun; of several such contexts the last one ends that."""
+        self._hold()
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _hold(self) -> None:
         with self._work.claiming:
-            self._work.paused = False
-            for task in self.tasks:
+            self._work.holds += 1
+
+    def _let_go(self) -> None:
+        with self._work.claiming:
+            self._work.holds -= 1
+            for task in () if self._work.holds else list(self.tasks):
                 if task.phase == "set aside":
                     task.phase = "waiting"
                     self._work.queue.put(task)
 
+    def rest(self) -> None:
+        """Begins no task before the consumer goes on."""
+        with self._work.claiming:
+            rests, self.is_resting = not self.is_resting, True
+            self._work.holds += rests
+
+    def go_on(self) -> None:
+        """Ends that: for the consumer."""
+        self.is_resting = False
+        self._let_go()
+
     def entries(self, patience: float) -> list[tuple[str, Any]]:
         """All tasks as a state holds them; call it while nobody takes or submits tasks.
 
-        Where the function may change items, the pool is paused, so that the items of the state stay as they are until
-        it goes on, and calls under way are waited for.
+        Where the function may change items, no task is begun before the consumer goes on, so that the items of the
+        state stay as they are until then, and calls under way are waited for.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.
         """
-        if not all(task.is_plain or task.phase == "done" for task in self.tasks):
-            with self._work.claiming:
-                self._work.paused = True
-            until = time.monotonic() + patience
-            for task in self.tasks:
-                if task.phase == "running" and not task.is_plain and not task.wait(until - time.monotonic()):
-                    self.resume()
-                    raise TimeoutError(
-                        f"the state of ThreadPoolMapper cannot be saved: {self._work.function!r} has worked on one "
-                        f"item for {patience:g} s; look for what blocks there, or raise ThreadPoolMapper.patience"
-                    )
-        return [task.entry() for task in self.tasks]
+        with self.hold():
+            if not all(task.is_plain or task.phase == "done" for task in self.tasks):
+                until = time.monotonic() + patience
+                for task in self.tasks:
+                    if task.phase == "running" and not task.is_plain and not task.wait(until - time.monotonic()):
+                        raise TimeoutError(
+                            f"the state of ThreadPoolMapper cannot be saved: {self._work.function!r} has worked on one "
+                            f"item for {patience:g} s; look for what blocks there, or raise ThreadPoolMapper.patience"
+                        )
+                self.rest()
+            return [task.entry() for task in self.tasks]
 
     def restore(self, entries: Iterable[tuple[str, Any]]) -> None:
         """Submits tasks that a state holds."""

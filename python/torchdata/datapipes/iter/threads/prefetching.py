@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
-from torchdata._native import PrefetchQueue
+from torchdata._native import PrefetchHold, PrefetchQueue
 from torchdata._threads import Work, are_there_any, end_at_exit, start
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
@@ -42,6 +42,8 @@ class _PrefetchData:
         self.queue = PrefetchQueue(LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize))
         self.process = os.getpid()
         self.thread: threading.Thread | None = None
+        #: The hold of who has paused the pipe and not resumed it.
+        self.pause: PrefetchHold | None = None
         #: Whether the iteration was left because nobody will go on, rather than for the next one.
         self.abandoned = False
         self._left = False
@@ -290,27 +292,46 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data = self._data
         if data is None or data.is_inherited():
             return
-        if not data.queue.pause(self.patience) or not data.await_release(self.patience):
-            data.queue.resume()
-            raise TimeoutError(self._still_busy("paused"))
+        hold = self._held(data)
+        if data.pause is None:
+            data.pause = hold
+        else:
+            hold.release()
 
     def resume(self) -> None:
-        """Goes on reading ahead."""
+        """Goes on reading ahead, unless somebody else has it stand still, too."""
         if self._data is not None and not self._data.is_inherited():
-            self._data.queue.resume()
+            pause, self._data.pause = self._data.pause, None
+            if pause is not None:
+                pause.release()
+
+    def _held(self, data: _PrefetchData) -> PrefetchHold:
+        """A hold on the thread, which stands still when this returns.
+
+        Raises:
+            TimeoutError: the source took longer than `patience` seconds for an item.
+        """
+        hold = data.queue.hold()
+        try:
+            if not hold.wait(self.patience) or not data.await_release(self.patience):
+                raise TimeoutError(self._still_busy("paused"))
+        except BaseException:
+            hold.release()
+            raise
+        return hold
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
         """Within this context the source stands still, so that its state and ours belong together."""
         data = self._data
-        if data is None or data.is_inherited() or data.queue.paused:
+        if data is None or data.is_inherited():
             yield
             return
-        self.pause()
+        hold = self._held(data)
         try:
             yield
         finally:
-            data.queue.resume()
+            hold.release()
 
     def state_dict(self) -> dict[str, Any]:
         """The items that are held ready, and the error that comes after them, if there is one."""

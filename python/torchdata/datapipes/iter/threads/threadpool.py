@@ -58,8 +58,8 @@ class _Results(Iterator[Any]):
                 "this iterator of ThreadPoolMapper belongs to the parent process, where its threads are; a forked "
                 "child makes an iterator of its own"
             )
-        if pool.paused:
-            pool.resume()
+        if pool.is_resting:
+            pool.go_on()
         self._read_ahead(self._ahead)
         if not tasks:
             self._end()

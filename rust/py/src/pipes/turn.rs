@@ -1,0 +1,276 @@
+//! Whose turn it is to read: threads that share an iterator read one after the other, in the order in which they came.
+//!
+//! Runs in whichever threads read. All that is shared is looked at with the GIL held, which orders it; a thread that waits
+//! sleeps without the GIL, in slices, so that Ctrl-C works. A thread that comes back while it reads (a signal handler, or a
+//! function of the pipeline) is refused, as it would wait for itself.
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
+use pyo3::prelude::*;
+use torchdata_core::process::fork;
+
+use crate::gil_cell::GilCell;
+use crate::pipes::iterators::call;
+use crate::seconds::duration;
+
+/// Longest uninterrupted sleep.
+const LONGEST_SLICE: Duration = Duration::from_millis(100);
+/// First and longest pause of a thread that waits for another one to leave, which does not look whether somebody does.
+const FIRST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+/// What counts as so many threads that wait: a turn that is closed.
+const CLOSED: usize = 1 << 32;
+/// Bits of an address that a thread lies at.
+const ADDRESS: u32 = 48;
+
+/// This thread, of this process: a forked child has the addresses of its parent.
+#[inline]
+fn this_thread() -> u64 {
+    // SAFETY: asks for nothing and cannot fail.
+    let thread = unsafe { libc::pthread_self() } as u64;
+    thread ^ (fork::generation() << ADDRESS)
+}
+
+/// Whether that was a thread of a process that this one was forked from.
+fn is_inherited(thread: u64) -> bool {
+    thread >> ADDRESS != this_thread() >> ADDRESS
+}
+
+/// Whose turn it is to read an iterator, and who waits for it.
+#[pyclass(frozen, weakref, module = "torchdata._native")]
+pub struct Turn {
+    /// The thread that reads; 0: none.
+    reader: AtomicU64,
+    /// How many threads wait, and `CLOSED` on a turn that is closed: 0 nearly always.
+    crowd: AtomicUsize,
+    waiting: GilCell<VecDeque<(u64, Thread)>>,
+    /// Why nobody is to read any more.
+    closed: GilCell<Option<String>>,
+    /// The process that it was made in.
+    process: u32,
+}
+
+/// The turn, taken by this thread.
+pub struct Taken<'a, 'py> {
+    turn: &'a Turn,
+    py: Python<'py>,
+}
+
+impl Drop for Taken<'_, '_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.turn.reader.store(0, Relaxed);
+        if self.turn.crowd.load(Relaxed) != 0 {
+            self.turn.call_next(self.py);
+        }
+    }
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self {
+            reader: AtomicU64::new(0),
+            crowd: AtomicUsize::new(0),
+            waiting: GilCell::new(VecDeque::new()),
+            closed: GilCell::new(None),
+            process: std::process::id(),
+        }
+    }
+}
+
+impl Turn {
+    /// Takes the turn, once all who have asked before have had theirs. It is given back when the guard is dropped.
+    #[inline]
+    pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<Taken<'a, 'py>> {
+        let thread = this_thread();
+        if self.reader.load(Relaxed) != 0 || self.crowd.load(Relaxed) != 0 {
+            self.queue_up(py, thread, true)?;
+        }
+        self.reader.store(thread, Relaxed);
+        Ok(Taken { turn: self, py })
+    }
+
+    /// Waits for the turn. `reads` says whether that is to read: on a turn that is closed nobody does any more.
+    #[cold]
+    fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
+        let is_waiting = self.waiting.with(py, |waiting| {
+            let before = waiting.len();
+            waiting.retain(|(one, _)| !is_inherited(*one)); // they wait in our parent
+            self.crowd.fetch_sub(before - waiting.len(), Relaxed);
+            waiting.iter().any(|(one, _)| *one == thread)
+        });
+        if is_waiting || self.reader.load(Relaxed) == thread {
+            return Err(PyRuntimeError::new_err(
+                "this thread is reading an item already, and asks for another one meanwhile (in a signal handler, or in a \
+                 function that the item goes through): ask when it has come",
+            ));
+        }
+        if self.crowd.load(Relaxed) == 0 && self.reader.load(Relaxed) == 0 {
+            return Ok(());
+        }
+        self.waiting.with(py, |waiting| waiting.push_back((thread, thread::current())));
+        self.crowd.fetch_add(1, Relaxed);
+        let outcome = self.await_turn(py, thread, reads);
+        self.waiting.with(py, |waiting| waiting.retain(|(one, _)| *one != thread));
+        self.crowd.fetch_sub(1, Relaxed);
+        if outcome.is_err() {
+            self.call_next(py);
+        }
+        outcome
+    }
+
+    fn await_turn(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
+        loop {
+            if reads
+                && self.crowd.load(Relaxed) >= CLOSED
+                && let Some(why) = self.closed.with(py, |closed| closed.clone())
+            {
+                return Err(PyRuntimeError::new_err(why));
+            }
+            let reader = self.reader.load(Relaxed);
+            if reader == 0 {
+                let first = self.waiting.with(py, |waiting| waiting.front().map(|(one, _)| *one));
+                if first == Some(thread) {
+                    return Ok(());
+                }
+            } else if is_inherited(reader) {
+                return Err(PyRuntimeError::new_err(format!(
+                    "a thread of process {} was reading this iterator when process {} was forked, and nobody can finish that \
+                     here: make a loader of your own in the child",
+                    self.process,
+                    std::process::id()
+                )));
+            }
+            py.detach(|| thread::park_timeout(LONGEST_SLICE));
+            py.check_signals()?;
+        }
+    }
+
+    /// Wakes the thread whose turn is next.
+    #[cold]
+    fn call_next(&self, py: Python<'_>) {
+        if let Some(next) = self.waiting.with(py, |waiting| waiting.front().map(|(_, next)| next.clone())) {
+            next.unpark();
+        }
+    }
+
+    /// Whether no other thread reads, or none that can ever be done.
+    fn is_left(&self) -> bool {
+        let reader = self.reader.load(Relaxed);
+        reader == 0 || reader == this_thread() || is_inherited(reader)
+    }
+
+    fn await_until(&self, py: Python<'_>, limit: Option<Duration>, ready: impl Fn(&Self) -> bool) -> PyResult<bool> {
+        let begun = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        while !ready(self) {
+            if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                return Ok(false);
+            }
+            py.detach(|| thread::sleep(pause));
+            py.check_signals()?;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        Ok(true)
+    }
+}
+
+#[pymethods]
+impl Turn {
+    /// Whether this thread reads.
+    #[getter]
+    fn is_mine(&self) -> bool {
+        self.reader.load(Relaxed) == this_thread()
+    }
+
+    /// Calls a function in turn with those who read, and returns what it returns; at once in the thread that reads.
+    fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = function.py();
+        let _turn = if self.is_mine() {
+            None
+        } else {
+            let thread = this_thread();
+            self.queue_up(py, thread, false)?;
+            self.reader.store(thread, Relaxed);
+            Some(Taken { turn: self, py })
+        };
+        function.call0()
+    }
+
+    /// Lets nobody read any more: who asks for an item from now on gets a RuntimeError with that text.
+    #[pyo3(signature = (why = "this program ends, and a thread of it asks a loader for another item"))]
+    fn close(&self, py: Python<'_>, why: &str) {
+        if self.closed.with(py, |closed| closed.replace(why.to_owned())).is_none() {
+            self.crowd.fetch_add(CLOSED, Relaxed);
+        }
+        let all: Vec<Thread> = self.waiting.with(py, |waiting| waiting.iter().map(|(_, one)| one.clone()).collect());
+        all.iter().for_each(Thread::unpark);
+    }
+
+    /// Waits, so many seconds at most, until no other thread reads or waits for its turn.
+    fn join(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        self.await_until(py, Some(duration(seconds)), |turn| {
+            turn.is_left() && turn.waiting.with(py, |waiting| waiting.is_empty())
+        })?;
+        Ok(())
+    }
+
+    /// Waits until no other thread reads, so many seconds at most, or None for as long as it takes; whether none does.
+    #[pyo3(signature = (seconds = None))]
+    fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
+        self.await_until(py, seconds.map(duration), Self::is_left)
+    }
+}
+
+/// The base of iterators that threads share. A subclass has `next()`, which one thread at a time is in.
+#[pyclass(subclass, frozen, module = "torchdata._native")]
+pub struct SharedIterator {
+    turn: Py<Turn>,
+    /// The function `next` of the subclass, once it was asked for.
+    next: OnceLock<Py<PyAny>>,
+}
+
+#[pymethods]
+impl SharedIterator {
+    #[new]
+    #[pyo3(signature = (*_arguments, **_options))]
+    fn new(py: Python<'_>, _arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new() })
+    }
+
+    /// Whose turn it is to read.
+    #[getter]
+    fn turn(&self, py: Python<'_>) -> Py<Turn> {
+        self.turn.clone_ref(py)
+    }
+
+    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        let this = slf.get();
+        let _turn = this.turn.get().take(py)?;
+        let next = match this.next.get() {
+            Some(next) => next,
+            None => {
+                let found = slf.get_type().getattr(intern!(py, "next"))?.unbind();
+                this.next.get_or_init(|| found)
+            }
+        };
+        call(next.bind(py), slf.as_any())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.turn)?;
+        visit.call(self.next.get())
+    }
+}

@@ -1,0 +1,445 @@
+"""What threads, copies and forked children may do with a loader: each row of the guide's table, for each family."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+from torchdata.nodes import IterableWrapper as Items
+from torchdata.nodes import Loader, Mapper, ParallelMapper
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+COUNT = 60
+#: The longest that anything may take here.
+DEADLINE = 30.0
+
+
+def slowly(item: int) -> int:
+    time.sleep(0.001)
+    return item
+
+
+class Numbers:
+    """A data set whose items take a moment."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return slowly(index)
+
+
+class Generated(IterDataPipe[int]):
+    """A pipe that is a generator, which two threads must not be in."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        for item in range(self.count):
+            yield slowly(item)
+
+
+def _pipe_here() -> Any:
+    return DataLoader2(Generated(COUNT))
+
+
+def _pipe_thread() -> Any:
+    return DataLoader2(IterableWrapper(range(COUNT)).map(slowly).prefetch(4))
+
+
+def _pipe_workers() -> Any:
+    pipe = IterableWrapper(range(COUNT)).sharding_filter().map(slowly)
+    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
+
+
+def _stateful_here() -> Any:
+    return StatefulDataLoader(Numbers(), batch_size=None)
+
+
+def _stateful_workers() -> Any:
+    return StatefulDataLoader(Numbers(), batch_size=None, num_workers=2, multiprocessing_context="fork")
+
+
+def _stateful_lasting() -> Any:
+    return StatefulDataLoader(
+        Numbers(), batch_size=None, num_workers=2, multiprocessing_context="fork", persistent_workers=True
+    )
+
+
+def _nodes_here() -> Any:
+    return Loader(Mapper(Items(range(COUNT)), slowly))
+
+
+def _nodes_threads() -> Any:
+    return Loader(ParallelMapper(Items(range(COUNT)), slowly, 2))
+
+
+def _nodes_processes() -> Any:
+    mapper = ParallelMapper(Items(range(COUNT)), slowly, 2, method="process", multiprocessing_context="fork")
+    return Loader(mapper)
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "DataLoader2": _pipe_here,
+    "DataLoader2 with a thread": _pipe_thread,
+    "DataLoader2 with workers": _pipe_workers,
+    "StatefulDataLoader": _stateful_here,
+    "StatefulDataLoader with workers": _stateful_workers,
+    "StatefulDataLoader with persistent workers": _stateful_lasting,
+    "nodes": _nodes_here,
+    "nodes with threads": _nodes_threads,
+    "nodes with processes": _nodes_processes,
+}
+WORKERS = [name for name in FAMILIES if "workers" in name or "processes" in name]
+#: Those with which shutting down ends what reads.
+ENDED = [name for name in FAMILIES if name.startswith("DataLoader2") or name in WORKERS or "threads" in name]
+
+
+def end(loader: Any) -> None:
+    """Shuts a loader down, as its family does it."""
+    if isinstance(loader, StatefulDataLoader):
+        if (shutdown := getattr(loader._iterator, "_shutdown_workers", None)) is not None:
+            shutdown()
+    else:
+        loader.shutdown()
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest) -> Iterator[Any]:
+    loader = FAMILIES[request.param]()
+    yield loader
+    end(loader)
+
+
+def families(*names: str) -> Any:
+    return pytest.mark.parametrize("made", names or FAMILIES, indirect=True)
+
+
+class Reader(threading.Thread):
+    """A thread that reads an iterator to its end, and notes how that came."""
+
+    def __init__(self, iterator: Any) -> None:
+        super().__init__(daemon=True)
+        self.iterator, self.got, self.error = iterator, list[int](), None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for item in self.iterator:
+                self.got.append(int(item))
+        except Exception as error:
+            self.error = error
+
+    def come_to(self, count: int) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while len(self.got) < count:
+            assert self.is_alive()
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    def ended(self) -> str:
+        """How its loop ended: the text of the error, or "" where it just ended."""
+        self.join(DEADLINE)
+        assert not self.is_alive(), "the loop hangs"
+        return "" if self.error is None else str(self.error)
+
+
+def in_child(function: Callable[[], Any]) -> str:
+    """What a function returns, or raises, in a forked child."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(DEADLINE))
+        try:
+            told = repr(function())
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        os.write(writer, told.encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    return told
+
+
+# -- threads ------------------------------------------------------------------------------------------
+
+
+@families()
+def test_threads_that_share_an_iterator_get_each_item_once_between_them(made: Any) -> None:
+    iterator = iter(made)
+    readers = [Reader(iterator) for _ in range(3)]
+    assert [reader.ended() for reader in readers] == ["", "", ""]
+    assert sorted(item for reader in readers for item in reader.got) == list(range(COUNT))
+
+
+@families()
+def test_a_call_that_asyncio_gives_up_costs_its_own_item_alone(made: Any) -> None:
+    iterator, started = iter(made), threading.Event()
+    first = next(iterator)
+
+    def ask() -> int:
+        started.set()
+        return int(next(iterator))
+
+    async def read() -> list[int]:
+        loop, got = asyncio.get_running_loop(), [int(first)]
+        with ThreadPoolExecutor(2) as threads:
+            given_up = loop.run_in_executor(threads, ask)
+            await loop.run_in_executor(None, started.wait)
+            lost = asyncio.shield(given_up)
+            lost.cancel()
+            end = object()
+            while (item := await loop.run_in_executor(threads, next, iterator, end)) is not end:
+                got.append(int(item))
+            return [*got, await given_up]
+
+    assert sorted(asyncio.run(read())) == list(range(COUNT))
+
+
+@families(*ENDED)
+def test_a_loop_beside_a_shutdown_is_told_of_it(made: Any) -> None:
+    reader = Reader(iter(made))
+    reader.come_to(5)
+    end(made)
+    assert "shut down" in reader.ended()
+    assert len(reader.got) < COUNT
+
+
+@families()
+def test_a_loop_beside_iter_is_told_of_it_or_goes_on_and_the_new_epoch_is_whole(made: Any) -> None:
+    reader = Reader(iter(made))
+    reader.come_to(5)
+    assert sorted(int(item) for item in made) == list(range(COUNT))
+    if isinstance(made, StatefulDataLoader) and not made.persistent_workers:
+        assert reader.ended() == ""
+        assert sorted(reader.got) == list(range(COUNT)), "each iterator is an epoch of its own"
+    else:
+        assert "iter(" in reader.ended() or "another iterator has been created" in reader.ended()
+
+
+@families()
+def test_threads_that_begin_epochs_at_once_spoil_neither(made: Any) -> None:
+    readers = [Reader(made) for _ in range(2)]
+    whole = [reader.got for reader in readers if reader.ended() == ""]
+    assert whole, "one of them is the last one to begin"
+    assert sorted(whole[-1]) == list(range(COUNT))
+
+
+@families(*ENDED)
+def test_threads_that_shut_down_at_once_all_return_when_it_is_done(made: Any) -> None:
+    iterator = iter(made)
+    next(iterator)
+    errors: list[BaseException] = []
+
+    def shut_down() -> None:
+        try:
+            end(made)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=shut_down) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert not errors
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@families()
+def test_a_state_in_another_thread_is_one_of_a_moment_between_two_items(made: Any) -> None:
+    reader = Reader(iter(made))
+    reader.come_to(5)
+    before = len(reader.got)
+    state = made.state_dict()
+    after = len(reader.got)
+    assert reader.ended() == ""
+    other = copy.copy(made)
+    other.load_state_dict(state)
+    rest = [int(item) for item in other]
+    end(other)
+    assert COUNT - after - 1 <= len(rest) <= COUNT - before
+    assert sorted(rest) == sorted(reader.got[COUNT - len(rest) :])
+
+
+EXITS = """
+import sys, threading
+sys.path.insert(0, {folder!r})
+import test_threads_copies_forks as table
+loader = table.FAMILIES[{name!r}]()
+iterator = iter(loader)
+next(iterator)
+def read():
+    try:
+        for item in __import__("itertools").chain(iterator):
+            pass
+    except BaseException as error:
+        print(f"told: {{error}}", flush=True)
+    else:
+        print("ended", flush=True)
+table.COUNT = 10**6
+threading.Thread(target=read, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_daemon_that_reads_when_the_program_ends_is_told_and_the_program_ends_in_order(name: str) -> None:
+    code = EXITS.format(folder=str(Path(__file__).parent), name=name)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=2 * DEADLINE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ended" not in done.stdout
+
+
+# -- copies -------------------------------------------------------------------------------------------
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda loader: pickle.loads(pickle.dumps(loader)),
+}
+
+
+@families()
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_copy_is_a_loader_of_its_own_that_has_not_begun(made: Any, way: str, begun: bool) -> None:
+    if begun:
+        iterator = iter(made)
+        got = [int(next(iterator))]
+    other = COPIES[way](made)
+    assert type(other) is type(made)
+    assert sorted(int(item) for item in other) == list(range(COUNT))
+    end(other)
+    del other
+    gc.collect()
+    rest = [int(item) for item in (iterator if begun else made)]
+    assert sorted([*got, *rest] if begun else rest) == list(range(COUNT))
+
+
+@families()
+def test_a_copy_has_the_state_that_was_loaded_as_long_as_no_loop_has_begun_with_it(made: Any) -> None:
+    iterator = iter(made)
+    for _ in range(COUNT // 2):
+        next(iterator)
+    state = made.state_dict()
+    fresh = copy.copy(made)
+    fresh.load_state_dict(state)
+    other = copy.deepcopy(fresh)
+    rests = [sorted(int(item) for item in loader) for loader in (fresh, other)]
+    end(fresh)
+    end(other)
+    assert rests[0] == rests[1]
+    assert len(rests[0]) == COUNT - COUNT // 2
+
+
+def test_a_copy_of_a_seeded_loader_begins_with_the_epochs_of_its_seed() -> None:
+    with DataLoader2(IterableWrapper(range(COUNT)).shuffle()) as loader:
+        loader.seed(7)
+        first = list(loader)
+        with copy.deepcopy(loader) as other:
+            assert list(other) == first
+            assert list(other) == list(loader)
+
+
+# -- forked children ----------------------------------------------------------------------------------
+
+
+@families(*WORKERS, "DataLoader2 with a thread", "nodes with threads")
+def test_a_forked_child_that_reads_its_parents_iterator_is_told_whose_it_is(made: Any) -> None:
+    iterator = iter(made)
+    next(iterator)
+    told = in_child(lambda: list(iterator))
+    assert told.startswith("RuntimeError: ")
+    assert f"process {os.getpid()}" in told
+    assert "child" in told
+    assert sum(1 for _ in iterator) == COUNT - 1, "the parent goes on"
+
+
+@families("DataLoader2", "StatefulDataLoader", "nodes")
+def test_a_forked_child_has_a_copy_of_an_iterator_without_threads_and_processes(made: Any) -> None:
+    iterator = iter(made)
+    next(iterator)
+    assert in_child(lambda: len(list(iterator))) == str(COUNT - 1)
+    assert sum(1 for _ in iterator) == COUNT - 1
+
+
+@families(*(name for name in FAMILIES if name != "DataLoader2 with workers"))
+def test_a_forked_child_may_begin_an_epoch_of_its_own_which_its_parent_does_not_notice(made: Any) -> None:
+    iterator = iter(made)
+    next(iterator)
+    assert in_child(lambda: (len(list(made)), end(made))[0]) == str(COUNT)
+    assert sum(1 for _ in iterator) == COUNT - 1
+
+
+@families("DataLoader2 with workers")
+def test_a_forked_child_that_begins_an_epoch_of_its_parents_workers_is_told_whose_they_are(made: Any) -> None:
+    iterator = iter(made)
+    next(iterator)
+    told = in_child(lambda: iter(made))
+    assert told.startswith(f"RuntimeError: this DataLoader2 belongs to process {os.getpid()}")
+    assert sum(1 for _ in iterator) == COUNT - 1
+
+
+@families()
+def test_a_loader_that_has_not_begun_is_the_childs_in_a_forked_child(made: Any) -> None:
+    assert in_child(lambda: (len(list(made)), end(made))[0]) == str(COUNT)
+    assert sum(1 for _ in made) == COUNT
+
+
+def test_a_thread_that_comes_back_while_it_reads_is_told_rather_than_waiting_for_itself() -> None:
+    found: list[str] = []
+    iterators: list[Any] = []
+
+    def ask(item: int) -> int:
+        if item == 2:
+            with pytest.raises(RuntimeError) as caught:
+                next(iterators[0])
+            found.append(str(caught.value))
+        return item
+
+    for loader in (DataLoader2(IterableWrapper(range(4)).map(ask)), Loader(Mapper(Items(range(4)), ask))):
+        iterators[:] = [iter(loader)]
+        assert list(iterators[0]) == [0, 1, 2, 3]
+        end(loader)
+    assert len(found) == 2
+    assert all("is reading an item already" in told for told in found)
+
+
+def test_an_error_that_one_thread_gets_is_no_end_for_the_others() -> None:
+    def fail(item: int) -> int:
+        if item == 20:
+            raise ValueError("no such item")
+        return slowly(item)
+
+    with DataLoader2(IterableWrapper(range(COUNT)).map(fail)) as loader:
+        iterator = iter(loader)
+        readers = [Reader(iterator) for _ in range(2)]
+        told = sorted(reader.ended() for reader in readers)
+        assert told[0].startswith("no such item")
+        assert (
+            told[1]
+            == "the epoch was ended by an error, which another thread that reads it got: ValueError: no such item"
+        )

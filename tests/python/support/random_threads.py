@@ -1,0 +1,263 @@
+"""Random threads on one loader: what they do to it at random moments, and whether any of them is misled by that.
+
+`python -m random_threads --seconds 60 --seed 1`; a failure prints its seed, and `--runs 1 --seed N` does that one
+again.
+
+The oracle knows two rules. Of one iterator each item is given once at most, whoever reads it. And a loop over it that
+ends without an error has come to the end of the epoch: all its items were given, unless somebody has paused the loader.
+Beside these nothing hangs, no process is left, and errors are RuntimeErrors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import faulthandler
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+from torchdata.nodes import IterableWrapper as Items
+from torchdata.nodes import Loader, Mapper, ParallelMapper, Prefetcher
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+COUNT = 60
+#: Seconds for a whole run.
+DEADLINE = 60
+
+
+def slowly(item: int) -> int:
+    if item % 3 == 0:
+        time.sleep(0.0005)
+    return item
+
+
+class Numbers:
+    """A data set whose items take a moment."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        return slowly(index)
+
+
+def _workers(**options: Any) -> DataLoader2[Any]:
+    pipe = IterableWrapper(range(COUNT)).sharding_filter().map(slowly)
+    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork", **options))
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "pipe": lambda: DataLoader2(IterableWrapper(range(COUNT)).map(slowly)),
+    "prefetch": lambda: DataLoader2(IterableWrapper(range(COUNT)).map(slowly).prefetch(3)),
+    "threadpool": lambda: DataLoader2(IterableWrapper(range(COUNT)).threadpool_map(slowly, max_workers=2)),
+    "workers": _workers,
+    "restart": lambda: _workers(on_worker_exit="restart"),
+    "stateful": lambda: StatefulDataLoader(Numbers(), batch_size=None),
+    "stateful workers": lambda: StatefulDataLoader(
+        Numbers(), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    ),
+    "nodes": lambda: Loader(Mapper(Items(range(COUNT)), slowly)),
+    "nodes threads": lambda: Loader(Prefetcher(ParallelMapper(Items(range(COUNT)), slowly, 2), 3)),
+    "nodes processes": lambda: Loader(
+        ParallelMapper(Items(range(COUNT)), slowly, 2, method="process", multiprocessing_context="fork")
+    ),
+}
+
+
+class Handle:
+    """An iterator, and what was given of it."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.iterator = iterator
+        self.given: list[int] = []
+        self.is_paused = self.is_over = False
+
+    def read(self, most: int) -> None:
+        """Reads so many items, or to the end."""
+        for _ in range(most):
+            try:
+                self.given.append(int(next(self.iterator)))
+            except StopIteration:
+                self.is_over = True
+                return
+
+
+class Run:
+    """One loader, and what threads do to it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        rng = random.Random(seed)
+        self.kind = rng.choice(list(MAKERS))
+        self.loader = MAKERS[self.kind]()
+        self.handles = [Handle(iter(self.loader))]
+        self.faults: list[str] = []
+        self.told: collections.Counter[str] = collections.Counter()
+        self.is_down = False
+        ends = rng.random() < 0.4
+        self.plans = [
+            [rng.choice(self._acts()) for _ in range(rng.randrange(2, 7))] for _ in range(rng.randrange(2, 5))
+        ]
+        if ends:
+            rng.choice(self.plans).append("shutdown")
+            rng.choice(self.plans).append("shutdown")
+        self.rngs = [random.Random(f"{seed} {number}") for number in range(len(self.plans))]
+
+    def _acts(self) -> list[str]:
+        acts = ["next", "next", "next", "loop", "iter", "state", "copy", "fork"]
+        if isinstance(self.loader, DataLoader2):
+            acts += ["stats", "limit", "resume"]
+        return acts
+
+    def do(self, number: int) -> None:
+        rng = self.rngs[number]
+        for act in self.plans[number]:
+            time.sleep(rng.random() * 0.004)
+            try:
+                getattr(self, "_" + act)(rng)
+            except RuntimeError as error:
+                self.told[str(error)[:60]] += 1
+            except BaseException as error:
+                self.faults.append(f"{act}: {type(error).__name__}: {error}")
+
+    def _next(self, rng: random.Random) -> None:
+        rng.choice(self.handles).read(rng.randrange(1, 20))
+
+    def _loop(self, rng: random.Random) -> None:
+        self.handles[-1].read(2 * COUNT)
+
+    def _iter(self, rng: random.Random) -> None:
+        self.handles.append(handle := Handle(iter(self.loader)))
+        if rng.random() < 0.5:
+            handle.read(2 * COUNT)
+
+    def _state(self, rng: random.Random) -> None:
+        self.loader.state_dict()
+
+    def _stats(self, rng: random.Random) -> None:
+        self.loader.stats()
+
+    def _copy(self, rng: random.Random) -> None:
+        other = rng.choice([copy.copy, copy.deepcopy])(self.loader)
+        if rng.random() < 0.3 and len(list(other)) != COUNT:
+            self.faults.append("an epoch of a copy is not whole")
+        _end(other)
+        del other
+        gc.collect()
+
+    def _limit(self, rng: random.Random) -> None:
+        handle = rng.choice(self.handles)
+        handle.is_paused = True
+        handle.iterator.limit(rng.choice([None, 3, 10]))
+
+    def _resume(self, rng: random.Random) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rng.choice(self.handles).iterator.resume()
+
+    def _fork(self, rng: random.Random) -> None:
+        iterator = self.handles[-1].iterator
+        child = os.fork()
+        if child == 0:
+            signal.alarm(DEADLINE // 2)
+            code = 0
+            try:
+                if sum(1 for _ in iterator) > COUNT:
+                    code = 2
+            except RuntimeError:
+                pass
+            except BaseException:
+                code = 3
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        if status:
+            self.faults.append(f"a forked child ended with status {status}")
+
+    def _shutdown(self, rng: random.Random) -> None:
+        self.is_down = True
+        _end(self.loader)
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self.do, args=(number,), daemon=True) for number in range(len(self.plans))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE)
+        if any(thread.is_alive() for thread in threads):
+            faulthandler.dump_traceback()
+            self.faults.append("it hangs")
+            return
+        self._judge()
+        _end(self.loader)
+        self.handles.clear()
+        del self.loader
+        gc.collect()
+        if left := _children():
+            self.faults.append(f"processes are left: {left}")
+
+    def _judge(self) -> None:
+        paused = any(handle.is_paused for handle in self.handles)
+        for handle in self.handles:
+            twice = [item for item, times in collections.Counter(handle.given).items() if times > 1]
+            if twice:
+                self.faults.append(f"given twice: {twice}")
+            if handle.is_over and not paused and len(handle.given) != COUNT:
+                self.faults.append(f"a loop ended after {len(handle.given)} items")
+
+
+def _end(loader: Any) -> None:
+    if not isinstance(loader, StatefulDataLoader):
+        loader.shutdown()
+    elif (shutdown := getattr(loader._iterator, "_shutdown_workers", None)) is not None:
+        shutdown()
+
+
+def _children() -> list[str]:
+    deadline = time.monotonic() + 10
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as listed:
+            found = listed.read().split()
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.01)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--runs", type=int, default=sys.maxsize)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--switch", type=float, default=1e-4, help="seconds after which threads take turns")
+    options = parser.parse_args()
+    sys.setswitchinterval(options.switch)
+    told: collections.Counter[str] = collections.Counter()
+    kinds: collections.Counter[str] = collections.Counter()
+    until, runs = time.monotonic() + options.seconds, 0
+    while runs < options.runs and time.monotonic() < until:
+        run = Run(options.seed + runs)
+        kinds[run.kind] += 1
+        run.run()
+        told += run.told
+        if run.faults:
+            print(f"seed {run.seed}: {run.kind}, {run.plans}: {run.faults}", flush=True)
+            return 1
+        runs += 1
+    print(f"{runs} runs: {dict(kinds)}")
+    for text, times in told.most_common():
+        print(f"{times:6} {text}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
