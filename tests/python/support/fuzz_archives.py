@@ -19,6 +19,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fuzz_files import Target, mutated
@@ -26,6 +27,7 @@ from torchdata.datapipes.iter import (
     Bz2FileLoader,
     Decompressor,
     IterableWrapper,
+    RarArchiveLoader,
     RoutedDecoder,
     TarArchiveLoader,
     TFRecordLoader,
@@ -176,6 +178,28 @@ def zip_(rng: random.Random) -> None:
     if rng.random() < 0.6:
         data = mutated(rng, data)
     _read_all(ZipArchiveLoader([("d/a.zip", io.BytesIO(data))]), "d/a.zip/")
+
+
+# ----------------------------------------------------------------------------------------------------------------- rar
+
+_RAR_SAMPLES = Path(__file__).parents[1] / "data" / "rar"
+
+
+def rar(rng: random.Random) -> None:
+    """RAR archives of both versions; members that a program would decompress are not read."""
+    import rarfile
+
+    data = mutated(rng, rng.choice(sorted(_RAR_SAMPLES.glob("*.rar"))).read_bytes())
+    try:
+        for path, stream in RarArchiveLoader([("d/a.rar", io.BytesIO(data))]):
+            assert path.startswith("d/a.rar/"), path
+            if stream.file_obj.raw.seeks_cheaply:  # it was stored
+                stream.read(1 << 16)
+            stream.close()
+    except RecursionError as error:
+        raise AssertionError("a RecursionError came through") from error
+    except (rarfile.Error, OSError, EOFError) as error:
+        _check_says(str(error) + "".join(getattr(error, "__notes__", [])), "RarArchiveLoader")
 
 
 # --------------------------------------------------------------------------------------------------------- compressed
@@ -348,6 +372,7 @@ TARGETS: dict[str, Target] = {
     "decoders": decoders,
     "tar": tar,
     "zip": zip_,
+    "rar": rar,
     "compressed": compressed,
     "archive in stream": archive_in_stream,
 }

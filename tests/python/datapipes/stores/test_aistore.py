@@ -273,3 +273,22 @@ def test_without_aistore_or_with_an_old_one_the_constructor_says_so(make, monkey
     monkeypatch.setitem(sys.modules, "aistore", None)
     with pytest.raises(ModuleNotFoundError, match=rf"{make.__name__}.*torchdata-rs\[aistore\]"):
         make([], "http://localhost:8080")
+
+
+def test_an_answer_that_says_no_size_is_an_error_that_names_pipe_and_object(monkeypatch):
+    from torchdata.datapipes.iter.stores import aistore
+
+    class Answer:
+        def __init__(self, headers):
+            self.headers, self.closed = headers, False
+
+        def close(self):
+            self.closed = True
+
+    cluster = aistore._Cluster("AISFileLoader", "http://localhost", 1.0)
+    for headers in ({}, {"Content-Length": "-1"}, {"Content-Length": "9" * 5000}, {"Content-Length": "many"}):
+        answer = Answer(headers)
+        monkeypatch.setattr(aistore._AISRecipe, "get", lambda self, start, answer=answer: answer)
+        with pytest.raises(OSError, match="AISFileLoader cannot read 'ais://bucket/object': its Content-Length is"):
+            aistore._AISObject(aistore._AISRecipe("ais://bucket/object", cluster))
+        assert answer.closed
