@@ -137,7 +137,12 @@ BAD_ARGUMENTS: list[BadArgument] = [
     ("xz_length", lambda: XzFileLoader(ints(), length=-2), ValueError, "XzFileLoader: length must be"),
     ("bz2_source", lambda: Bz2FileLoader("a.bz2"), TypeError, "datapipe must be a pipe"),
     ("json_option", lambda: JsonParser(ints(), indent=2), TypeError, "JsonParser.*json.loads"),
-    ("hash_type", lambda: HashChecker(ints(), {}, hash_type="crc32"), ValueError, "hash_type must be one of"),
+    (
+        "hash_type",
+        lambda: HashChecker(ints(), {}, hash_type="crc32"),
+        ValueError,
+        "got hash_type=.crc32.. Invalid hash_type requested",
+    ),
     ("hashes_in_a_list", lambda: HashChecker(ints(), ["abc"]), TypeError, "hash_dict must be a dict"),
     ("saver_mode", lambda: Saver(ints(), mode="a"), ValueError, "Saver: mode must be"),
     ("saver_mode_none", lambda: Saver(ints(), mode=None), ValueError, "Saver: mode must be"),
