@@ -53,7 +53,7 @@ class Slow:
 class Indexed(Slow, Dataset[Any]):
     """Samples by index."""
 
-    def __init__(self, length: int, draws: str) -> None:
+    def __init__(self, length: int, draws: str = "") -> None:
         self.length, self.draws = length, draws
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class NoisyCounting(Counting):
 class OwnNoise(Indexed):
     """Its samples are drawn from a generator of its own, of which it keeps no state."""
 
-    def __init__(self, length: int, draws: str) -> None:
+    def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
         self.own = random.Random(5)
 
@@ -136,7 +136,7 @@ class OwnNoiseKept(OwnNoise):
 class Iterable(Slow, IterableDataset[Any]):
     """What all iterable data sets share: a worker's part is uneven, so that workers end at different times."""
 
-    def __init__(self, length: int, draws: str) -> None:
+    def __init__(self, length: int, draws: str = "") -> None:
         self.length, self.draws = length, draws
 
     def share(self) -> list[int]:
@@ -250,7 +250,7 @@ class EpochAtEnd(Iterable):
 class StateStays(Iterable):
     """Every later `__iter__` takes the loaded state, as those of Hugging Face's streams do."""
 
-    def __init__(self, length: int, draws: str) -> None:
+    def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
         self.starting: dict[str, Any] | None = None
         self.place: dict[str, Any] | None = None
