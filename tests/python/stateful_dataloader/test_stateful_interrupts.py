@@ -15,7 +15,9 @@ import torch
 
 from pressing import interrupts_raise, pressed  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
-from random_stateful import Indexed, PythonShuffled, StreamedFrom, plain, seed_all
+from random_stateful.datasets import EpochAtEnd, Indexed
+from random_stateful.orders import PythonShuffled
+from random_stateful.running import plain, seed_all
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
@@ -28,7 +30,7 @@ def loaders() -> dict[str, Callable[[], Any]]:
         "torch's shuffle": lambda: StatefulDataLoader(Indexed(12_000), 8, shuffle=True, **options),
         "one by one": lambda: StatefulDataLoader(Indexed(3_000), None, **options),
         "as they are ready": lambda: StatefulDataLoader(Indexed(6_000), 4, in_order=False, **options),
-        "a stream": lambda: StatefulDataLoader(StreamedFrom(4_000), 2, **options),
+        "a stream": lambda: StatefulDataLoader(EpochAtEnd(4_000), 2, **options),
     }
 
 

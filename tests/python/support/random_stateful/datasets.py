@@ -32,9 +32,13 @@ class Slow:
     """Makes some items late, at moments that differ from run to run, without touching a generator of the program's."""
 
     slow = False
+    #: Whether some items are always late, so that workers that need not keep the order do not.
+    uneven = False
     _chance: random.Random | None = None
 
-    def pause(self) -> None:
+    def pause(self, number: float) -> None:
+        if self.uneven and number % 3 == 0:
+            time.sleep(0.02)
         if not self.slow:
             return
         if Slow._chance is None:
@@ -49,14 +53,14 @@ class Slow:
 class Indexed(Slow, Dataset[Any]):
     """Samples by index."""
 
-    def __init__(self, length: int, draws: str) -> None:
+    def __init__(self, length: int, draws: str = "") -> None:
         self.length, self.draws = length, draws
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        self.pause()
+        self.pause(index)
         return index
 
 
@@ -64,6 +68,7 @@ class AtOnce(Indexed):
     """Samples by lists of indices."""
 
     def __getitems__(self, indices: list[int]) -> Any:
+        self.pause(indices[0])
         return [1000 + index for index in indices]
 
 
@@ -73,7 +78,7 @@ class Counting(Indexed):
     reads = 0
 
     def __getitem__(self, index: int) -> Any:
-        self.pause()
+        self.pause(index)
         self.reads += 1
         return torch.tensor([index, self.reads])
 
@@ -88,7 +93,7 @@ class Noisy(Indexed):
     """Its samples are drawn from the global generators (augmentation)."""
 
     def __getitem__(self, index: int) -> Any:
-        self.pause()
+        self.pause(index)
         return torch.tensor([index, drawn(self.draws)], dtype=torch.float64)
 
 
@@ -96,7 +101,7 @@ class NoisyCounting(Counting):
     """The same with a state of the data set's own."""
 
     def __getitem__(self, index: int) -> Any:
-        self.pause()
+        self.pause(index)
         self.reads += 1
         return torch.tensor([index, self.reads, drawn(self.draws)], dtype=torch.float64)
 
@@ -104,12 +109,12 @@ class NoisyCounting(Counting):
 class OwnNoise(Indexed):
     """Its samples are drawn from a generator of its own, of which it keeps no state."""
 
-    def __init__(self, length: int, draws: str) -> None:
+    def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
         self.own = random.Random(5)
 
     def __getitem__(self, index: int) -> Any:
-        self.pause()
+        self.pause(index)
         return torch.tensor([index, self.own.random()], dtype=torch.float64)
 
 
@@ -131,7 +136,7 @@ class OwnNoiseKept(OwnNoise):
 class Iterable(Slow, IterableDataset[Any]):
     """What all iterable data sets share: a worker's part is uneven, so that workers end at different times."""
 
-    def __init__(self, length: int, draws: str) -> None:
+    def __init__(self, length: int, draws: str = "") -> None:
         self.length, self.draws = length, draws
 
     def share(self) -> list[int]:
@@ -147,7 +152,7 @@ class Iterable(Slow, IterableDataset[Any]):
 
     def item(self, *values: float) -> Any:
         """An item, with what is drawn for it if this data set draws."""
-        self.pause()
+        self.pause(values[0])
         drawing = (drawn(self.draws),) if self.draws else ()
         return torch.tensor([*values, *drawing], dtype=torch.float64)
 
@@ -245,7 +250,7 @@ class EpochAtEnd(Iterable):
 class StateStays(Iterable):
     """Every later `__iter__` takes the loaded state, as those of Hugging Face's streams do."""
 
-    def __init__(self, length: int, draws: str) -> None:
+    def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
         self.starting: dict[str, Any] | None = None
         self.place: dict[str, Any] | None = None

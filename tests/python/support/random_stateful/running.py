@@ -141,7 +141,7 @@ class Run:
         if program.generator:
             options.setdefault("generator", orders.seeded(21))
         dataset = datasets.BY_NAME[program.dataset](program.length, program.draws)
-        dataset.slow = program.slow
+        dataset.slow, dataset.uneven = program.slow, not program.in_order
         return Loader(dataset, num_workers=workers, **{**options, **chosen})
 
     def run(self) -> dict[str, Any]:
