@@ -14,6 +14,7 @@ signal that has no handler in Python is not held: it is ignored, or ends the pro
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -209,21 +210,31 @@ class MainSignals:
         """What a child does first: it takes no notice of what is sent to all processes, nor of what main handles.
 
         The signals are not ignored, but have a handler that does nothing: programs that the child starts would inherit
-        that they are ignored, and could not be ended by SIGTERM. Ctrl-C is ignored by these, too. A signal that came
-        while it was blocked is gone, and the mask is main's again.
+        that they are ignored, and could not be ended by SIGTERM. Ctrl-C is ignored by these, too, and so is what main
+        ignores. A signal that came while it was blocked is gone, and the mask is main's again.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
-        for number in sorted({*_SENT_TO_ALL, *self.handled, *_handled()}):
+        handled, caught = _handled(), _caught()
+        for number in sorted({*_SENT_TO_ALL, *self.handled, *handled}):
+            is_a_librarys = number in caught and number not in handled and number != signal.SIGTERM
             if number == signal.SIGINT:
                 signal.signal(number, signal.SIG_IGN)
             elif number == signal.SIGCHLD:  # of its own children, if it starts any
                 signal.signal(number, signal.SIG_DFL)
-            else:
+            elif _getsignal(number) != signal.SIG_IGN and not is_a_librarys:
                 signal.signal(number, _take_no_notice)  # what is found, and put back, by who sets one for a while
                 take_no_notice(number)
                 _deaf.append(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+
+
+def _caught() -> set[int]:
+    """Signals that this process handles, in Python or in C (`faulthandler.register`), where the system tells."""
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
+        mask = next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:")), 0)
+        return {number for number in _CAN_BE_HELD if mask >> (number - 1) & 1}
+    return set()
 
 
 #: Signals that this process, a child, takes no notice of.

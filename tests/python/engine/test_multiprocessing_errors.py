@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import email.message
 import os
 import threading
+import traceback
+import urllib.error
 
 import pytest
 
+from families import FAMILIES
 from process_checks import METHODS, MULTIPROCESSING, identity, loader, nothing_is_left  # noqa: F401
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
@@ -92,6 +96,25 @@ def test_exceptions_keep_their_type_even_if_they_do_not_pickle(make_error, type_
     if type_ is FileNotFoundError:
         assert caught.value.errno == 2
         assert caught.value.filename == "data.bin"
+
+
+def http_error():
+    return urllib.error.HTTPError("http://host/file", 404, "Not Found", email.message.Message(), None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(family):
+    """How it is taken apart is tested in `test_failures.py`."""
+    with FAMILIES[family]("fork", FailsAt(3, http_error)) as items, pytest.raises(urllib.error.HTTPError) as caught:
+        list(items)
+    told = "".join(traceback.format_exception(caught.value))
+    assert "Caught HTTPError in " in told
+    assert "in __call__" in told
+    assert (caught.value.code, caught.value.filename, str(caught.value)) == (
+        404,
+        "http://host/file",
+        "HTTP Error 404: Not Found",
+    )
 
 
 def test_an_exception_of_a_local_class_names_it():

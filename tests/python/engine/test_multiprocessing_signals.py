@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -177,6 +178,22 @@ def test_what_a_worker_starts_takes_signals_as_any_program(method):
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_what_main_ignores_and_what_a_c_library_handles_stays_so_in_forked_workers(tmp_path):
+    def asks(_):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, "in asks" in (tmp_path / "stacks").read_text()
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with open(tmp_path / "stacks", "w") as file:
+            faulthandler.register(signal.SIGUSR2, file=file)
+            with loader(IterableWrapper([0]).map(asks), 1) as dl:
+                assert list(dl) == [(True, True)]
+    finally:
+        faulthandler.unregister(signal.SIGUSR2)
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_handler_that_a_worker_sets_itself_runs_there():
