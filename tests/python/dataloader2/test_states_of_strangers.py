@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import numpy.random  # which NumPy itself imports late, and whose generator is saved where it is there
 import pytest
 import torch
 
