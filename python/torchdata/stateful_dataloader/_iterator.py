@@ -43,6 +43,8 @@ class StatefulIterator(_BaseDataLoaderIter):
     """
 
     _sampler_iter: Iterator[Any]
+    #: Whether batches come in the order of their indices.
+    _in_order = True
 
     if TYPE_CHECKING:  # the base's in the extension
 
@@ -144,7 +146,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         """The state of the loader, as it is saved."""
         reading = self._reading
         batches = (self._num_yielded, (reading.batch_size or 0) * reading.auto_collation)
-        theirs, ours = self._order.state(waiting, self._finished, batches if reading.is_iterable else None)
+        iterable = batches if reading.is_iterable else None
+        theirs, ours = self._order.state(waiting, self._finished, iterable, self._in_order)
         main = theirs | {
             "_num_yielded": self._num_yielded,
             "_iterator_finished": self._finished,

@@ -96,6 +96,8 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iter(())
         #: Indices that are to come before those of the sampler.
         self._owed: deque[Any] = deque()
+        #: Whether some of those that were drawn before them were not given: they stand in the state.
+        self._has_holes = False
         #: How many the sampler has given, and whether that was all.
         self.drawn = 0
         self._ended = False
@@ -120,7 +122,7 @@ class IndexOrder:
         """
         self._owed.clear()
         self._kept.clear()
-        self.drawn, self._ended = 0, False
+        self.drawn, self._ended, self._has_holes = 0, False, False
         self._iterator = iterator
 
     def draw(self) -> Any:
@@ -176,7 +178,7 @@ class IndexOrder:
     # -- saving ------------------------------------------------------------------------------------
 
     def state(
-        self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None
+        self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What it takes to go on from here: under keys of torchdata 0.11, and what is ours.
 
@@ -184,6 +186,7 @@ class IndexOrder:
             waiting: indices that were drawn, in their order, but whose batches the user has not got.
             finished: whether the epoch is over.
             batches: for an iterable dataset, how many were given, and of how many samples; its sampler never ends.
+            in_order: whether those that the user has got are the first ones.
         """
         if self.drawn == 0 and not self._ended and not self._never_ends and self._keeps_user_s:
             self._draw_ahead()
@@ -193,6 +196,8 @@ class IndexOrder:
             "_sampler_iter_state": None, "_index_sampler_state": None, "_sampler_iter_yielded": given
         }  # fmt: skip
         ours: dict[str, Any] = {}
+        if waiting and (self._has_holes or not in_order):  # the state is that of all that was drawn
+            ours["indices"], waiting = waiting, []
         now = self._drawing.now()
         if self._keeps_place:
             now |= self._kept_state(given, waiting, theirs, ours)
@@ -231,6 +236,7 @@ class IndexOrder:
         """The state of a user's sampler behind what was given."""
         if not self._kept:
             return {}
+        given += len(ours.get("indices", []))
         taken = [kept for kept in self._kept if kept[0] <= max(given, 1)]
         number, sampler, iterator, own = taken[-1] if taken else self._kept[0]
         theirs["_index_sampler_state"], theirs["_sampler_iter_state"] = copied(sampler), copied(iterator)
@@ -263,7 +269,7 @@ class IndexOrder:
         self._at_iter, self._at_first = iter_, first
         self._owed.clear()
         self._kept.clear()
-        self._ended, self.drawn = False, 0
+        self._ended, self.drawn, self._has_holes = False, 0, len(state["indices"]) > 1
         with self._drawing.going_on(now):
             if "iter" not in state["generators"]:
                 self._load(state)
@@ -287,15 +293,16 @@ class IndexOrder:
 
     def _load(self, state: dict[str, Any]) -> None:
         """Restores a sampler by its state, or by its iterator's."""
+        drawn = state["_sampler_iter_yielded"] + len(state["indices"])
         if isinstance(self._sampler, Stateful) and state["_index_sampler_state"] is not None:
             self._sampler.load_state_dict(state["_index_sampler_state"])
         self._iterator = iter(self._sampler)
         if state["_sampler_iter_state"] is not None and isinstance(self._iterator, Stateful):
             self._iterator.load_state_dict(state["_sampler_iter_state"])
         elif state["_index_sampler_state"] is None and not self._never_ends:
-            pass_over(self._iterator, state["_sampler_iter_yielded"])
+            pass_over(self._iterator, drawn)
         pass_over(self._iterator, state["indices_since"])
-        self.drawn = state["_sampler_iter_yielded"] + len(state["indices"])
+        self.drawn = drawn
         self._owed.extend(state["indices"])
         self._is_kept = self._keeps_place
         if self._is_kept and self.drawn:
@@ -303,7 +310,8 @@ class IndexOrder:
 
     def _pass_over(self, first: Moment | None, now: Moment, state: dict[str, Any]) -> None:
         """Brings a new iterator of the sampler behind what was given."""
-        given = state["_sampler_iter_yielded"]
+        given = state["_sampler_iter_yielded"] + len(state["indices"])
+        self._owed.extend(state["indices"])
         if self._never_ends:
             self.drawn = given
             return

@@ -14,6 +14,7 @@ import os
 import weakref
 from collections import deque
 from multiprocessing.context import BaseContext
+from signal import strsignal
 from typing import Any, NoReturn
 
 from torchdata._engine.crossing import Handle
@@ -201,6 +202,8 @@ class Pool(OwnsChildren):
         process = self._processes[number]
         process.wait(1.0)
         told = obituary(process)
+        if process.exitcode is not None and process.exitcode < 0:  # in torch's words, too, which programs match
+            told += f". DataLoader worker (pid {process.pid}) is killed by signal: {strsignal(-process.exitcode)}."
         raise WorkerExitedError(
             f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {told}",
             worker=number,

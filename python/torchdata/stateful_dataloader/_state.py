@@ -5,8 +5,9 @@ what they mean there, as of what the user was given. What it takes beyond them s
 
 - "generators": where orders and seeds are drawn from, when the state was taken ("now"), and for samplers that keep no
   place when their iterator was made ("iter") and before its first index ("first"); what did not change stands once
-- "indices": an index that was drawn, and is to come before those of a user's sampler; "indices_since": how many its
-  state is behind; "epoch": that of a `DistributedSampler`
+- "indices": those that were drawn and not given, if the sampler's state is behind them: before the first batch of a
+  user's sampler, and out of order; "indices_since": how many indices its state is behind
+- "epoch": that of a `DistributedSampler`
 - "workers", or with no worker "reading": by worker what its place has beyond the state of the dataset, see `_reading`
 - "unstarted": nothing was read yet
 """
@@ -116,9 +117,10 @@ def normalized(state: Any) -> dict[str, Any]:
     try:
         found = _with_workers(state) if "_snapshot" in state else _without_workers(state)
         if OURS in state and found["_num_yielded"] > found["_sampler_iter_yielded"]:
+            name = "_snapshot_step" if found["_num_workers"] else "_num_yielded"
             raise ValueError(
-                f"the state is damaged: {found['_num_yielded']} batches were given of "
-                f"{found['_sampler_iter_yielded']} ('_num_yielded', '_sampler_iter_yielded')"
+                f"the state is damaged: {found['_num_yielded']} batches were given ({name!r}) of "
+                f"{found['_sampler_iter_yielded']} ('_sampler_iter_yielded')"
             )
         return found | _ours(state, found)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -204,8 +206,8 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
             if place is not None and not isinstance(place["since"], list) and not place.get("left"):
                 place["ended"] = True
     indices = ours.get("indices", [])
-    if not isinstance(indices, list) or len(indices) > 1:
-        raise ValueError("the state is damaged: 'indices' are more than one")
+    if not isinstance(indices, list):
+        raise ValueError(f"the state is damaged: 'indices' is a {type(indices).__name__}")
     epoch = ours.get("epoch")
     generators = ours.get("generators", {})
     if not isinstance(generators, dict) or not all(isinstance(one, dict) for one in generators.values()):

@@ -18,6 +18,7 @@ import gc
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -334,6 +335,8 @@ class Cadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
+        #: What the last places took; the least counts, since a process may be held up while it takes one.
+        self._costs: deque[float] = deque(maxlen=3)
         self._due = 0.0
 
     def is_due(self, now: float, took: float) -> bool:
@@ -349,6 +352,8 @@ class Cadence:
 
     def took(self, now: float, cost: float) -> None:
         """Notes how long taking a place took."""
+        self._costs.append(cost)
+        cost = min(self._costs) if len(self._costs) == 3 else 0.0
         is_dear = cost > _DEAR and cost > _DEAR_PART * self._spent / self._count * self._every
         self._due = next_due(now, cost) if is_dear else 0.0
 

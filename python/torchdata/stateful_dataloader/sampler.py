@@ -137,7 +137,7 @@ class RandomIndices(Iterator[int]):
         Args:
             state_dict: what `state_dict` returned.
         """
-        if state_dict.get("generator") is None:  # nothing was drawn
+        if isinstance(state_dict, dict) and state_dict.get("generator") is None:  # nothing was drawn
             self._origin, self._yielded = None, 0
             return
         left = yielded = count_in(state_dict, "yielded")
@@ -314,13 +314,13 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         self.next_yielded = count_in(state_dict, self._YIELDED)
 
 
-def count_in(state: dict[str, Any], name: str) -> int:
+def count_in(state: Any, name: str) -> int:
     """A count that stands in a state.
 
     Raises:
         ValueError: it is none.
     """
-    count = state.get(name)
+    count = state.get(name) if isinstance(state, dict) else None
     if isinstance(count, int) and count < 0:
         raise ValueError(f"Cannot load state_dict with negative {name} value: {count}")
     if not isinstance(count, int) or isinstance(count, bool):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
 from torchdata.stateful_dataloader._drawing import Drawing
@@ -30,6 +30,13 @@ from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
 __all__ = ["StatefulDataLoader", "default_collate", "default_convert", "get_worker_info"]
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+class _Indexed(Protocol[T_co]):
+    """Samples by index, of whatever class."""
+
+    def __getitem__(self, index: Any, /) -> T_co: ...
+
 
 #: Whether torch's loader knows `in_order`, as it does since 2.6.
 _KNOWS_ORDER = "in_order" in inspect.signature(DataLoader.__init__).parameters
@@ -91,7 +98,7 @@ class StatefulDataLoader(DataLoader[T_co]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset[T_co] | _Indexed[T_co] | Iterable[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Any = None,
@@ -111,8 +118,9 @@ class StatefulDataLoader(DataLoader[T_co]):
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
+        any_dataset: Any = dataset  # torch's loader takes what has samples, whatever its annotation says
         super().__init__(
-            dataset,
+            any_dataset,
             batch_size,
             shuffle,
             sampler,

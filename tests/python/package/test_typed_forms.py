@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import os
 import pickle
@@ -145,6 +146,20 @@ pipe: IterDataPipe[Any] = numbers.map(str)
 pipe = pipe.batch(2)
 pipe = pipe.filter(bool).unbatch()
 """
+
+if importlib.util.find_spec("torch") is not None:
+    SAMPLE += """
+import torch.utils.data
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __getitem__(self, index: int) -> int:
+        return index
+
+batches = StatefulDataLoader(Samples(), batch_size=2)
+indexed = StatefulDataLoader(range(3), batch_size=2)
+"""
+    TYPES += [("batches", "StatefulDataLoader[int]"), ("indexed", "StatefulDataLoader[int]")]
 
 
 def checked(code: str, folder: Path) -> list[str]:

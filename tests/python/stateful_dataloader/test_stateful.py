@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from torch.utils.data import Dataset, IterableDataset  # noqa: E402
 
 from process_checks import children, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import Stateful, StatefulDataLoader  # noqa: E402
+from torchdata.stateful_dataloader import Stateful, StatefulDataLoader, _worker  # noqa: E402
 from torchdata.stateful_dataloader._worker import next_due  # noqa: E402
 from torchdata.stateful_dataloader.sampler import (  # noqa: E402
     BatchSampler,
@@ -154,14 +154,30 @@ def test_a_state_stays_what_it_was_while_the_loop_goes_on() -> None:
         assert [[row[0] for row in batch] for batch in lists(loader)] == [[row[0] for row in batch] for batch in rest]
 
 
-def test_asking_for_the_state_at_each_batch_costs_the_workers_nothing() -> None:
-    loader = StatefulDataLoader(Counted(400), batch_size=4, num_workers=1)
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_worker_tells_its_state_behind_each_nth_batch_however_often_main_is_asked(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_worker, "_DEAR", 60.0)  # this machine may be busy
+    loader = StatefulDataLoader(Counted(400), batch_size=4, num_workers=1, snapshot_every_n_steps=every)
     last: Any = None
     for batch in loader:
         loader.state_dict()
         last = batch
     asked = int(last[-1][1])
-    assert 1 <= asked < 60, "its place is told now and then"
+    assert 100 // every <= asked + 2 <= 100 // every + 4
+
+
+def test_a_place_is_dear_if_each_of_three_took_long_for_a_batch() -> None:
+    cadence = _worker.Cadence(1)
+    for cost in (0.03, 0.03, 1e-5):
+        assert cadence.is_due(100.0, 0.001)
+        cadence.took(100.0, cost)
+    assert cadence.is_due(100.0, 0.001), "a process may be held up twice"
+    for _ in range(3):
+        cadence.took(100.0, 0.03)
+    assert not cadence.is_due(100.1, 0.001)
+    assert cadence.is_due(110.0, 0.001)
 
 
 def test_a_state_that_takes_long_is_told_rarely_and_is_exact() -> None:
@@ -173,7 +189,7 @@ def test_a_state_that_takes_long_is_told_rarely_and_is_exact() -> None:
     first = loader()
     found, iterator = taken(first, 150)
     state = first.state_dict()
-    assert int(found[-1][-1][1]) <= 2
+    assert int(found[-1][-1][1]) <= 6
     later = loader()
     later.load_state_dict(state)
     assert int(next(iter(later))[0][0]) == 300

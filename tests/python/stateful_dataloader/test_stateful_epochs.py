@@ -581,3 +581,24 @@ def test_the_order_without_a_stop_is_torch_s_whether_states_are_taken_or_not() -
                     if cls is StatefulDataLoader:
                         loader.state_dict()
         assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("later", [0, 2])
+def test_out_of_order_no_sample_is_lost_or_comes_twice(later: int) -> None:
+    class Slow(Dataset[int]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> int:
+            time.sleep(0.03 if index % 2 else 0.0)
+            return index
+
+    for sampler in (None, Places()):
+        loader = StatefulDataLoader(Slow(), batch_size=None, sampler=sampler, num_workers=2, in_order=False)
+        head = list(itertools.islice(loader, 7))
+        state = json.loads(json.dumps(loader.state_dict()))
+        again = StatefulDataLoader(
+            Slow(), batch_size=None, sampler=sampler and Places(), num_workers=later, in_order=later == 0
+        )
+        again.load_state_dict(state)
+        assert sorted(head + list(again)) == [*range(12 if sampler else 20)]

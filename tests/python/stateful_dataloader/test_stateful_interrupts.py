@@ -38,7 +38,7 @@ def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
     """What a loader gives in an epoch in which Ctrl-C is pressed all the time, and how often it was."""
 
     def look(got: list[Any]) -> None:
-        assert loader.state_dict()["_num_yielded"] == len(got)
+        assert loader.state_dict()["_snapshot"]["_snapshot_step"] == len(got)
 
     got, presses = pressed(iter(loader), seed, look)
     return [plain(batch) for batch in got], presses
@@ -137,7 +137,7 @@ def test_ctrl_c_within_a_sampler_comes_when_the_batch_is_handed_over() -> None:
     with pytest.raises(KeyboardInterrupt):
         got.extend(iterator)
     assert got == [0, 1, 2, 3, 4]
-    assert loader.state_dict()["_num_yielded"] == 5
+    assert loader.state_dict()["_snapshot"]["_snapshot_step"] == 5
     assert [*got, *iterator] == [*range(12)]
 
 

@@ -1,0 +1,303 @@
+"""What stands in a state of StatefulDataLoader: 0.11's keys, as of what was given; and what is made of damage."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+import resource
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info  # noqa: E402
+
+from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader, _worker  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy this machine is."""
+    monkeypatch.setattr(_worker, "_DEAR", 60.0)
+
+
+class Stream(IterableDataset[int]):
+    """A stream that knows its place."""
+
+    def __init__(self, length: int = 40) -> None:
+        self.length, self.place, self.start = length, 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.place, self.start = self.start, 0
+        info = get_worker_info()
+        numbers = range(self.length) if info is None else range(info.id, self.length, info.num_workers)
+        for number in numbers[self.place :]:
+            self.place += 1
+            yield number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["place"]
+
+
+class Reads(Dataset[int]):
+    """Counts what was read of it."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        self.reads += 1
+        return index
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reads": self.reads}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reads = state["reads"]
+
+
+def state_after(batches: int, dataset: Any, **options: Any) -> Any:
+    loader = StatefulDataLoader(dataset, batch_size=2, **options)
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+    return loader.state_dict()
+
+
+# -- the layout --------------------------------------------------------------------------------------------
+
+
+def test_with_workers_a_state_has_the_keys_of_torchdata_as_of_what_was_given() -> None:
+    for batches in range(6):
+        state = state_after(batches, Stream(), num_workers=2)
+        assert state.keys() == {"_snapshot", "_steps_since_snapshot", "_iterator_finished", "_torchdata_rs"}
+        snapshot = state["_snapshot"]
+        assert (snapshot["_snapshot_step"], state["_steps_since_snapshot"]) == (batches, 0)
+        assert snapshot["_last_yielded_worker_id"] == (batches - 1) % 2
+        assert snapshot["_main_snapshot"].keys() == {
+            "_num_workers", "_sampler_iter_state", "_index_sampler_state", "_sampler_iter_yielded",
+            "_IterableDataset_len_called", "_shared_seed", "_dataset_kind", "_base_seed",
+        }  # fmt: skip
+        assert snapshot["_main_snapshot"]["_sampler_iter_yielded"] == batches
+        places = [snapshot["_worker_snapshots"][f"worker_{number}"] for number in range(2)]
+        assert [place["worker_id"] for place in places] == [0, 1]
+        assert sum(place["dataset_state"]["place"] for place in places) == 2 * batches
+        assert places[0]["fetcher_state"] == {"dataset_iter_state": None, "fetcher_ended": False}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_by_index_a_state_counts_what_was_given_and_not_what_was_read_ahead(workers: int) -> None:
+    for batches in range(5):
+        state = state_after(batches, Reads(), num_workers=workers, shuffle=True)
+        if workers:
+            snapshot = state["_snapshot"]
+            places, main = snapshot["_worker_snapshots"].values(), snapshot["_main_snapshot"]
+        else:
+            places, main = [state], state
+            assert state["_num_yielded"] == batches
+        assert sum(place["dataset_state"]["reads"] for place in places) == 2 * batches
+        assert all(place["fetcher_state"] is None for place in places)
+        assert main["_sampler_iter_yielded"] == batches
+        assert main["_sampler_iter_state"]["samples_yielded"] == 2 * batches
+
+
+def test_a_sampler_s_own_state_is_that_of_what_was_given() -> None:
+    class Counting(torch.utils.data.Sampler[int]):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.given = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for index in range(self.given, 20):
+                self.given += 1
+                yield index
+            self.given = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"given": self.given}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.given = state["given"]
+
+    for workers, every in itertools.product([0, 2], [1, 3]):
+        options = {"num_workers": workers, "snapshot_every_n_steps": every}
+        for batches in (1, 4, 5, 7):
+            loader = StatefulDataLoader(range(20), batch_size=3, sampler=Counting(), **options)
+            whole = [batch.tolist() for batch in StatefulDataLoader(range(20), batch_size=3)]
+            iterator = iter(loader)
+            for _ in range(batches):
+                next(iterator)
+            state = loader.state_dict()
+            main = state["_snapshot"]["_main_snapshot"] if workers else state
+            if every == 1:
+                assert main["_sampler_iter_state"]["sampler_state"] == {"given": min(3 * batches, 20) % 20}
+            later = StatefulDataLoader(range(20), batch_size=3, sampler=Counting(), **options)
+            later.load_state_dict(state)
+            assert [[batch.tolist() for batch in later] for _ in range(2)] == [whole[batches:], whole]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_state_that_is_changed_and_put_back_is_obeyed(workers: int) -> None:
+    for batches in (1, 4):
+        state = json.loads(json.dumps(state_after(batches, Stream(), num_workers=workers)))
+        places = list(state["_snapshot"]["_worker_snapshots"].values()) if workers else [state]
+        for place in places:
+            place["dataset_state"] = {"place": place["dataset_state"]["place"] + 6}
+        loader = StatefulDataLoader(Stream(), batch_size=2, num_workers=workers)
+        loader.load_state_dict(state)
+        found = sorted(number for batch in loader for number in batch.tolist())
+        left = [number for part, place in enumerate(places)
+                for number in range(part, 40, workers or 1)[place["dataset_state"]["place"] :]]  # fmt: skip
+        assert found == sorted(left)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_nth_batch_may_tell_the_state_and_the_place_is_exact_all_the_same(workers: int) -> None:
+    whole = [batch.tolist() for batch in StatefulDataLoader(Stream(), batch_size=2, num_workers=workers)]
+    for every, batches in itertools.product([None, 3, 4], [1, 5, 7]):
+        options = {"num_workers": workers, "snapshot_every_n_steps": every}
+        state = state_after(batches, Stream(), **options)
+        later = StatefulDataLoader(Stream(), batch_size=2, **options)
+        later.load_state_dict(state)
+        assert [batch.tolist() for batch in later] == whole[batches:]
+
+
+MAKERS: list[Any] = [
+    lambda: {"dataset": range(40), "shuffle": True},
+    lambda: {"dataset": range(40), "shuffle": True, "generator": torch.Generator().manual_seed(3)},
+    lambda: {"dataset": range(40), "sampler": DistributedSampler(range(40), 2, 0)},
+    lambda: {"dataset": range(40), "sampler": torch.utils.data.SubsetRandomSampler(range(20))},
+    lambda: {"dataset": Stream()},
+    lambda: {"dataset": Reads()},
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=str)
+@pytest.mark.parametrize("number", range(len(MAKERS)))
+def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, options: dict[str, Any]) -> None:
+    for batches in (0, 3):
+        found = []
+        for _ in range(2):
+            torch.manual_seed(6)
+            loader = StatefulDataLoader(batch_size=2, **MAKERS[number](), **options)
+            before = loader.state_dict()
+            assert before == loader.state_dict() == json.loads(json.dumps(before))
+            iterator = iter(loader)
+            for _ in range(batches):
+                next(iterator)
+            state = loader.state_dict()
+            assert state == loader.state_dict() == json.loads(json.dumps(state))
+            found.append(json.dumps(state))
+        assert found[0] == found[1]
+        assert len(found[0]) < 1000
+
+
+# -- damage ------------------------------------------------------------------------------------------------
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each part of a state."""
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in items:
+        yield from paths(one, (*path, key))
+
+
+def damaged(state: Any, path: tuple[Any, ...], value: Any) -> Any:
+    state = copy.deepcopy(state)
+    one = state
+    for key in path[:-1]:
+        one = one[key]
+    if value is ...:
+        del one[path[-1]]
+    else:
+        one[path[-1]] = value
+    return state
+
+
+def test_counts_out_of_range_are_refused_by_name() -> None:
+    workers = state_after(3, Stream(), num_workers=2)
+    alone = state_after(3, range(40), shuffle=True)
+    main = ("_snapshot", "_main_snapshot")
+    cases: list[tuple[Any, tuple[Any, ...], Any]] = [
+        (workers, ("_steps_since_snapshot",), 10**12),
+        (workers, ("_steps_since_snapshot",), -1),
+        (workers, ("_snapshot", "_snapshot_step"), 10**9),
+        (workers, ("_snapshot", "_last_yielded_worker_id"), 2),
+        (workers, (*main, "_num_workers"), 10**9),
+        (workers, (*main, "_sampler_iter_yielded"), -1),
+        (workers, (*main, "_base_seed"), "x"),
+        (alone, ("_num_yielded",), 10**12),
+        (alone, ("_num_yielded",), -1),
+        (alone, ("_sampler_iter_yielded",), 1.5),
+    ]
+    for state, path, value in cases:
+        loader = StatefulDataLoader(range(40), batch_size=2)
+        with pytest.raises(ValueError, match=str(path[-1])):
+            loader.load_state_dict(damaged(state, path, value))
+
+
+def test_a_state_that_says_more_than_there_is_ends_in_an_error() -> None:
+    state = damaged(state_after(3, range(40), shuffle=True), ("_sampler_iter_state", "samples_yielded"), 10**9)
+    loader = StatefulDataLoader(range(40), batch_size=2, shuffle=True)
+    loader.load_state_dict(damaged(state, ("_sampler_iter_state", "sampler_iter_state", "yielded"), 10**9))
+    with pytest.raises(ValueError, match="become shorter"):
+        list(loader)
+    behind = damaged(state_after(2, Stream(), num_workers=1), ("_steps_since_snapshot",), 10**9)
+    loader = StatefulDataLoader(Stream(), batch_size=2, num_workers=1)
+    loader.load_state_dict(behind)
+    with pytest.raises(ValueError, match="_steps_since_snapshot"):
+        list(loader)
+
+
+VALUES: list[Any] = [-1, 2**31, 10**12, 2**70, 1.5, None, "x", [], {}, True, [1, 2], ["x", 7], float("nan"), ...]
+
+
+def test_damaged_states_are_refused_or_read_and_never_hang_or_blow_up() -> None:
+    makers = [*MAKERS, lambda: {"dataset": Stream(), "snapshot_every_n_steps": 3}]
+    draw = random.Random(3)
+    tried = refused = 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for make in makers:
+        torch.manual_seed(6)
+        first = StatefulDataLoader(batch_size=2, **make())
+        iterator = iter(first)
+        for _ in range(4):
+            next(iterator)
+        state = json.loads(json.dumps(first.state_dict()))
+        for path in paths(state):
+            for value in draw.sample(VALUES, 6):
+                if "dataset_state" in path:  # is the user's to check
+                    continue
+                later = StatefulDataLoader(batch_size=2, **make())
+                tried += 1
+                try:
+                    later.load_state_dict(damaged(state, path, value))
+                    assert len(list(later)) <= 40
+                except (ValueError, TypeError):
+                    refused += 1
+    assert tried > 400
+    assert refused > tried / 3
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 256 << 10
+
+
+def test_a_state_of_another_number_of_workers_is_refused_where_it_cannot_be_exact() -> None:
+    for there, here in ((0, 2), (2, 0), (2, 1)):
+        later = StatefulDataLoader(Stream(), batch_size=2, num_workers=here)
+        later.load_state_dict(state_after(1, Stream(), num_workers=there))
+        with pytest.raises(ValueError, match=f"num_workers={there}, and this loader has {here}"):
+            iter(later)
+        later = StatefulDataLoader(range(40), batch_size=2, num_workers=here)
+        later.load_state_dict(state_after(1, range(40), num_workers=there))
+        assert sorted(index for batch in later for index in batch.tolist()) == [*range(2, 40)]
