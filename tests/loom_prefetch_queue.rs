@@ -75,7 +75,7 @@ fn beside(shared: &Arc<Shared>, act: fn(&Shared)) -> thread::JoinHandle<()> {
 
 #[test]
 fn two_threads_that_hold_the_queue_wake_each_other_and_the_producer() {
-    explore(3, || {
+    explore(2, || {
         let shared = Shared::new(1);
         let others =
             [beside(&shared, |it| it.produce(1)), beside(&shared, Shared::hold), beside(&shared, Shared::hold)];
@@ -96,7 +96,7 @@ fn a_producer_that_found_no_place_or_a_hold_is_woken_by_whoever_ends_that() {
 
 #[test]
 fn whoever_sleeps_is_woken_by_closing() {
-    explore(3, || {
+    explore(2, || {
         let shared = Shared::new(1);
         let others = [
             beside(&shared, |it| it.produce(2)),

@@ -211,7 +211,8 @@ fn the_longest_wait_that_there_is_ends_with_what_is_waited_for() {
     let queue = Arc::new(Queue::new(1));
     let (_, producer) = produce(&queue, 1);
     assert_eq!(queue.pop(Duration::MAX), Pop::Item(0));
-    assert!(queue.hold().wait(Duration::MAX));
+    let still = queue.hold();
+    assert!(still.wait(Duration::MAX));
     assert_eq!(queue.reserve(Duration::MAX), Reserve::Closed);
     producer.join().unwrap();
 }

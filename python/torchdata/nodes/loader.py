@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Generic
 
@@ -70,19 +71,26 @@ class Loader(Generic[T]):
         A thread that reads the epoch before gets a RuntimeError, once the item that it is at has come; that is waited
         for.
         """
-        if self._process != os.getpid():  # a thread of the parent may hold it
-            self._beginning, self._process = threading.RLock(), os.getpid()
-        with self._beginning:
+        with self._excluding_others():
             began, self._began_for_state = self._began_for_state, False
             if began and self._loaded is None and self._it is not None:
                 return self._it
-            if self._it is not None:
-                self._it.turn.close(_LEFT)
-                self._it.turn.await_left()
-            self._it = LoaderIterator(self)
-            self._it.reset(self._loaded)
-            self._loaded = None
-            return self._it
+            if self._it is None:
+                return self._begin()
+            self._it.turn.close(_LEFT)
+            return self._it.turn.call(self._begin)  # behind a thread that is at an item, or at a state
+
+    def _excluding_others(self) -> threading.RLock:
+        """The lock of who begins an epoch."""
+        if self._process != os.getpid():  # a thread of the parent may hold it
+            self._beginning, self._process = threading.RLock(), os.getpid()
+        return self._beginning
+
+    def _begin(self) -> LoaderIterator[T]:
+        iterator = LoaderIterator(self)
+        iterator.reset(self._loaded)
+        self._it, self._loaded = iterator, None
+        return iterator
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next `iter()` begin at a saved place.
@@ -105,12 +113,19 @@ class Loader(Generic[T]):
         """
         if self._loaded is not None:
             return self._loaded
-        if self._it is None:
-            iter(self)
-            self._began_for_state = True
-        iterator = self._it
-        assert iterator is not None
-        return iterator.turn.call(iterator.state_dict)  # in turn with threads that read
+        with self._excluding_others():
+            if self._it is None:
+                iter(self)
+                self._began_for_state = True
+        while True:  # another thread may begin the next epoch meanwhile
+            iterator = self._it
+            assert iterator is not None
+            state = iterator.turn.call(partial(self._state_of, iterator))  # in turn with threads that read
+            if state is not None:
+                return state
+
+    def _state_of(self, iterator: LoaderIterator[T]) -> dict[str, Any] | None:
+        return iterator.state_dict() if iterator is self._it else None
 
     def __len__(self) -> int:
         """How many items a whole epoch has, also where the next one goes on from a state.

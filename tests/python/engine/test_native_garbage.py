@@ -69,6 +69,10 @@ def queue_of_items(holder):
     return queue
 
 
+def hold_on_a_queue(holder):
+    return queue_of_items(holder).hold()
+
+
 def queue_with_an_error(holder):
     queue = PrefetchQueue(3)
     queue.reserve()
@@ -168,6 +172,7 @@ def delivery_iterator(holder):
 
 WAYS = [
     delivery,
+    hold_on_a_queue,
     delivery_iterator,
     sender_with_a_taker,
     filter_over,
@@ -225,8 +230,10 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "Link",
         "Meeting",
         "SeedGenerator",
+        "SharedIterator",
         "StatsBoard",
         "TraceLog",
+        "Turn",
     }
     tried = {type(make(Holder())).__name__ for make in WAYS}
     assert tried | holds_none == {name for name, value in vars(_native).items() if isinstance(value, type)}

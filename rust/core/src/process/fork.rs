@@ -16,6 +16,12 @@ extern "C" fn in_child() {
     super::inherited::wipe_what_is_the_parents();
 }
 
+/// The number that `generation` gives, to whoever has called that in this process or one before it.
+#[inline]
+pub fn current() -> u64 {
+    GENERATION.load(Relaxed)
+}
+
 /// Number of forks between the first process that asked and this one.
 ///
 /// Two calls that return different numbers were made in different processes.

@@ -26,6 +26,13 @@ const LONGEST: Duration = Duration::from_secs(10);
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
+/// This thread, as `pthread_self` has it.
+#[inline]
+pub fn this_thread() -> u64 {
+    // SAFETY: asks for nothing and cannot fail.
+    unsafe { libc::pthread_self() as u64 }
+}
+
 /// A sign of a pulse: the caller has reasons of its own to look twice.
 pub const HELD: u8 = 1;
 /// A sign of a pulse: there was a fork, and nobody watches any more.
@@ -46,9 +53,7 @@ impl Pulse {
     /// A call begins.
     #[inline]
     pub fn enter(&self) {
-        // SAFETY: asks for nothing and cannot fail.
-        let thread = unsafe { libc::pthread_self() };
-        self.thread.store(thread as u64, Relaxed);
+        self.thread.store(this_thread(), Relaxed);
         self.word.store(self.word.load(Relaxed).wrapping_add(CALL + INSIDE), Relaxed);
     }
 

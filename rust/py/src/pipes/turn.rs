@@ -14,7 +14,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use torchdata_core::process::fork;
+use torchdata_core::process::{fork, watching};
 
 use crate::gil_cell::GilCell;
 use crate::pipes::iterators::call;
@@ -33,9 +33,7 @@ const ADDRESS: u32 = 48;
 /// This thread, of this process: a forked child has the addresses of its parent.
 #[inline]
 fn this_thread() -> u64 {
-    // SAFETY: asks for nothing and cannot fail.
-    let thread = unsafe { libc::pthread_self() } as u64;
-    thread ^ (fork::generation() << ADDRESS)
+    watching::this_thread() ^ (fork::current() << ADDRESS)
 }
 
 /// Whether that was a thread of a process that this one was forked from.

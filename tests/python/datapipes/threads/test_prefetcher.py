@@ -154,6 +154,21 @@ def test_shutdown_ends_thread_and_iterator_and_may_be_called_twice() -> None:
     assert list(iterator) == []
 
 
+def test_a_state_that_one_thread_takes_is_not_spoilt_by_another_that_resumes() -> None:
+    source = Counting(100)
+    pipe = source.prefetch(4)
+    iterator = iter(pipe)
+    assert next(iterator) == 0
+    wait_for(lambda: source.taken == 5)
+    with pipe.standing_still():
+        items = pipe.state_dict()["items"]
+        pipe.pause()
+        pipe.resume()  # ends its own hold alone
+        assert next(iterator) == items.pop(0)
+        assert pipe.state_dict()["items"] == items, "the thread stands still"
+    assert list(iterator) == list(range(2, 100))
+
+
 def test_a_paused_pipe_leaves_its_source_alone_until_resumed() -> None:
     source = Counting(100)
     pipe = source.prefetch(4)
