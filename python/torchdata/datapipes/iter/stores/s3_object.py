@@ -2,7 +2,7 @@
 
 Role: the file object in the streams that `S3FileLoader` yields, and the recipe by which it is opened again. They live
 in the process that reads. Between two requests a file owns no connection, apart from the unread answer to the one that
-opened it (see `_remote_file.py`).
+opened it (see `remote_file.py`).
 """
 
 from __future__ import annotations

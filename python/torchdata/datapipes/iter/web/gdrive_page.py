@@ -1,6 +1,6 @@
 """Reading the pages that Google Drive shows before a download.
 
-Role: used by `_gdrive.py`, which imports it when it meets such a page: the parser's module takes long to import.
+Role: used by `gdrive.py`, which imports it when it meets such a page: the parser's module takes long to import.
 """
 
 from __future__ import annotations
