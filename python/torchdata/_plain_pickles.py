@@ -13,6 +13,7 @@ import math
 import pickle
 import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from torchdata._native import check_plain_pickle
@@ -43,7 +44,11 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
         makers: all functions that it may name. Strangers choose what these are given.
     """
     _known[kind] = parts
-    _makers.update({(maker.__module__, maker.__qualname__): maker for maker in makers})
+    for maker in makers:
+        if isinstance(maker, FunctionType):  # named by this module, so that pickles outlive moves of the sources
+            assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
+            maker.__module__ = __name__
+        _makers[maker.__module__, maker.__qualname__] = maker
 
 
 class _NotPlainError(Exception):

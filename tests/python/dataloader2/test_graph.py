@@ -159,7 +159,7 @@ def test_what_cannot_be_changed_is_refused_by_name():
     graph = traverse_dps(end)
     with pytest.raises(RuntimeError, match="Cannot remove the source DataPipe IterableWrapper"):
         remove_dp(graph, start)
-    with pytest.raises(RuntimeError, match=r"Cannot remove Reader.* 2 pipes"):
+    with pytest.raises(RuntimeError, match=r"Cannot remove the receiving DataPipe Reader.* 2 pipes"):
         remove_dp(graph, end)
     last = start.map(str)
     with pytest.raises(RuntimeError, match="receiving DataPipe Mapper.* go on with IterableWrapper"):

@@ -142,7 +142,7 @@ def test_restoring_a_long_range_does_not_read_what_comes_before() -> None:
     next(iter(pipe))
     state = save_state(pipe)
     state["pipes"][0]["state"]["position"] = state["pipes"][0]["yielded"] = 10**15 - 2
-    load_state(restored, state)
+    load_state(restored, state | {"checksums": None})
     assert list(iter(restored)) == [10**15 - 2, 10**15 - 1]
 
 

@@ -212,6 +212,6 @@ def test_a_forked_child_cannot_take_its_parents_items(loopback):
         try:
             next(iter(loopback.collector))
         except RuntimeError as error:
-            os._exit(0 if "parent" in str(error) else 1)
+            os._exit(0 if "forked child" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -228,6 +228,8 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "IterationToken",
         "LeasedBuffer",
         "Link",
+        "Obedience",
+        "Replacing",
         "Meeting",
         "SeedGenerator",
         "SharedIterator",

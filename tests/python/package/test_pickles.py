@@ -37,6 +37,7 @@ with zipfile.ZipFile(Path(__file__).parents[1] / "data/former/rows.zip") as _fil
 #: Where pickles may find something of this package.
 PUBLIC = {
     "torchdata._native",
+    "torchdata._plain_pickles",  # functions that make plain data
     "torchdata.dataloader2.dataloader2",
     "torchdata.dataloader2.random",
     "torchdata.dataloader2.reading_service",

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 #: More items than anybody has given.
-_MOST = 1 << 46
+_MOST = 1 << 62
 
 #: Parts of a state that are summed up.
 _PARTS = 1 << 20

@@ -491,6 +491,7 @@ def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_cha
     for count, drop in [(0, 6), (3, 6), (300, 100)]:  # other data: it ends early, or more than was read is dropped
         other = copy.deepcopy(saved)
         other["pipes"][-1]["drop"] = drop
+        other["checksums"] = None  # which were those of what it was
         pipe = build(count, size)
         load_state(pipe, other, strict=False)
         assert len(list(pipe)) < 2 * count + 1
