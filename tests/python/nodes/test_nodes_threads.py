@@ -446,7 +446,10 @@ def test_a_forked_child_is_told_that_the_threads_are_its_parents_and_may_reset()
     with open(reader) as end:
         told = end.read()
     os.waitpid(child, 0)
-    assert told == "the threads of Prefetcher run in the parent process; reset the node in a forked child 0"
+    assert told == (
+        f"the threads of Prefetcher run in process {os.getpid()}, of which this one is a forked child: begin a new epoch in "
+        "the child, by iter() of the Loader or reset() of the node 0"
+    )
     node.shutdown()
 
 
