@@ -8,6 +8,7 @@ remember of an exception lies in the exception.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from functools import partial
 from types import TracebackType
@@ -22,6 +23,7 @@ __all__ = [
     "came_from",
     "explain",
     "fold",
+    "level_outside",
     "make_printable",
     "name_of",
     "note_index",
@@ -43,6 +45,14 @@ _DEMO = os.path.join(_PACKAGE, "demo") + os.sep  # a program on the public API, 
 def _is_ours(frame: TracebackType) -> bool:
     file = frame.tb_frame.f_code.co_filename
     return file.startswith(_PACKAGE) and not file.startswith(_DEMO)
+
+
+def level_outside() -> int:
+    """For a warning of the calling function, the stack level of the first frame outside this library."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("torchdata."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torchdata._native import Delivery
 from torchdata._stats.recorder import Recorder
 from torchdata.dataloader2._arguments import begin_with_workers_of
 from torchdata.dataloader2._identity import Identity
+from torchdata.dataloader2._idle_workers import are_idle, warn_of_idle
 from torchdata.dataloader2._iterator import LEFT, FinishedIterator
 from torchdata.dataloader2._length import skeleton
 from torchdata.dataloader2._rank_states import SavedPlaces
@@ -63,6 +64,8 @@ class Epochs:
     _length: int | str | None
     #: Seconds that ending an epoch waits for a thread which is at an item of it; None for as long as it takes.
     _reader_patience: float | None = None
+    #: Whether the user was told of workers that have nothing to do.
+    _knows_idle: bool = False
 
     if TYPE_CHECKING:  # what else it asks of the loader
 
@@ -232,6 +235,8 @@ class Epochs:
         """
         if not self._iterating:
             return
+        output = self._position.output
+        shares = output.shares if at_end and output is not None and not self._knows_idle else None
         self._position.close()
         self._leave_ranks(for_good=because is not None)
         self._iterating = False
@@ -250,6 +255,9 @@ class Epochs:
         finally:
             # A thread that reads is at an item of the graph that the next epoch resets. It is told when it has that.
             self._delivery.turn.await_left(self._reader_patience)
+        if shares is not None and are_idle(shares):
+            self._knows_idle = True
+            warn_of_idle(shares)
 
 
 def _ended_by(error: BaseException) -> str:

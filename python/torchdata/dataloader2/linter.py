@@ -8,13 +8,13 @@ Role: rules over graphs. Runs in the main process, in the thread that asks; owns
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal
 
+from torchdata._reporting import level_outside
 from torchdata.dataloader2.graph import DataPipe, DataPipeGraph, traverse_dps
 from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
@@ -104,10 +104,7 @@ def warn_of_silent_findings(datapipe: DataPipe, num_workers: int) -> None:
     """Warns of what `lint` is certain about and nothing else would tell, at the line outside of this package."""
     for finding in lint(datapipe, num_workers):
         if finding.silent:
-            frame, level = sys._getframe(), 1
-            while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("torchdata."):
-                frame, level = frame.f_back, level + 1
-            warnings.warn(str(finding), DataPipeLintWarning, stacklevel=level)
+            warnings.warn(str(finding), DataPipeLintWarning, stacklevel=level_outside())
 
 
 class _Linter:

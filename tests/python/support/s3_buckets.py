@@ -17,6 +17,21 @@ from torchdata.datapipes.iter.stores.s3_object import PART_SIZE
 LARGE = random.Random(1).randbytes(3 * PART_SIZE + 12345)
 FOLDER = {f"train/{number}.bin": bytes([number]) * number for number in range(7)}
 STRANGE = ["a b.txt", "é/ü ñ.txt", "100%25.txt", "q?x=1&y=2#z.txt", "+plus+.txt", "日本/語.txt"]
+#: Keys with parts that obstore cannot name, as boto3 writes them, and others beside them.
+NAMELESS = [
+    "train//2.tar",
+    "/lead",
+    "//two",
+    "trail/",
+    "a//",
+    "//",
+    "é x//ü.txt",
+    " sp  ace//x",
+    "q?x=1&y=2#//z",
+    "+//+",
+    "a\x7fb/~*'()",
+]
+DOTTED = ["dots/./b", "dots/../b"]
 BUCKETS = {
     "first": {
         **FOLDER,
@@ -27,6 +42,7 @@ BUCKETS = {
     },
     "second": {name: name.encode() for name in STRANGE},
     "many": {f"{number:05}": b"" if number == 7 else b"x" for number in range(3 * KEYS_PER_PAGE + 50)},
+    "nameless": {key: key.encode() for key in [*NAMELESS, *DOTTED, "train/1.tar", "lead", "p%2Fq", "z"]},
     "large": {"object": LARGE, "lines": b"one\ntwo\nthree\n"},
     "vacant": {},
 }

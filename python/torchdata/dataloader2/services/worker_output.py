@@ -163,6 +163,18 @@ class WorkerOutput(IterDataPipe[Any]):
         return plain(found, run.children.dispatches, self.in_order, run.base)
 
     @property
+    def shares(self) -> list[int] | None:
+        """By worker, how many items of the epoch came; None where that does not tell who has ended with how many.
+
+        In strict turn, a worker that has given nothing when another one has given two has ended: it was asked before.
+        """
+        run = self.run
+        if not self.in_order or run.before or run.base is not None:
+            return None
+        found = run.children.collector.places()
+        return None if found is None else [items for (items, _), _ in found[0]]
+
+    @property
     def is_in_first_pass(self) -> bool:
         """Whether nothing reads the epoch once more."""
         return self._passes == self._passes_before + 1

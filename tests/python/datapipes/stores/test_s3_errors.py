@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
 import socket
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.request
 
 import pytest
 
-from s3_buckets import LARGE, listed, serving, urls
+from s3_buckets import DOTTED, LARGE, listed, serving, urls
 from s3_server import fill, s3_server
 from stream_checks import check_broken_source, read
 from torchdata.datapipes.iter import IterableWrapper, S3FileLister, S3FileLoader
@@ -70,23 +73,58 @@ def test_a_bucket_alone_cannot_be_loaded_and_other_types_are_refused():
 
 
 @pytest.mark.parametrize("url", ["s3://first//train/1.bin", "s3://first/train/1.bin/", "s3://first//"])
-def test_keys_that_begin_or_end_with_a_slash_are_refused_and_not_taken_for_others(url):
-    with pytest.raises(OSError, match=rf"S3FileLoader cannot read {url!r}.*slash"):
+def test_keys_that_begin_or_end_with_a_slash_are_not_taken_for_those_without(url):
+    with pytest.raises(FileNotFoundError, match=rf"S3FileLoader cannot read {url!r}.*no such object"):
         list(S3FileLoader([url]))
-    if url.startswith("s3://first//"):
-        with pytest.raises(OSError, match="S3FileLister.*slash"):
-            listed(url)
 
 
-def test_keys_that_obstore_cannot_name_are_an_error_and_not_left_out(client):
-    client.put_object(Bucket="vacant", Key="a//b", Body=b"x")
-    try:
-        with pytest.raises(OSError, match=r"S3FileLister.*s3://vacant.*a//b"):
-            listed("s3://vacant")
-        with pytest.raises(OSError, match=r"S3FileLoader.*s3://vacant/a//b.*empty"):
-            list(S3FileLoader(["s3://vacant/a//b"]))
-    finally:
-        client.delete_object(Bucket="vacant", Key="a//b")
+def test_a_key_that_no_url_can_name_is_an_error_when_its_turn_comes_and_not_another_object():
+    for key in DOTTED:
+        with pytest.raises(OSError, match=rf"S3FileLoader cannot read 's3://nameless/{key}'.*'\.' or '\.\.'"):
+            list(S3FileLoader([f"s3://nameless/{key}"]))
+    items = iter(S3FileLister(["s3://nameless/dots/", "s3://nameless/z"]).load_files_by_s3())
+    for _ in DOTTED:
+        with pytest.raises(OSError, match="dots"):
+            next(items)
+    assert read(next(items)) == ("s3://nameless/z", b"z")
+
+
+@pytest.fixture
+def answering(monkeypatch):
+    """Has the next requests of `urllib` answered by errors, of which each is a status and a code of S3's."""
+    errors, really = [], urllib.request.urlopen
+
+    def urlopen(url, timeout):
+        if not errors:
+            return really(url, timeout=timeout)
+        status, code = errors.pop(0)
+        said = io.BytesIO(f"<Error><Code>{code}</Code><Message>No.</Message></Error>".encode())
+        raise urllib.error.HTTPError(url, status, "error", {}, said)
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    return errors
+
+
+def test_a_listing_of_nameless_keys_that_fails_is_an_error_that_says_so(answering, deaf):
+    with pytest.raises(FileNotFoundError, match=r"S3FileLister.*s3://no-such-bucket/a//.*no such bucket"):
+        listed("s3://no-such-bucket/a//")
+    with pytest.raises(TimeoutError, match=r"S3FileLister.*s3://nameless/train//.*50 ms"):
+        listed("s3://nameless/train//", endpoint_url=deaf, request_timeout_ms=50)
+    answering[:] = [(403, "AccessDenied")]
+    with pytest.raises(PermissionError, match=r"S3FileLister.*s3://nameless/train//.*AccessDenied: No.*credentials"):
+        listed("s3://nameless/train//")
+    answering[:] = [(503, "SlowDown")] * 4
+    with pytest.raises(OSError, match=r"S3FileLister.*s3://nameless/train//.*SlowDown"):
+        listed("s3://nameless/train//")
+    assert not answering
+    answering[:] = [(503, "SlowDown"), (500, "InternalError")]
+    assert listed("s3://nameless/train//") == urls("nameless", "train//")
+
+
+def test_a_server_that_takes_no_signatures_in_urls_lists_what_obstore_can_name(answering):
+    answering[:] = [(501, "NotImplemented")]
+    assert listed("s3://first") == urls("first")
+    assert not answering
 
 
 @pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 import inspect
 import multiprocessing
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import chain, islice
 from typing import Any, TypeVar
 
+from torchdata._reporting import level_outside
 from torchdata.datapipes._pipe import random
 from torchdata.datapipes._pipe.checks import (
     check_generator_function,
@@ -153,7 +153,7 @@ class IterableWrapper(IterDataPipe[T_co]):
                 f"{kind} given to IterableWrapper is a one-shot iterator, of which an earlier epoch has left nothing; "
                 "give a list, or a generator function, which is called anew in each epoch"
             )
-        warnings.warn(f"{said}.", UserWarning, stacklevel=_caller_of_iter())
+        warnings.warn(f"{said}.", UserWarning, stacklevel=level_outside())
 
     def _source(self) -> Any:
         """What this iteration reads."""
@@ -169,7 +169,7 @@ class IterableWrapper(IterDataPipe[T_co]):
                     "changing its items in place changes them for later epochs too; pass deepcopy=False to accept "
                     "that.",
                     UserWarning,
-                    stacklevel=_caller_of_iter(),
+                    stacklevel=level_outside(),
                 )
         return source
 
@@ -203,11 +203,3 @@ class IterableWrapper(IterDataPipe[T_co]):
         if isinstance(self.iterable, Sized):
             return len(self.iterable)
         raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
-
-
-def _caller_of_iter() -> int:
-    """The stack level, for a warning raised in `__iter__`, of the first frame outside this library."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("torchdata."):
-        level, frame = level + 1, frame.f_back
-    return level

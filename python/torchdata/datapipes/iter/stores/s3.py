@@ -16,7 +16,8 @@ from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots, check_masks, check_options, matches
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects
-from torchdata.datapipes.iter.stores.s3_client import S3Settings, explaining_s3, split_url
+from torchdata.datapipes.iter.stores.s3_client import S3Settings, explaining_s3, is_path, split_url
+from torchdata.datapipes.iter.stores.s3_keys import RefusedError, list_keys
 from torchdata.datapipes.iter.stores.s3_object import DEFAULT_BUFFER_SIZE, S3Recipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 
@@ -51,8 +52,8 @@ class S3FileLister(GivenLength, ListsRoots):
 
     Credentials, region and endpoint come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`,
     `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`, `AWS_SKIP_SIGNATURE=true` for public buckets), else from the
-    profile `AWS_PROFILE` in `~/.aws/credentials` and `~/.aws/config`, else from the machine's role. Objects whose keys
-    begin or end with a slash, or have empty, `.` or `..` parts, cannot be read.
+    profile `AWS_PROFILE` in `~/.aws/credentials` and `~/.aws/config`, else from the machine's role. Keys may be any
+    text, such as `train//2.tar`; those with a part that is `.` or `..` are an error of `S3FileLoader`.
 
     The pipe works in forked workers, too, also where the parent used it before.
 
@@ -102,7 +103,7 @@ class S3FileLister(GivenLength, ListsRoots):
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[str, str]]:
         bucket, prefix = split_url(type(self).__name__, root, needs_key=False)
-        pages = self._pages(*self._settings.connect(bucket, root), prefix, after)
+        pages = self._all_pages(self._settings.connect(bucket, root), bucket, prefix, after, root)
         while True:
             with explaining_s3(self._settings, "list", root):
                 page = next(pages, None)
@@ -112,6 +113,36 @@ class S3FileLister(GivenLength, ListsRoots):
                 url = f"s3://{bucket}/{key}"
                 if matches(url, self.masks):
                     yield key, url
+
+    def _all_pages(
+        self, connection: tuple[Any, Any], bucket: str, prefix: str, after: str | None, root: str
+    ) -> Iterator[list[str]]:
+        """The keys that begin with the prefix, page by page: by obstore as far as it can name all of them."""
+        if self._are_paths(bucket, prefix, after, root):
+            try:
+                for page in self._pages(*connection, prefix, after):
+                    yield page
+                    after = page[-1]
+                return
+            except Exception as error:
+                if type(error).__name__ != "InvalidPathError":
+                    raise
+        for page in list_keys(self._settings, bucket, prefix, after, root):
+            yield [key for key in page if not key.endswith("/")]
+
+    def _are_paths(self, bucket: str, prefix: str, after: str | None, root: str) -> bool:
+        """Whether obstore can be asked for this prefix and place, and refuses keys below that it cannot name.
+
+        It does not refuse a slash at the beginning of a key, but cuts it off. Only a whole bucket has such keys.
+        """
+        if not all(is_path(name) for name in (prefix.removesuffix("/"), after or "") if name):
+            return False
+        if prefix:
+            return prefix != "/"
+        try:
+            return not next(list_keys(self._settings, bucket, "/", after, root, most=1))
+        except RefusedError:  # of a server that takes no signatures in URLs, or no such prefix
+            return True
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
         """The keys that begin with the prefix, page by page.

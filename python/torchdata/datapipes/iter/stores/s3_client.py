@@ -15,7 +15,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
+from urllib.parse import quote
 
 from torchdata._optional import optional_import
 from torchdata._redacting import redacted, shown
@@ -28,6 +30,7 @@ __all__ = [
     "S3Settings",
     "S3TimeoutError",
     "explaining_s3",
+    "is_path",
     "split_url",
 ]
 
@@ -41,6 +44,13 @@ LONGEST_REQUEST_S = 600
 MOST_STORES = 64
 
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url")
+#: A query parameter that S3 ignores, as all those that begin with "x-", and the path of which obstore makes its value.
+_IGNORED, _ANY_PATH = "x-path", "any"
+_DOTS = frozenset({".", ".."})
+_NO_NAMES = _DOTS | {""}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+#: How obstore writes "true".
+_TRUE = ("1", "true", "on", "yes", "y")
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
@@ -58,6 +68,11 @@ class S3PermissionError(PermissionError, S3Error):
 
 class S3TimeoutError(TimeoutError, S3Error):
     """The server did not answer in time."""
+
+
+def _is_about(setting: str, *subjects: str) -> bool:
+    """Whether the name of one of obstore's settings speaks of a subject."""
+    return any(subject in setting.lower() for subject in subjects)
 
 
 @dataclass(frozen=True)
@@ -89,20 +104,73 @@ class S3Settings:
         given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
         return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, _ENDPOINT_VARIABLES)]), "")
 
-    def connect(self, bucket: str, url: str) -> tuple[Any, Any]:
-        """obstore's functions and the store of a bucket, both of this process, for reading `url`."""
-        return _process.connect(self, bucket, url)
+    def connect(self, bucket: str, url: str, target: str = "") -> tuple[Any, Any]:
+        """obstore's functions and a store, both of this process, for reading `url`: the bucket's, or a target's."""
+        return _process.connect(self, bucket, url, target)
 
-    def make_store(self, obstore: Any, bucket: str) -> Any:
-        """A new store."""
-        from datetime import timedelta
+    def reach(self, bucket: str, key: str, url: str) -> tuple[Any, Any, str]:
+        """obstore's functions, a store, and the path in that store at which the object lies.
 
+        Raises:
+            S3Error: the key has a part that is `.` or `..`.
+        """
+        if is_path(key):
+            return *self.connect(bucket, url), key
+        if not _DOTS.isdisjoint(key.split("/")):
+            raise S3Error(
+                f"{self.pipe} cannot read {shown(url)}: the key has a part that is '.' or '..', which is left out of "
+                "every URL before it is sent; copy the object to another key, or leave it out by a mask"
+            )
+        return *self.connect(bucket, url, f"/{quote(key)}?{_IGNORED}="), _ANY_PATH
+
+    def sign(self, bucket: str, query: str, url: str) -> str:
+        """A URL that asks the bucket `query`, and that may be sent within the next minutes."""
+        obstore, _ = self.connect(bucket, url)
+        if self._skips_signature:
+            return f"{self._address(obstore, bucket)}?{query}"
+        store = self.make_store(obstore, bucket, f"?{query}&{_IGNORED}=")
+        signed: str = obstore.sign(store, "GET", _ANY_PATH, timedelta(minutes=5))
+        return signed
+
+    @property
+    def _skips_signature(self) -> bool:
+        given = [value for key, value in self.config.items() if key.lower().removeprefix("aws_") == "skip_signature"]
+        return str((given or [os.environ.get("AWS_SKIP_SIGNATURE")])[-1]).lower() in _TRUE
+
+    def _address(self, obstore: Any, bucket: str) -> str:
+        """The URL of the bucket, as obstore puts it together. Any credentials do for asking."""
+        config = {key: value for key, value in self._config().items() if not _is_about(key, "signature", "access_key")}
+        store = self._new_store(obstore, bucket, {**config, "access_key_id": "any", "secret_access_key": "any"})
+        signed: str = obstore.sign(store, "GET", "", timedelta(minutes=1))
+        return signed.partition("?")[0].rstrip("/")
+
+    def make_store(self, obstore: Any, bucket: str, target: str = "") -> Any:
+        """A new store.
+
+        Args:
+            obstore: obstore's functions.
+            bucket: the bucket.
+            target: what follows the bucket's URL. All paths of the store lead there: obstore appends a path to the URL
+                that it was given, which ends in a query parameter that S3 ignores. So a request can be sent for a key
+                that is no path of obstore's, and be signed with a query of ours.
+        """
+        config = self._config()
+        if target:
+            config = {key: value for key, value in config.items() if not _is_about(key, "virtual_hosted")}
+            address = self._address(obstore, bucket)
+            config |= {"endpoint": address + target, "virtual_hosted_style_request": True}
+        return self._new_store(obstore, bucket, config)
+
+    def _config(self) -> dict[str, Any]:
         given = {key: value for key, value in self.config.items() if key.lower() not in _ENDPOINT_KEYS}
         config = {**profile_settings(given), **given}
         if self.region:
             config["region"] = self.region
         if self.endpoint:
             config["endpoint"] = self.endpoint
+        return config
+
+    def _new_store(self, obstore: Any, bucket: str, config: dict[str, Any]) -> Any:
         timeout = timedelta(milliseconds=self.timeout_ms)
         client = {
             "connect_timeout": timeout,
@@ -132,11 +200,12 @@ class _Process:
         self._stores: dict[Any, Any] = {}
         self._lock = threading.Lock()
 
-    def connect(self, settings: S3Settings, bucket: str, url: str) -> tuple[Any, Any]:
-        """obstore's functions and the store of a bucket."""
+    def connect(self, settings: S3Settings, bucket: str, url: str, target: str) -> tuple[Any, Any]:
+        """obstore's functions and the store of a bucket, or of what follows the bucket's URL."""
         environment = tuple(item for item in os.environ.items() if item[0].startswith("AWS_"))
         key = (
             bucket,
+            target,
             settings.timeout_ms,
             settings.region,
             settings.endpoint,
@@ -152,7 +221,7 @@ class _Process:
                 while len(self._stores) >= MOST_STORES:
                     del self._stores[next(iter(self._stores))]
                 with explaining_s3(settings, "connect to", url):
-                    store = settings.make_store(self._obstore, bucket)
+                    store = settings.make_store(self._obstore, bucket, target)
                 self._stores[key] = store
             return self._obstore, store
 
@@ -220,18 +289,20 @@ def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
     Raises:
         TypeError: `url` is no str.
         ValueError: it is another kind of URL, or lacks a part.
-        S3Error: the key begins or ends with a slash, which obstore would leave out.
     """
     if not isinstance(url, str):
         raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {shown(url)}")
     scheme, separator, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
-    if bucket and (key.startswith("/") or (needs_key and key.endswith("/"))):
-        raise S3Error(f"{pipe} cannot read {shown(url)}: objects whose keys begin or end with a slash cannot be read")
     if scheme != "s3" or not separator or not bucket or (needs_key and not key):
         expected = "s3://bucket/key" if needs_key else "s3://bucket or s3://bucket/prefix"
         raise ValueError(f"{pipe} expects URLs of the form {expected}, but got {shown(url)}")
     return bucket, key
+
+
+def is_path(key: str) -> bool:
+    """Whether obstore can name the key: no part is empty, `.` or `..`, and no character is a control character."""
+    return _NO_NAMES.isdisjoint(key.split("/")) and not _CONTROL.search(key)
 
 
 _CODE = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
@@ -269,8 +340,6 @@ def _explained(error: Exception, settings: S3Settings, action: str, url: str) ->
             f"{begin}: credentials are missing; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or write "
             "them into ~/.aws/credentials, or for a public bucket set AWS_SKIP_SIGNATURE=true"
         )
-    if kind == "InvalidPathError" or (isinstance(error, ValueError) and "path" in whole.lower()):
-        return S3Error(f"{begin}: {reason}; keys with empty, '.' or '..' parts cannot be read")
     if "timed out" in whole or "TimedOut" in whole:
         return S3TimeoutError(
             f"{begin}: {server} did not answer within {settings.timeout_ms} ms, in {RETRIES + 1} attempts at most; "

@@ -1,0 +1,36 @@
+"""Workers that have nothing to do, because what is divided among the workers has fewer parts than there are workers.
+
+Role: pure functions over the numbers of items that came of each worker, which the loader has at the end of an epoch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from torchdata._reporting import level_outside
+
+__all__ = ["are_idle", "warn_of_idle"]
+
+
+def are_idle(shares: Sequence[int]) -> bool:
+    """Whether some workers gave nothing, and each other one at least two items.
+
+    With one item each, as of three items among four workers, the data set is small, and no worker had more to do.
+    """
+    return 0 in shares and min(filter(None, shares), default=0) >= 2
+
+
+def warn_of_idle(shares: Sequence[int]) -> None:
+    """Warns of workers that gave nothing."""
+    idle = [str(worker) for worker, items in enumerate(shares) if not items]
+    working = len(shares) - len(idle)
+    named = f"{', '.join(idle[:-1])} and {idle[-1]} have" if len(idle) > 1 else f"{idle[0]} has"
+    warnings.warn(
+        f"worker process{'es' if len(idle) > 1 else ''} {named} given no item in this epoch, the other"
+        f"{'s up to' if working > 1 else ''} {max(shares)}: probably fewer files or shards ({working}) are divided "
+        f"among the workers than there are workers ({len(shares)}). Use num_workers={working}, or more and smaller "
+        "shards",
+        UserWarning,
+        stacklevel=level_outside(),
+    )

@@ -1,0 +1,118 @@
+"""The warning of workers that have nothing to do in an epoch, because there are fewer shards than workers."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+
+def shard(size: int) -> list[int]:
+    return list(range(size))
+
+
+def itself(item: Any, device: Any) -> Any:
+    return item
+
+
+def is_even(number: int) -> bool:
+    return number % 2 == 0
+
+
+def shards(*sizes: int) -> Any:
+    """A pipeline that shares shards of so many items among the workers."""
+    return IterableWrapper(sizes).sharding_filter().flatmap(shard)
+
+
+def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
+    """The warnings of a loader in some epochs."""
+    loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, **options))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            for _ in range(epochs):
+                list(loader)
+        finally:
+            loader.shutdown()
+    assert {warning.filename for warning in caught} <= {__file__}, "it names the loop"
+    assert {warning.category for warning in caught} <= {UserWarning}
+    return [str(warning.message) for warning in caught]
+
+
+def test_fewer_shards_than_workers_are_told_once_by_their_numbers() -> None:
+    assert told(shards(5, 3), 4) == [
+        "worker processes 2 and 3 have given no item in this epoch, the others up to 5: probably fewer files or shards "
+        "(2) are divided among the workers than there are workers (4). Use num_workers=2, or more and smaller shards"
+    ]
+    assert told(shards(5), 2) == [
+        "worker process 1 has given no item in this epoch, the other 5: probably fewer files or shards "
+        "(1) are divided among the workers than there are workers (2). Use num_workers=1, or more and smaller shards"
+    ]
+    dealt = IterableWrapper([5, 3]).sharding_round_robin_dispatch().flatmap(shard)
+    behind = shards(5, 3).pin_memory(pin_memory_fn=itself)  # which stays in main
+    for pipe in (dealt, behind):
+        [warning] = told(pipe, 3)
+        assert "worker process 2 has given no item in this epoch, the others up to 5" in warning
+
+
+@pytest.mark.parametrize(
+    ("pipe", "workers", "options"),
+    [
+        (IterableWrapper(range(3)).sharding_filter(), 4, {}),  # a small data set
+        (IterableWrapper(range(9)).sharding_filter().batch(9), 4, {}),
+        (IterableWrapper([]).sharding_filter(), 2, {}),
+        (shards(5, 3), 2, {}),
+        (shards(1, 0, 4), 3, {}),
+        (shards(5, 3), 4, {"in_order": False}),  # the order in which items come tells nothing then
+        (shards(5), 1, {}),
+    ],
+)
+def test_nothing_is_told_of_workers_that_had_something_to_do_or_of_data_sets_that_are_small(
+    pipe: Any, workers: int, options: dict[str, Any]
+) -> None:
+    assert told(pipe, workers, **options) == []
+
+
+def test_an_epoch_that_is_left_tells_nothing_and_one_that_is_resumed_does() -> None:
+    service = lambda: MultiProcessingReadingService(3)  # noqa: E731
+    loader = DataLoader2(shards(50, 50), reading_service=service())
+    items = iter(loader)
+    for _ in range(20):
+        next(items)
+    state = loader.state_dict()
+    loader.shutdown()
+    other = DataLoader2(shards(50, 50), reading_service=service())
+    other.load_state_dict(state)
+    with pytest.warns(UserWarning, match="worker process 2 has given no item .* up to 50"):
+        assert len(list(other)) == 80
+    other.shutdown()
+
+
+def test_a_warning_that_is_an_error_leaves_the_loader_between_two_epochs() -> None:
+    loader = DataLoader2(shards(5), reading_service=MultiProcessingReadingService(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="no item in this epoch"):
+            list(loader)
+        assert list(loader) == list(loader) == shard(5)
+    loader.shutdown()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_shares_are_told_where_a_worker_has_none_and_each_other_one_two_or_more(seed: int) -> None:
+    drawn = random.Random(seed)
+    workers = drawn.randint(2, 4)
+    sizes = [drawn.choice([0, 1, 2, 7]) for _ in range(drawn.randint(0, 6))]
+    keeps = drawn.random() < 0.3
+    pipe = shards(*sizes)
+    shares = [sum(sizes[worker::workers]) for worker in range(workers)]
+    if keeps:
+        pipe = pipe.filter(is_even)
+        shares = [sum((size + 1) // 2 for size in sizes[worker::workers]) for worker in range(workers)]
+    expected = 0 in shares and all(share != 1 for share in shares) and any(shares)
+    assert bool(told(pipe, workers, epochs=1)) == expected, (workers, sizes, shares)
