@@ -447,8 +447,8 @@ def test_a_forked_child_is_told_that_the_threads_are_its_parents_and_may_reset()
         told = end.read()
     os.waitpid(child, 0)
     assert told == (
-        f"the threads of Prefetcher run in process {os.getpid()}, of which this one is a forked child: begin a new epoch "
-        "in the child, by iter() of the Loader or reset() of the node 0"
+        f"the threads of Prefetcher run in process {os.getpid()}, of which this one is a forked child: begin a new "
+        "epoch in the child, by iter() of the Loader or reset() of the node 0"
     )
     node.shutdown()
 
