@@ -51,22 +51,36 @@ class Work(Protocol):
         """Waits until the threads have ended, so many seconds at most; for none that calls this itself."""
 
 
-_running: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Work whose threads end with the interpreter, by identity; some of it is gone. No WeakSet, which calls Python code
+#: when work dies: what Ctrl-C raises there is lost.
+_running: dict[int, weakref.ref[Any]] = {}
+#: Entries at which those of work that is gone are thrown away.
+_full = 64
 
 
 def end_at_exit(work: Work) -> None:
     """Notes work whose threads are to end with the interpreter, unless it is gone by then."""
-    _running.add(work)
+    global _full
+    if len(_running) >= _full:
+        for key in list(_running):
+            reference = _running.pop(key, None)
+            if reference is not None and reference() is not None:
+                _running[key] = reference
+        _full = max(64, 2 * len(_running))
+    _running[id(work)] = weakref.ref(work)
+
+
+def _present() -> list[Any]:
+    return [work for reference in list(_running.values()) if (work := reference()) is not None]
 
 
 def are_there_any() -> bool:
     """Whether this process may have threads of this package."""
-    return len(_running) > 0
+    return bool(_present())
 
 
 def _forget_inherited() -> None:
-    global _running
-    _running = weakref.WeakSet()
+    _running.clear()
 
 
 def end_all(works: Sequence[Work], seconds: float) -> None:
@@ -79,7 +93,7 @@ def end_all(works: Sequence[Work], seconds: float) -> None:
 
 
 def _end_running() -> None:
-    end_all(list(_running), PATIENCE)
+    end_all(_present(), PATIENCE)
 
 
 os.register_at_fork(after_in_child=_forget_inherited)

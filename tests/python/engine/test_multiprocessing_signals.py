@@ -107,6 +107,7 @@ def test_main_alone_handles_what_is_sent_to_the_group_and_workers_go_on_until_it
     started = threading.Event()
 
     def bombard():  # while workers start, and import
+        os.killpg(main.pid, signal.SIGUSR1)
         while not started.wait(0.2):
             os.killpg(main.pid, signal.SIGUSR1)
 

@@ -166,10 +166,11 @@ class WorkerOutput(IterDataPipe[Any]):
     def shares(self) -> list[int] | None:
         """By worker, how many items of the epoch came; None where that does not tell who has ended with how many.
 
-        In strict turn, a worker that has given nothing when another one has given two has ended: it was asked before.
+        In strict turn, a worker that has given nothing when another one has given two has ended: it was asked before. A
+        dispatching process deals to all workers alike.
         """
         run = self.run
-        if not self.in_order or run.before or run.base is not None:
+        if not self.in_order or self.dispatches or run.before or run.base is not None:
             return None
         found = run.children.collector.places()
         return None if found is None else [items for (items, _), _ in found[0]]
