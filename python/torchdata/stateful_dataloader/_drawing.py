@@ -9,7 +9,7 @@ many words as the loader draws. A program that seeds or sets the global one mean
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -118,9 +118,13 @@ class Drawing:
         write(name, program)
         self._displaced[name] = after, program
 
-    def loaded(self) -> None:
-        """Notes that a state was loaded."""
-        self._at_load = {name: read(name) for name in GLOBAL}
+    def loaded(self, names: Iterable[str] = GLOBAL) -> None:
+        """Notes that a state was loaded.
+
+        Args:
+            names: the global generators that are as the program, or the state, wants them.
+        """
+        self._at_load |= {name: read(name) for name in names}
 
     def was_set(self, name: str, saved: Any) -> bool:
         """Whether the program has set a global generator since a state was loaded, and not as in the run it is of.

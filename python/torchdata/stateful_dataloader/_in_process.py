@@ -78,6 +78,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         if is_over(state):
             moved = {name: one for name, one in moved.items() if not drawing.was_set(name, one)}
         set_all(moved)
+        drawing.loaded(moved)
         return {} if is_over(state) else moved
 
     def _go_on(self, state: dict[str, Any]) -> None:
@@ -86,17 +87,23 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         then = {}
         if self._moved:
             then = {name: decoded(name, one) for name, one in (place.get("random_then") or {}).items()}
+        self._num_yielded = state["_num_yielded"]
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
             place = place and {**place, "random": None}
+            if self._num_yielded == 0:  # the epoch begins, as in `__init__`
+                set_all(self._then)
+                self._moved = {}
+                if self._reading.is_iterable:
+                    self._marks = {name: mark_of(name) for name in GLOBAL}
             if place and self._reads_again(place):
                 # Read from the beginning, under the generators that were in force then.
                 set_all(self._then)
                 self._collate = place["collate_state"]
-                place["since"] = state["_num_yielded"]
+                place["since"] = self._num_yielded
             self._reader.begin(place or None)
-        self._marks = {name: mark_of(name) for name in GLOBAL}
-        self._num_yielded = state["_num_yielded"]
+        if self._num_yielded:
+            self._marks = {name: mark_of(name) for name in GLOBAL}
         self._pass_over()
 
     def _reads_again(self, place: dict[str, Any]) -> bool:
@@ -128,10 +135,19 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         """Where the iterator stands."""
         place = copied(self._reader.place())
         self._reader.took(place)
+        begins = self._num_yielded == 0 and not self._finished
         again = self._reading.is_iterable and not self._reader.restores_place
-        moved = [name for name, mark in self._marks.items() if name in self._moved or mark_of(name) != mark]
-        place = {**place, "random": {name: encoded(read(name)) for name in moved}}
+        # Before the first batch nobody knows which of them its samples draw from.
+        moved = GLOBAL if begins else self._moved_names()
+        now = {name: encoded(read(name)) for name in moved}
+        place = {**place, "random": now}
         if again:
             place["collate_state"] = self._collate
-            place["random_then"] = {name: encoded(self._then[name]) for name in moved}
+        if again or (begins and self._reading.is_iterable):
+            then = {name: encoded(self._then[name]) for name in moved}
+            place["random_then"] = {name: one for name, one in then.items() if one != now[name]}
         return self._state([], [place], 0)
+
+    def _moved_names(self) -> list[str]:
+        """Those of the global generators that have drawn while this epoch was read."""
+        return [name for name, mark in self._marks.items() if name in self._moved or mark_of(name) != mark]

@@ -196,6 +196,38 @@ def test_a_program_that_seeds_each_epoch_is_obeyed(workers: int) -> None:
     assert run(later, [2, 3, 4]) == [whole[1][1:], *whole[2:4]]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("own", "draws_between"), [(False, 0), (True, 0), (True, 9)])
+def test_orders_go_on_where_a_trainer_sets_the_generators_behind_the_load(
+    own: bool, draws_between: int, workers: int
+) -> None:
+    """The trainer saves them with the state or, if the loader has a generator of its own, after some more draws."""
+
+    def make() -> Any:
+        generator = torch.Generator().manual_seed(5) if own else None
+        return StatefulDataLoader(range(8), batch_size=4, shuffle=True, num_workers=workers, generator=generator)
+
+    def run(loader: Any) -> Iterator[list[int]]:
+        for _ in range(3):
+            for batch in loader:
+                torch.rand(100)
+                yield batch.tolist()
+
+    seed_all()
+    loader = make()
+    batches = run(loader)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    torch.rand(draws_between)
+    saved, rest = torch.get_rng_state(), list(batches)
+    for seed in (42, 43):
+        seed_all(seed)
+        later = make()
+        later.load_state_dict(state)
+        torch.set_rng_state(saved)
+        assert list(run(later)) == rest
+
+
 @pytest.mark.parametrize("sets", ["never", "each epoch", "before the load"])
 def test_a_distributed_sampler_goes_on_with_its_epoch(sets: str) -> None:
     def make() -> Any:
@@ -558,6 +590,48 @@ def test_random_draws_go_on(dataset: Any, options: dict[str, Any], kinds: tuple[
         return StatefulDataLoader(data, batch_size=2, shuffle=dataset is Noisy or None, **options)
 
     check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False)
+
+
+class ShuffledWhenBegun(TakesOnce):
+    """Draws its order as `iter` is called, and not with its first item."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self.share()
+        random.shuffle(order)
+        return Walk(order)
+
+
+BEFORE_THE_FIRST: dict[str, Any] = {
+    "by index": lambda: {"dataset": Noisy()},
+    "shuffled": lambda: {"dataset": Noisy(), "shuffle": True},
+    "Python's global": lambda: {"dataset": Noisy(), "sampler": Shuffled()},
+    "stream": lambda: {"dataset": NoisyStream()},
+    "stream without a state": lambda: {"dataset": NoisyWithoutState()},
+    "stream that draws as it begins": lambda: {"dataset": ShuffledWhenBegun()},
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_THE_FIRST)
+def test_random_draws_go_on_before_the_first_batch_in_a_program_of_another_seed(name: str) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
+
+    for epoch in (0, 1):
+        seed_all()
+        loader = make()
+        for _ in range(epoch):
+            list(loader)
+        iterator = iter(loader)
+        state = json.loads(json.dumps(loader.state_dict()))
+        whole = [[plain(batch) for batch in iterator], *epochs_of(loader, 2)]
+        for times in (1, 2):  # loaded, or loaded, saved and loaded
+            for _ in range(times):
+                seed_all(43)
+                later = make()
+                later.load_state_dict(state)
+                rest = iter(later)
+                state = json.loads(json.dumps(later.state_dict()))
+            assert [[plain(batch) for batch in rest], *epochs_of(later, 2)] == whole, (epoch, times)
 
 
 def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:

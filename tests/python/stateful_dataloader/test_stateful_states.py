@@ -10,6 +10,7 @@ import resource
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
 import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
@@ -189,6 +190,8 @@ def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, op
         found = []
         for _ in range(2):
             torch.manual_seed(6)
+            random.seed(6)
+            numpy.random.seed(6)
             loader = StatefulDataLoader(batch_size=2, **MAKERS[number](), **options)
             before = loader.state_dict()
             assert before == loader.state_dict() == json.loads(json.dumps(before))
@@ -199,7 +202,9 @@ def test_states_are_json_equal_small_and_the_same_in_another_run(number: int, op
             assert state == loader.state_dict() == json.loads(json.dumps(state))
             found.append(json.dumps(state))
         assert found[0] == found[1]
-        assert len(found[0]) < 1000
+        generators = state["_torchdata_rs"].get("reading", {}).pop("random", {})
+        assert list(generators) == (["torch", "python", "numpy"] if batches == 0 and not options else [])
+        assert len(json.dumps(state)) < 1000
 
 
 # -- damage ------------------------------------------------------------------------------------------------

@@ -126,6 +126,9 @@ class Program:
             return "the sampler counts its epochs and tells no state"
         if self.dataset in ("Counting", "Noisy", "NoisyCounting", "OwnNoiseKept") and not self.in_order:
             return "out of order, time decides which worker reads a sample"
+        unstarted = self.stop_at == "before" and self.stop_epoch == 0
+        if unstarted and self.workers == 0 and self.noisy and self.seeds != "same":
+            return "a state before the first loop does not hold the program's generators, which it seeds otherwise"
         if over and self.draws_behind_epoch and (self.free_order or self.noisy) and not self.seeds_epochs:
             return "only the run that was not stopped draws from the global generators before its next epoch"
         return ""
