@@ -216,7 +216,7 @@ def test_orders_go_on_where_a_trainer_sets_the_generators_behind_the_load(
         return StatefulDataLoader(range(8), batch_size=4, shuffle=True, num_workers=workers, generator=generator)
 
     def run(loader: Any) -> Iterator[list[int]]:
-        for _ in range(3):
+        for _ in range(2):
             for batch in loader:
                 torch.rand(100)
                 yield batch.tolist()
