@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -36,11 +34,11 @@ from torchdata._engine.failures import describe
 from torchdata._engine.garbage import settle
 from torchdata._engine.torch_worker import tell_torch
 from torchdata._native import Collector, Link, Sender
+from torchdata.stateful_dataloader._cadence import Cadence, Watch, next_due
 from torchdata.stateful_dataloader._frozen import freeze
-from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, read
 from torchdata.stateful_dataloader._reading import Reader, Reading
 
-__all__ = ["MAIN", "NO_ORDER", "Job", "Setup", "next_due", "run_worker"]
+__all__ = ["MAIN", "NO_ORDER", "Job", "Setup", "run_worker"]
 
 #: Index of main's bell.
 MAIN = 0
@@ -48,12 +46,6 @@ MAIN = 0
 NO_ORDER = -1
 #: Seconds between two looks at whether shared memory can be given back.
 _IDLE = 1.0
-#: A place that is dear is taken again after so many times what taking it took: less than a hundredth of the time.
-_SPARSELY = 150
-#: And not within so many seconds, however little it took.
-_AT_LEAST = 0.004
-#: A place is dear if taking it takes more seconds than that, and more than this part of the time of a batch.
-_DEAR, _DEAR_PART = 1e-4, 0.05
 
 #: (worker, order, batch, news), as said above.
 Unit = tuple[int, int, Any, dict[str, Any] | None]
@@ -323,78 +315,6 @@ class _Batches(Iterator[Unit]):
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
         """Puts an error in the place of the unit that could not be sent."""
         self._owed.append(self._unit(None, {**(self._brought or {}), "failure": failure}))
-
-
-class Cadence:
-    """When a place is told: with each batch, or each n-th; more rarely where that is dear.
-
-    Args:
-        every: after how many batches.
-    """
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._count, self._spent = 0, 0.0
-        #: What the last places took; the least counts, since a process may be held up while it takes one.
-        self._costs: deque[float] = deque(maxlen=3)
-        self._due = 0.0
-
-    def is_due(self, now: float, took: float) -> bool:
-        """Whether a place is to be told behind the batch that was just read.
-
-        Args:
-            now: the clock, in seconds.
-            took: how long reading the batch took.
-        """
-        self._count += 1
-        self._spent += took
-        return self._count % self._every == 0 and now >= self._due
-
-    def took(self, now: float, cost: float) -> None:
-        """Notes how long taking a place took."""
-        self._costs.append(cost)
-        cost = min(self._costs) if len(self._costs) == 3 else 0.0
-        is_dear = cost > _DEAR and cost > _DEAR_PART * self._spent / self._count * self._every
-        self._due = next_due(now, cost) if is_dear else 0.0
-
-
-class Watch:
-    """Sees which of the worker's global generators have drawn since it began to read.
-
-    That costs some tens of microseconds, so it looks now and then, and first behind the first batch.
-    """
-
-    def __init__(self) -> None:
-        self._first = {name: mark_of(name) for name in GLOBAL}
-        #: Those that had drawn when it last looked.
-        self.moved: list[str] = []
-        #: When it is to look next.
-        self.due = 0.0
-
-    def look(self) -> None:
-        """Looks at those that had not drawn yet."""
-        for name in GLOBAL:
-            if name not in self.moved and mark_of(name) != self._first[name]:
-                self.moved.append(name)
-
-    def states(self) -> Moment:
-        """The states of those that have drawn."""
-        return {name: read(name) for name in self.moved}
-
-
-def next_due(now: float, took: float) -> float:
-    """When a place is to be taken again.
-
-    Main takes batches in turn, so a worker that takes its place holds up all the others, and their pauses would add up.
-    Workers whose places cost about as much take them at the same times: at multiples of a period, by the clock that all
-    processes share. Periods are powers of two of the shortest one, so that the others' fall together, too.
-
-    Args:
-        now: the clock, in seconds.
-        took: how long taking it took, in seconds.
-    """
-    period = _AT_LEAST * 2.0 ** math.ceil(math.log2(max(1.0, _SPARSELY * took / _AT_LEAST)))
-    return math.ceil(now / period + 0.5) * period
 
 
 def _seed(base_seed: int, worker_id: int) -> None:

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from torch.utils.data import Dataset, IterableDataset  # noqa: E402
 
 from process_checks import children, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import Stateful, StatefulDataLoader, _worker  # noqa: E402
-from torchdata.stateful_dataloader._worker import next_due  # noqa: E402
+from torchdata.stateful_dataloader import Stateful, StatefulDataLoader, _cadence  # noqa: E402
+from torchdata.stateful_dataloader._cadence import next_due  # noqa: E402
 from torchdata.stateful_dataloader.sampler import (  # noqa: E402
     BatchSampler,
     RandomSampler,
@@ -158,7 +158,7 @@ def test_a_state_stays_what_it_was_while_the_loop_goes_on() -> None:
 def test_a_worker_tells_its_state_behind_each_nth_batch_however_often_main_is_asked(
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_worker, "_DEAR", 60.0)  # this machine may be busy
+    monkeypatch.setattr(_cadence, "_DEAR", 60.0)  # this machine may be busy
     loader = StatefulDataLoader(Counted(400), batch_size=4, num_workers=1, snapshot_every_n_steps=every)
     last: Any = None
     for batch in loader:
@@ -169,7 +169,7 @@ def test_a_worker_tells_its_state_behind_each_nth_batch_however_often_main_is_as
 
 
 def test_a_place_is_dear_if_each_of_three_took_long_for_a_batch() -> None:
-    cadence = _worker.Cadence(1)
+    cadence = _cadence.Cadence(1)
     for cost in (0.03, 0.03, 1e-5):
         assert cadence.is_due(100.0, 0.001)
         cadence.took(100.0, cost)

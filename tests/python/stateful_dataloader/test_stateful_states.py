@@ -18,13 +18,13 @@ torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info  # noqa: E402
 
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
-from torchdata.stateful_dataloader import StatefulDataLoader, _worker  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is."""
-    monkeypatch.setattr(_worker, "_DEAR", 60.0)
+    monkeypatch.setattr(_cadence, "_DEAR", 60.0)
 
 
 class Stream(IterableDataset[int]):

@@ -8,6 +8,7 @@ operating system, so that nothing is inherited there either.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -135,6 +136,7 @@ def serve(modules: list[str]) -> None:
         importlib.import_module(module)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+    gc.freeze()  # what was imported is shared with the children as long as no garbage collection there goes through it
     for line in sys.stdin:
         print(json.dumps(in_child(json.loads(line))), file=answers, flush=True)
 
