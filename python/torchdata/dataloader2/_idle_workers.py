@@ -13,12 +13,13 @@ from torchdata._reporting import level_outside
 __all__ = ["are_idle", "warn_of_idle"]
 
 
-def are_idle(shares: Sequence[int]) -> bool:
-    """Whether some workers gave nothing, and each other one at least two items.
+#: A share of fewer items is that of a small data set, or of a trial: nobody waits for it.
+_LEAST = 10
 
-    With one item each, as of three items among four workers, the data set is small, and no worker had more to do.
-    """
-    return 0 in shares and min(filter(None, shares), default=0) >= 2
+
+def are_idle(shares: Sequence[int]) -> bool:
+    """Whether some workers gave nothing, and each other one a share worth telling of."""
+    return 0 in shares and min(filter(None, shares), default=0) >= _LEAST
 
 
 def warn_of_idle(shares: Sequence[int]) -> None:
