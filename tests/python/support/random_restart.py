@@ -32,7 +32,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterDataPipe
 
 #: How a process dies.
-SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGQUIT]
+SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU]
 
 
 class Stumbles(IterDataPipe):

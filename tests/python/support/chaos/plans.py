@@ -63,7 +63,7 @@ class Plan:
 
     @property
     def deadly(self):
-        return self.blow in ("SIGKILL", "SIGTERM", "SIGQUIT", "exit")
+        return self.blow in ("SIGKILL", "SIGTERM", "SIGXCPU", "exit")
 
 
 def make_plan(seed, methods=METHODS):
@@ -77,7 +77,7 @@ def make_plan(seed, methods=METHODS):
     victim = rng.choices(["child", "main", "terminal", "self"], [8, 3, 3, 3])[0]
     blow, stopped, timeout = "SIGKILL", 0.0, rng.choice([None, None, 30.0])
     if victim == "child":
-        blow = rng.choice(["SIGKILL", "SIGKILL", "SIGKILL", "SIGQUIT", "SIGSTOP", "SIGSTOP"])
+        blow = rng.choice(["SIGKILL", "SIGKILL", "SIGKILL", "SIGXCPU", "SIGSTOP", "SIGSTOP"])
     elif victim == "main":
         blow = rng.choice(["SIGKILL", "SIGTERM", "SIGINT", "SIGINT", "SIGSTOP"])
     elif victim == "terminal":
