@@ -201,10 +201,12 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
 
 def _represented(datapipe: Any) -> str:
     """A pipe in words; one whose `repr` fails is named by its class."""
+    name = type(datapipe).__qualname__
     try:
-        return redacted(repr(datapipe))
+        words = repr(datapipe)
     except Exception:
-        return type(datapipe).__qualname__
+        return name
+    return name if words == name else redacted(words)  # outside: what a signal handler raises meanwhile is not lost
 
 
 def name_of(datapipe: Any) -> str:

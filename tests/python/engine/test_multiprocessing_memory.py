@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from leftovers import OURS
 from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -27,7 +28,7 @@ def regions():
     lines = Path("/proc/self/maps").read_text().splitlines()
     ours: dict[str, list[int]] = {}
     for line in lines:
-        if "memfd:torchdata " in line or "/.torchdata-" in line:
+        if re.search(OURS, line):
             fields = line.split()
             ours.setdefault(fields[4], []).extend(int(end, 16) for end in fields[0].split("-"))
     return sorted((max(ends) - min(ends), min(ends)) for ends in ours.values())
@@ -36,7 +37,7 @@ def regions():
 def resident():
     """Bytes of shared memory of ours that exist."""
     text = Path("/proc/self/smaps").read_text()
-    ours = re.findall(r"(?:memfd:torchdata |/\.torchdata-)[^\n]*\n(?:[A-Z].*\n)*?Rss: +(\d+) kB", text)
+    ours = re.findall(OURS + r"[^\n]*\n(?:[A-Z].*\n)*?Rss: +(\d+) kB", text)
     return 1024 * sum(map(int, ours))
 
 

@@ -57,9 +57,13 @@ def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+#: Shared memory of ours in /proc: a memfd or, on the portable fallback, a file without a name or with one of ours.
+OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
+
+
 def shared_mappings(pid="self"):
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return sum("memfd:torchdata" in line or "/.torchdata-" in line for line in lines)
+    return sum(re.search(OURS, line) is not None for line in lines)
 
 
 def held_files(pid="self"):

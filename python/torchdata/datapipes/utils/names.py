@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 
+from torchdata._redacting import shown
+
 __all__ = ["check_target", "file_name", "path_inside"]
 
 _SEPARATORS = re.compile(r"[/\\]")
@@ -71,6 +73,6 @@ def check_target(pipe: object, path: str) -> None:
     """
     if "://" in path and os.pardir in path.split("/"):
         raise ValueError(
-            f"{type(pipe).__name__} will not write to {path!r}: this name of another store climbs by '..'; make the "
-            "path of what is its last part alone, by filepath_fn and torchdata.datapipes.utils.names.file_name"
+            f"{type(pipe).__name__} will not write to {shown(path)}: this name of another store climbs by '..'; make "
+            "the path of what is its last part alone, by filepath_fn and torchdata.datapipes.utils.names.file_name"
         )

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
@@ -287,7 +288,7 @@ class EntryRecipe:
         return self.archive.open_entry(self.key)
 
     def __repr__(self) -> str:
-        return f"entry {self.key} of {self.archive.path!r}"
+        return f"entry {self.key} of {shown(self.archive.path)}"
 
 
 class ArchiveLoader(GivenLength, HoldsStream):

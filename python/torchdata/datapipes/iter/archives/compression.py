@@ -18,6 +18,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -134,7 +135,7 @@ class _Recipe:
 
     def explained(self, error: Exception) -> Exception:
         """The error to raise for `error`: one of the same type that names pipe and path."""
-        what = f"{self.path!r} in {self.pipe}"
+        what = f"{shown(self.path)} in {self.pipe}"
         if isinstance(error, Refused):
             refusal = OSError(f"will not read {what}: {error}")
             refusal.__suppress_context__ = True
@@ -149,7 +150,7 @@ class _Recipe:
         return error
 
     def __repr__(self) -> str:
-        return f"{self.kind.value} stream {self.path!r}"
+        return f"{self.kind.value} stream {shown(self.path)}"
 
 
 class _OpenZip(zipfile.ZipFile):
@@ -325,8 +326,8 @@ class Decompressor(_Decompressing):
         kind = _kind_by_suffix(path)
         if kind is None:
             raise RuntimeError(
-                f"Decompressor cannot tell by its suffix how {path!r} is compressed; the suffixes that it knows are "
-                f"{[*_SUFFIXES]}, for others pass file_type (its file extension does not match what are supported)"
+                f"Decompressor cannot tell by its suffix how {shown(path)} is compressed; the suffixes that it knows "
+                f"are {[*_SUFFIXES]}, for others pass file_type (its file extension does not match what are supported)"
             )
         return kind
 

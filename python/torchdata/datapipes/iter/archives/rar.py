@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torchdata._optional import optional_import
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
@@ -52,15 +53,15 @@ class _RarArchive(IndexedArchive):
             file_obj = bare(self.source)
             if not seekable(file_obj):
                 raise io.UnsupportedOperation(
-                    f"the RAR archive {self.path!r} lies in a stream that cannot seek; read it from a file, or into "
-                    "io.BytesIO first"
+                    f"the RAR archive {shown(self.path)} lies in a stream that cannot seek; read it from a file, or "
+                    "into io.BytesIO first"
                 )
             self._rar = _opened(file_obj)
         return self._rar
 
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
-        return _explained(f"{name!r} of {self.path!r} in RarArchiveLoader", error)
+        return _explained(f"{name!r} of {shown(self.path)} in RarArchiveLoader", error)
 
     def entries(self) -> list[Any]:
         """The directory."""
@@ -220,9 +221,9 @@ class RarArchiveLoader(IndexedLoader):
         return not entry.is_dir() and not entry.is_symlink()
 
     def _error_of_archive(self, path: str, error: Exception) -> Exception:
-        return _explained(f"the RAR archive {path!r} in RarArchiveLoader", error)
+        return _explained(f"the RAR archive {shown(path)} in RarArchiveLoader", error)
 
     def _check(self, entry: Any) -> None:
         if entry.needs_password():
-            raise _rarfile().PasswordRequired(f"its member {entry.filename!r} is encrypted")
+            raise _rarfile().PasswordRequired(f"its member {shown(entry.filename)} is encrypted")
         refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)

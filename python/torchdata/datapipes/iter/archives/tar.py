@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from torchdata import _native
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
@@ -310,7 +311,7 @@ class _TarArchive(Archive):
 
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
-        return explained(tarfile.ReadError, f"{name!r} of {self.path!r} in TarArchiveLoader", error)
+        return explained(tarfile.ReadError, f"{name!r} of {shown(self.path)} in TarArchiveLoader", error)
 
     def open_entry(self, offset: int) -> Any:
         """Opens the sparse member whose header stands at `offset`."""
@@ -366,7 +367,7 @@ class _TarMemberRecipe:
         return io.BufferedReader(_TarMember(self.archive, fileobj, self.name, self.offset, self.size))
 
     def __repr__(self) -> str:
-        return f"member {self.name!r} of {self.archive.path!r}"
+        return f"member {self.name!r} of {shown(self.archive.path)}"
 
 
 class _TarMember(MemberFile):
@@ -504,7 +505,7 @@ class TarArchiveLoader(ArchiveLoader):
                 if reference is not None:
                     _keep_in_memory(reference())
         except Exception as error:
-            raise explained(tarfile.ReadError, f"the tar archive {path!r} in TarArchiveLoader", error)
+            raise explained(tarfile.ReadError, f"the tar archive {shown(path)} in TarArchiveLoader", error)
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:

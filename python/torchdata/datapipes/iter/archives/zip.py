@@ -12,6 +12,7 @@ import stat
 import zipfile
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     Entry,
@@ -46,7 +47,7 @@ class _ZipArchive(IndexedArchive):
 
     def explained(self, name: str, error: Exception) -> Exception:
         """The error to raise for one that reading the member `name` met."""
-        return explained(zipfile.BadZipFile, f"{name!r} of {self.path!r} in ZipArchiveLoader", error)
+        return explained(zipfile.BadZipFile, f"{name!r} of {shown(self.path)} in ZipArchiveLoader", error)
 
     def entries(self) -> list[Any]:
         """The directory."""
@@ -59,7 +60,7 @@ class _ZipArchive(IndexedArchive):
         try:
             file_obj = self.zip.open(info)
         except UnicodeDecodeError as error:
-            raise zipfile.BadZipFile(f"the name before {info.filename!r} does not decode ({error})") from error
+            raise zipfile.BadZipFile(f"the name before {shown(info.filename)} does not decode ({error})") from error
         return io.BufferedReader(Entry(self, index, info.filename, file_obj, stored))
 
 
@@ -71,8 +72,8 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
     """
     if not seekable(file_obj):
         raise io.UnsupportedOperation(
-            f"the zip archive {path!r} lies in a stream that cannot seek, but the directory of a zip archive stands at "
-            "its end; read it from a file, or into io.BytesIO first"
+            f"the zip archive {shown(path)} lies in a stream that cannot seek, but the directory of a zip archive "
+            "stands at its end; read it from a file, or into io.BytesIO first"
         )
     try:
         archive = kind(file_obj)
@@ -99,7 +100,7 @@ def _check_places(archive: zipfile.ZipFile) -> None:
             raise zipfile.BadZipFile("its directory points to before its start")
         # The header repeats the name; it may hold more, of which the directory says nothing.
         if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
-            raise zipfile.BadZipFile(f"its member {info.filename!r} overlaps with what lies behind it")
+            raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with what lies behind it")
         end = info.header_offset
 
 
@@ -138,4 +139,4 @@ class ZipArchiveLoader(IndexedLoader):
         refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
 
     def _error_of_archive(self, path: str, error: Exception) -> Exception:
-        return explained(zipfile.BadZipFile, f"the zip archive {path!r} in ZipArchiveLoader", error)
+        return explained(zipfile.BadZipFile, f"the zip archive {shown(path)} in ZipArchiveLoader", error)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -183,8 +184,8 @@ def _path(pipe: object, path: Any) -> str:
         path = os.fspath(path)
     if not isinstance(path, str) or not path:
         raise TypeError(
-            f"{type(pipe).__name__} expects paths of files as str, but got {path!r} of type {type(path).__name__}; "
-            "let filepath_fn return a path"
+            f"{type(pipe).__name__} expects paths of files as str, but got {shown(path)} of type "
+            "{type(path).__name__}; let filepath_fn return a path"
         )
     return path
 
@@ -332,8 +333,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         check_target(self, path)
         if is_reserved(path):
             raise ValueError(
-                f"{type(self).__name__} will not write {path!r}: the on-disk cache keeps such names for files of its "
-                "own; leave the file out, or give it another name by filepath_fn"
+                f"{type(self).__name__} will not write {shown(path)}: the on-disk cache keeps such names for files of "
+                "its own; leave the file out, or give it another name by filepath_fn"
             )
         record = section.owner_of(path)
         hash_dict, hash_type = self.cache_holder.hash_dict, self.cache_holder.hash_type
@@ -344,7 +345,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             with section.writing(path, record) as alone:
                 write_file(path, result[1], _MODES[self.mode], alone=alone, expected=expected, hash_type=hash_type)
         except OSError as error:
-            error.add_note(f"{type(self).__name__} was writing {path!r}; nothing of it is left.")
+            error.add_note(f"{type(self).__name__} was writing {shown(path)}; nothing of it is left.")
             raise
         section.written(path, record)
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torchdata._redacting import shown
 from torchdata.datapipes.iter.disk_cache import claims as _file_locks
 from torchdata.datapipes.iter.disk_cache.claims import Claim
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, dumped
@@ -265,14 +266,14 @@ class Section:
             if self.foreign_thread:
                 raise RuntimeError(
                     f"{self._name}: the pipes between on_disk_cache and end_caching read ahead in a thread, so it "
-                    f"cannot be told of which item {path!r} was made; make the paths of both the same, or move "
+                    f"cannot be told of which item {shown(path)} was made; make the paths of both the same, or move "
                     "the pipe that prefetches out of the cached section"
                 )
         if (self._one_to_one and self._one_to_many) or (record and not expecting and len(record.paths) > 1):
             raise RuntimeError(
-                f"{self._name}: some files have the path that on_disk_cache announced and others have not: {path!r} "
-                f"came for the item of {self._last and self._last.paths}; let either all or none of the paths of "
-                "end_caching equal those of on_disk_cache"
+                f"{self._name}: some files have the path that on_disk_cache announced and others have not: "
+                f"{shown(path)} came for the item of {self._last and self._last.paths}; let either all or none of the "
+                "paths of end_caching equal those of on_disk_cache"
             )
         return record
 
@@ -453,7 +454,7 @@ class Section:
     def _overdue(self, record: Record, limit: float) -> str:
         path = next((p for p in record.paths if _file_locks.standing_of(p)[0] != "free"), record.paths[0])
         return (
-            f"{self._name}: OnDiskCache Exception: {path!r} expected to be written by different process, but file "
+            f"{self._name}: OnDiskCache Exception: {shown(path)} expected to be written by different process, but file "
             f"is not ready in {limit:g} seconds. It is being written by {_file_locks.holder_of(path)}; if that is "
             "merely slow, raise the limit (end_caching(timeout=...) or the adapter CacheTimeout), and if it hangs, end "
             "it: another process then goes on at once"

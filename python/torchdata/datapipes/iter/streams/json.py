@@ -70,7 +70,7 @@ class JsonParser(IterDataPipe[tuple[str, Any]]):
             message = f"JsonParser cannot parse {shown(path)}: {error.msg}"
             raise json.JSONDecodeError(message, error.doc, error.pos) from error
         except RecursionError:
-            raise ValueError(f"JsonParser cannot parse {path!r}: it is nested too deeply") from None
+            raise ValueError(f"JsonParser cannot parse {shown(path)}: it is nested too deeply") from None
         except UnicodeDecodeError as error:
             error.reason += f" (in {shown(path)}, read by JsonParser; open it as text with the right encoding)"
             raise
