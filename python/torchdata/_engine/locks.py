@@ -3,9 +3,10 @@
 Role: a fork copies every lock as it is, and of the threads only the one that forks. What another thread holds then is
 held in the child for ever. Python and the C library see to their own locks; nobody sees to those of PyTorch's and
 NumPy's global generators, which are held without the GIL while something is drawn (a loader of another thread draws its
-seeds there), nor to those of the buffers of standard output and error, nor to that of a module that a thread is
-importing. So whoever forks a child of the engine waits right before until they are free, and keeps NumPy's, the one
-that can be kept from Python, until it has forked. PyTorch's is taken last, by the extension (`forking.rs`).
+seeds there), nor to that of a module that a thread is importing. So whoever forks a child of the engine waits right
+before until they are free, and keeps NumPy's, the one that can be kept from Python, until it has forked. PyTorch's is
+taken last, by the extension (`forking.rs`). The buffers of standard output and error have locks, too, and a thread that
+prints without a pause never leaves them free: the child makes its buffers anew.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ def _take_imports() -> None:
         loaded(library)
 
 
-def _take_streams() -> None:
+def _renew_streams() -> None:
+    """Gives the buffers of a forked child's standard streams new locks. They are empty then: main writes what they held."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
-            with contextlib.suppress(OSError, ValueError, RuntimeError):  # closed, or this thread is in it
-                buffer.write(b"")
+            with contextlib.suppress(OSError, ValueError):  # closed or detached
+                size = buffer.__sizeof__() - io.BufferedWriter.__basicsize__
+                io.BufferedWriter.__init__(buffer, buffer.raw, size)
 
 
 def _numpy_lock() -> Any:
@@ -68,7 +71,6 @@ def _take_torch() -> None:
 #: What waits for each lock, by what holds it in words.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
-    "prints to standard output or error": _take_streams,
     "draws from NumPy's global generator": _take_numpy,
     "draws from PyTorch's global generator": _take_torch,
 }
@@ -105,7 +107,6 @@ def _forks_no_more() -> None:
 def _before_fork() -> None:
     if not _own.forks:
         return
-    _take_streams()
     lock = _numpy_lock()
     if lock is not None and lock.acquire(timeout=KEPT):
         _own.kept = lock
@@ -118,6 +119,8 @@ def _after_fork() -> None:
 
 
 def _begin_in_child() -> None:
+    if _own.forks:
+        _renew_streams()
     _after_fork()
     _forks_no_more()
 

@@ -97,8 +97,7 @@ def unread():
 
 @pytest.mark.parametrize(
     ("busy", "threads"),
-    # Where several threads print without a pause, none of the locks' owners ever lets a fork go ahead of the others.
-    [*itertools.product(["torch_numbers", "many_small_torch_numbers", "numpy_numbers"], [1, 3]), ("output", 1)],
+    [*itertools.product(["torch_numbers", "many_small_torch_numbers", "numpy_numbers", "output"], [1, 3])],
 )
 def test_loaders_start_while_threads_of_main_draw_and_print(busy, threads, unread):
     run_busy(busy, "of_a_loader", unread, threads, times=5)
