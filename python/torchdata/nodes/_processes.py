@@ -17,15 +17,15 @@ from typing import Any, NoReturn
 
 import torch
 
-import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
-from torchdata._engine.crossing import Handle, SharedPickle, pickle_graph
-from torchdata._engine.ending import ChildProcess, OwnsChildren
-from torchdata._engine.entering import CommonSetup
-from torchdata._engine.failures import describe, reraise
-from torchdata._engine.garbage import settle
-from torchdata._engine.obituary import obituary
-from torchdata._engine.processes import default_budget
-from torchdata._engine.starting import new_child, start_sharing
+import torchdata._engine.items.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
+from torchdata._engine.items.failures import describe, reraise
+from torchdata._engine.processes.child_setup import CommonSetup
+from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph
+from torchdata._engine.processes.exit_messages import obituary
+from torchdata._engine.processes.garbage import settle
+from torchdata._engine.processes.shutdown import ChildProcess, OwnsChildren
+from torchdata._engine.processes.start import new_child, start_sharing
+from torchdata._engine.workers.group import default_budget
 from torchdata._native import BellBoard, Collector, Link, Sender
 from torchdata.nodes._functions import name_of_this_process, not_the_end
 

@@ -17,13 +17,13 @@ from multiprocessing.context import BaseContext
 from signal import strsignal
 from typing import Any, NoReturn
 
-from torchdata._engine.crossing import Handle
-from torchdata._engine.ending import Ending, OwnsChildren, wait_for_any
-from torchdata._engine.entering import CommonSetup
-from torchdata._engine.failures import reraise
-from torchdata._engine.obituary import obituary
-from torchdata._engine.processes import default_budget
-from torchdata._engine.starting import new_child, start_sharing
+from torchdata._engine.items.failures import reraise
+from torchdata._engine.processes.child_setup import CommonSetup
+from torchdata._engine.processes.crossing import Handle
+from torchdata._engine.processes.exit_messages import obituary
+from torchdata._engine.processes.shutdown import Ending, OwnsChildren, wait_for_any
+from torchdata._engine.processes.start import new_child, start_sharing
+from torchdata._engine.workers.group import default_budget
 from torchdata._native import BellBoard, Collector, ItemStream, Link, Sender
 from torchdata.stateful_dataloader._shipping import shipped
 from torchdata.stateful_dataloader._worker import MAIN, Job, Setup, run_worker

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchdata._engine.crossing import SharedPickle, pickle_graph
+from torchdata._engine.processes.crossing import SharedPickle, pickle_graph
 from torchdata.stateful_dataloader._worker import Job
 
 __all__ = ["shipped"]

@@ -26,13 +26,13 @@ import torch
 import torch.utils.data
 from torch.utils.data._utils.worker import _generate_state
 
-import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
+import torchdata._engine.items.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
-from torchdata._engine.crossing import Handle, SharedPickle
-from torchdata._engine.entering import CommonSetup
-from torchdata._engine.failures import describe
-from torchdata._engine.garbage import settle
-from torchdata._engine.torch_worker import tell_torch
+from torchdata._engine.items.failures import describe
+from torchdata._engine.items.torch_worker import tell_torch
+from torchdata._engine.processes.child_setup import CommonSetup
+from torchdata._engine.processes.crossing import Handle, SharedPickle
+from torchdata._engine.processes.garbage import settle
 from torchdata._native import Collector, Link, Sender
 from torchdata.stateful_dataloader._cadence import Cadence, Watch, next_due
 from torchdata.stateful_dataloader._frozen import freeze

@@ -17,8 +17,8 @@ import pytest
 
 from process_checks import METHODS, children, is_gone, loader, nothing_is_left, wait_for  # noqa: F401
 from terminal import Terminal
-from torchdata._engine.ending import Ending
-from torchdata._engine.interrupts import InterruptsDeferred, interrupt_waits, interrupts_blocked
+from torchdata._engine.processes.interrupts import InterruptsDeferred, interrupt_waits, interrupts_blocked
+from torchdata._engine.processes.shutdown import Ending
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Presses of Ctrl-C in each test, at random moments. Spawned workers take a second to start.

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from torchdata._engine.program import ChildInfo
+from torchdata._engine.items.torch_worker import tell_torch
 from torchdata._engine.snapshots import reason, seal, unseal
-from torchdata._engine.torch_worker import tell_torch
+from torchdata._engine.workers.program import ChildInfo
 from torchdata._importing import loaded
 from torchdata.dataloader2.graph import (
     DataPipe,

@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
-from torchdata._engine.calls import Calls, Noted
-from torchdata._engine.child import run_child
-from torchdata._engine.crew import Crew
-from torchdata._engine.ending import KILLED, ChildProcess, Ending
 from torchdata._engine.errors import WorkerExitedError
-from torchdata._engine.forking import ForkedProcess, Forker
-from torchdata._engine.interrupts import InterruptsDeferred
-from torchdata._engine.obituary import how_it_died
+from torchdata._engine.processes.exit_messages import how_it_died
+from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._engine.processes.shutdown import KILLED, ChildProcess, Ending
+from torchdata._engine.processes.spare_forker import ForkedProcess, Forker
+from torchdata._engine.processes.start import new_child, start_all
 from torchdata._engine.snapshots import Account, Announced, Call, Kept, KeptDealt, Resumption
-from torchdata._engine.starting import new_child, start_all
+from torchdata._engine.workers.calls import Calls, Noted
+from torchdata._engine.workers.child import run_child
+from torchdata._engine.workers.members import Crew
 from torchdata._native import Link, Replacing
 
 __all__ = ["Received", "Restarts", "Run"]

@@ -22,8 +22,8 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from torchdata._engine.crossing import note_descriptor, note_pipes
-from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata._engine.processes.crossing import note_descriptor, note_pipes
+from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
 __all__ = ["ChildProcess", "Ending", "OwnsChildren", "wait_for_any"]

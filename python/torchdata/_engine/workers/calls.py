@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchdata._engine.crew import Crew
 from torchdata._engine.snapshots import BETWEEN, UNTOLD, Call
+from torchdata._engine.workers.members import Crew
 
 __all__ = ["Calls", "Noted"]
 

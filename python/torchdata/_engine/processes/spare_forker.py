@@ -27,13 +27,13 @@ from dataclasses import replace
 from multiprocessing import get_context, process
 from typing import Any
 
-from torchdata._engine.beginning import ChildName
-from torchdata._engine.child import ChildSetup, Lines, run_child
-from torchdata._engine.crossing import Handle, close_inherited_pipes
-from torchdata._engine.forks import ForkedChild
-from torchdata._engine.interrupts import interrupts_blocked
-from torchdata._engine.starting import start_all
-from torchdata._engine.watching import Watch, is_ready
+from torchdata._engine.processes.bootstrap import ChildName
+from torchdata._engine.processes.crossing import Handle, close_inherited_pipes
+from torchdata._engine.processes.fork import ForkedChild
+from torchdata._engine.processes.interrupts import interrupts_blocked
+from torchdata._engine.processes.pidfd import Watch, is_ready
+from torchdata._engine.processes.start import start_all
+from torchdata._engine.workers.child import ChildSetup, Lines, run_child
 from torchdata._native import BellBoard, Link, StatsBoard, drop_inherited
 
 __all__ = ["ForkedProcess", "Forker"]

@@ -20,14 +20,14 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
+import torchdata._engine.items.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
-from torchdata._engine.crossing import Handle, SharedPickle
-from torchdata._engine.entering import CommonSetup
-from torchdata._engine.failures import describe, reraise
-from torchdata._engine.garbage import settle
-from torchdata._engine.program import ChildInfo, Program
+from torchdata._engine.items.failures import describe, reraise
+from torchdata._engine.processes.child_setup import CommonSetup
+from torchdata._engine.processes.crossing import Handle, SharedPickle
+from torchdata._engine.processes.garbage import settle
 from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
+from torchdata._engine.workers.program import ChildInfo, Program
 from torchdata._importing import call_when_imported
 from torchdata._native import Collector, Link, Obedience, Sender, StatsBoard
 from torchdata._stats.counting import Counting

@@ -1,9 +1,9 @@
 """The children of one loader, as main sees them: started together, commanded, watched, ended.
 
 Role: main's side of the processes. Owns the links, the bells and the process objects; everything is released by
-`shutdown`, which is bounded, idempotent and harmless in a forked child that inherited the object. How children start
-and end stands in `starting` and `ending`, how others take their places in `restarting`, the words about one that died
-in `obituary`.
+`shutdown`, which is bounded, idempotent and harmless in a forked child that inherited the object. `processes/start.py`
+starts children, `processes/shutdown.py` ends them, `restart.py` puts others in their places, and
+`processes/exit_messages.py` words a death.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
 from torchdata._engine import snapshots
-from torchdata._engine.calls import Noted
-from torchdata._engine.child import MAIN, ChildSetup, run_child
-from torchdata._engine.crew import Crew
-from torchdata._engine.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks, why_unpicklable
-from torchdata._engine.ending import ChildProcess, OwnsChildren, wait_for_any
-from torchdata._engine.entering import CommonSetup
 from torchdata._engine.errors import WorkerExitedError
-from torchdata._engine.failures import reraise
-from torchdata._engine.obituary import obituary
-from torchdata._engine.program import Program
-from torchdata._engine.restarting import Received, Restarts, Run
-from torchdata._engine.starting import new_child, start_all
+from torchdata._engine.items.failures import reraise
+from torchdata._engine.processes.child_setup import CommonSetup
+from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks, why_unpicklable
+from torchdata._engine.processes.exit_messages import obituary
+from torchdata._engine.processes.shutdown import ChildProcess, OwnsChildren, wait_for_any
+from torchdata._engine.processes.start import new_child, start_all
+from torchdata._engine.workers.calls import Noted
+from torchdata._engine.workers.child import MAIN, ChildSetup, run_child
+from torchdata._engine.workers.members import Crew
+from torchdata._engine.workers.program import Program
+from torchdata._engine.workers.restart import Received, Restarts, Run
 from torchdata._native import BellBoard, Collector, StatsBoard
 from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting, Room
 from torchdata._stats.stacks import answer_no_more

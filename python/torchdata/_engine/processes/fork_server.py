@@ -26,8 +26,8 @@ from multiprocessing import connection, context, forkserver, popen_forkserver, r
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
-from torchdata._engine.interrupts import StartGivenUp, interrupt_waits, interrupts_blocked
-from torchdata._engine.watching import Watch
+from torchdata._engine.processes.interrupts import StartGivenUp, interrupt_waits, interrupts_blocked
+from torchdata._engine.processes.pidfd import Watch
 from torchdata._threads import OUT_OF_TASKS
 
 __all__ = ["ForkServerProcess"]

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchdata._engine.child import MAIN, ChildSetup, Lines
-from torchdata._engine.crossing import Handle
-from torchdata._engine.ending import ChildProcess
+from torchdata._engine.processes.crossing import Handle
+from torchdata._engine.processes.shutdown import ChildProcess
 from torchdata._engine.snapshots import Announced, Resumption
+from torchdata._engine.workers.child import MAIN, ChildSetup, Lines
 from torchdata._native import BellBoard, Link, Sender, order_of
 
 __all__ = ["Crew"]
