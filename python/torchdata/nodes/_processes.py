@@ -21,7 +21,7 @@ import torchdata._engine.items.codec  # noqa: F401 - imported late, another thre
 from torchdata._engine.items.failures import describe, reraise
 from torchdata._engine.processes.child_setup import CommonSetup
 from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph
-from torchdata._engine.processes.exit_messages import obituary
+from torchdata._engine.processes.exit_messages import exit_message
 from torchdata._engine.processes.garbage import settle
 from torchdata._engine.processes.shutdown import ChildProcess, OwnsChildren
 from torchdata._engine.processes.start import new_child, start_sharing
@@ -88,7 +88,7 @@ class Workers(OwnsChildren):
         try:
             start_sharing(self._processes, method, [bells, *items, *results])
             senders = [Sender([link], bells, _MAIN, [1 + number]) for number, link in enumerate(items)]
-            self._ending.commanders += senders
+            self._shutdown.commanders += senders
             self.functions: Sequence[Callable[[Any], Any]] = [
                 _Worker(process, sender, Collector([link], bells, _MAIN, [1 + number], _refuse)).call
                 for number, (process, sender, link) in enumerate(zip(self._processes, senders, results, strict=True))
@@ -131,7 +131,7 @@ class _Worker:
                 if answer is not None and answer[0] == self._number:
                     break
                 if answer is None and ended:
-                    self._mourn()
+                    self._report_exit()
         _, well, result = answer
         if not well:
             reraise(result)
@@ -139,14 +139,14 @@ class _Worker:
 
     def _check_alive(self) -> None:
         if self._process.ended:
-            self._mourn()
+            self._report_exit()
 
-    def _mourn(self) -> NoReturn:
+    def _report_exit(self) -> NoReturn:
         from torchdata.dataloader2.error import WorkerExitedError
 
         process = self._process
         process.wait(1.0)
-        text = obituary(process)
+        text = exit_message(process)
         raise WorkerExitedError(text, exitcode=process.exitcode, stage="calling map_fn")
 
 

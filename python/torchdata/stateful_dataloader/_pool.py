@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from torchdata._engine.items.failures import reraise
 from torchdata._engine.processes.child_setup import CommonSetup
 from torchdata._engine.processes.crossing import Handle
-from torchdata._engine.processes.exit_messages import obituary
-from torchdata._engine.processes.shutdown import Ending, OwnsChildren, wait_for_any
+from torchdata._engine.processes.exit_messages import exit_message
+from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown, wait_for_any
 from torchdata._engine.processes.start import new_child, start_sharing
 from torchdata._engine.workers.group import default_budget
 from torchdata._native import BellBoard, Collector, ItemStream, Link, Sender
@@ -52,7 +52,7 @@ class Pool(OwnsChildren):
         OSError: the system has no room for a process.
     """
 
-    _ending: _PoolEnding
+    _shutdown: _PoolShutdown
 
     def __init__(
         self, context: BaseContext, num_workers: int, job: Job, *, in_order: bool, timeout: float | None
@@ -82,14 +82,14 @@ class Pool(OwnsChildren):
             for number in range(num_workers)
         ]
         self._processes = [new_child(context, setup.name, run_worker, (setup,)) for setup in setups]
-        self._ending = _PoolEnding(list(self._processes), list(orders), bells)
+        self._shutdown = _PoolShutdown(list(self._processes), list(orders), bells)
         try:
             start_sharing(self._processes, method, [bells, *orders, *batches])
             peers = [1 + number for number in range(num_workers)]
             self._senders = [Sender([link], bells, MAIN, [peer]) for link, peer in zip(orders, peers, strict=True)]
-            self._ending.commanders += self._senders
+            self._shutdown.commanders += self._senders
             self._collector = Collector(batches, bells, MAIN, peers, _raise_failure, in_order=in_order, timeout=timeout)
-            self._ending.collector = self._collector
+            self._shutdown.collector = self._collector
             self._watch()
         except BaseException:
             self.shutdown()
@@ -97,7 +97,7 @@ class Pool(OwnsChildren):
         self._stream: ItemStream
 
     def _watch(self) -> None:
-        on_exit = weakref.WeakMethod(self._on_exit)
+        on_exit = weakref.WeakMethod(self._report_exit)
         pids = [(number, process.pid or 0) for number, process in enumerate(self._processes)]
         try:
             self._collector.watch(pids, lambda number: on_exit()(number))  # type: ignore[misc]
@@ -123,7 +123,7 @@ class Pool(OwnsChildren):
         """
         self._check_alive()
         self._epoch += 1
-        self._ending.epoch = self._epoch
+        self._shutdown.epoch = self._epoch
         # An order limits what a worker reads by index, and no grant has to.
         self._collector.start_epoch(self._epoch, ahead if self._iterates else _UNLIMITED)
         for worker, queued in enumerate(self._queued):
@@ -196,12 +196,12 @@ class Pool(OwnsChildren):
     def _check_alive(self) -> None:
         for number, process in enumerate(self._processes):
             if process.ended:
-                self._on_exit(number)
+                self._report_exit(number)
 
-    def _on_exit(self, number: int) -> NoReturn:
+    def _report_exit(self, number: int) -> NoReturn:
         process = self._processes[number]
         process.wait(1.0)
-        told = obituary(process)
+        told = exit_message(process)
         if process.exitcode is not None and process.exitcode < 0:  # in torch's words, too, which programs match
             told += f". DataLoader worker (pid {process.pid}) is killed by signal: {strsignal(-process.exitcode)}."
         raise WorkerExitedError(
@@ -219,7 +219,7 @@ class Pool(OwnsChildren):
     @property
     def is_ending(self) -> bool:
         """Whether somebody has begun to end the workers."""
-        return self._ending.has_begun
+        return self._shutdown.has_begun
 
     @property
     def pids(self) -> list[int]:
@@ -231,7 +231,7 @@ class Pool(OwnsChildren):
         self._finalize(False)
 
 
-class _PoolEnding(Ending):
+class _PoolShutdown(Shutdown):
     """Ends the workers; one that waits for room for a batch is told first that nobody wants it."""
 
     #: What reads from them, once they run, and the epoch that runs.

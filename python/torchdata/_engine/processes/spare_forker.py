@@ -31,12 +31,12 @@ from torchdata._engine.processes.bootstrap import ChildName
 from torchdata._engine.processes.crossing import Handle, close_inherited_pipes
 from torchdata._engine.processes.fork import ForkedChild
 from torchdata._engine.processes.interrupts import interrupts_blocked
-from torchdata._engine.processes.pidfd import Watch, is_ready
+from torchdata._engine.processes.pidfd import Pidfd, is_ready
 from torchdata._engine.processes.start import start_all
 from torchdata._engine.workers.child import ChildSetup, Lines, run_child
 from torchdata._native import BellBoard, Link, StatsBoard, drop_inherited
 
-__all__ = ["ForkedProcess", "Forker"]
+__all__ = ["ForkedProcess", "SpareForker"]
 
 #: Longest message, and most descriptors in one: a limit of the system's, rounded down.
 _LONGEST, _DESCRIPTORS = 4096, 200
@@ -58,7 +58,7 @@ _LEAVE = b"1"
 _ENDING = 1.0
 
 
-class Forker:
+class SpareForker:
     """Main's side of the forking process. Threads and signal handlers may ask it at the same time.
 
     Args:
@@ -160,7 +160,7 @@ class ForkedProcess:
         setup: what it is set up with.
     """
 
-    def __init__(self, forker: Forker, index: int, setup: ChildSetup) -> None:
+    def __init__(self, forker: SpareForker, index: int, setup: ChildSetup) -> None:
         self._forker = forker
         self._index = index
         self._setup = setup
@@ -168,7 +168,7 @@ class ForkedProcess:
         #: Whether nobody can tell any more how it has ended.
         self.is_lost = False
         self._code: int | None = None
-        self._watch: Watch | None = None
+        self._watch: Pidfd | None = None
 
     def start(self) -> None:
         """Has it forked."""
@@ -180,7 +180,7 @@ class ForkedProcess:
         try:
             descriptors = [*(one.fileno() for one in shared), leave]
             self.pid = self._forker.ask("fork", self._index, self._setup.cadence, descriptors=descriptors)
-            self._watch = Watch(self.pid or 0)
+            self._watch = Pidfd(self.pid or 0)
             with contextlib.suppress(BrokenPipeError):  # it has died already
                 os.write(ours, _LEAVE)
         finally:
@@ -229,15 +229,15 @@ def _serve(own: socket.socket, mains: socket.socket, setups: list[ChildSetup], b
     drop_inherited([], bells)
     process.current_process()._config["daemon"] = False  # type: ignore[attr-defined] # which may have no children
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where main ignores it, no exit code could be had
-    forking = _Forking(own, setups, bells)
-    main = Watch(main_pid).descriptor
+    forking = _ForkingProcess(own, setups, bells)
+    main = Pidfd(main_pid).descriptor
     with contextlib.suppress(ConnectionError):
         while _wait(own, main, main_pid) and forking.serve():
             pass
     os._exit(0)  # at once: what it has forked ends with main
 
 
-class _Forking:
+class _ForkingProcess:
     """What the forking process has: those that it has forked, and descriptors for the next one."""
 
     def __init__(self, own: socket.socket, setups: list[ChildSetup], bells: BellBoard) -> None:

@@ -24,12 +24,12 @@ from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.items.failures import reraise
 from torchdata._engine.processes.child_setup import CommonSetup
 from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks, why_unpicklable
-from torchdata._engine.processes.exit_messages import obituary
+from torchdata._engine.processes.exit_messages import exit_message
 from torchdata._engine.processes.shutdown import ChildProcess, OwnsChildren, wait_for_any
 from torchdata._engine.processes.start import new_child, start_all
 from torchdata._engine.workers.calls import Noted
 from torchdata._engine.workers.child import MAIN, ChildSetup, run_child
-from torchdata._engine.workers.members import Crew
+from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Received, Restarts, Run
 from torchdata._native import BellBoard, Collector, StatsBoard
@@ -130,9 +130,9 @@ class Children(OwnsChildren):
         programs = [self._shared(program, start_method)] * num_workers
         if dispatch is not None:
             programs.append(self._shared(dispatch, start_method))
-        self._crew = crew = Crew(num_workers, dispatch is not None, self._bells, budget)
-        self._names, self._processes = crew.names, crew.processes
-        for index, lines in enumerate(crew.new_lines(range(count))):
+        self._members = members = Members(num_workers, dispatch is not None, self._bells, budget)
+        self._names, self._processes = members.names, members.processes
+        for index, lines in enumerate(members.new_lines(range(count))):
             worker = index < num_workers
             setup = ChildSetup(
                 name=self._names[index],
@@ -151,20 +151,20 @@ class Children(OwnsChildren):
                 window=dispatch_window,
                 cadence=snapshots.cadence(count),
             )
-            crew.setups.append(setup)
-            crew.processes.append(new_child(context, self._names[index], run_child, (setup,)))
-        self._own(list(crew.processes), [crew.control(index) for index in range(count)], self._bells)
+            members.setups.append(setup)
+            members.processes.append(new_child(context, self._names[index], run_child, (setup,)))
+        self._own(list(members.processes), [members.control(index) for index in range(count)], self._bells)
         # The loader may never come to an epoch: nobody else knows then that main answers.
         no_more = partial(answer_no_more, self.stats, MAIN_PAGE)
         if self.room.is_first:
-            self._ending.afterwards = no_more
-        self._restarts = Restarts(crew, context, self._ending, partial(_trace_of, self.room)) if restarts else None
+            self._shutdown.afterwards = no_more
+        self._restarts = Restarts(members, context, self._shutdown, partial(_trace_of, self.room)) if restarts else None
         try:
             self._start(start_method)
-            crew.commanders += [crew.commander(index) for index in range(count)]
-            self._ending.commanders += crew.commanders
+            members.commanders += [members.commander(index) for index in range(count)]
+            self._shutdown.commanders += members.commanders
             self.collector = Collector(
-                [crew.items_of(worker) for worker in range(num_workers)],
+                [members.items_of(worker) for worker in range(num_workers)],
                 self._bells,
                 MAIN,
                 list(range(1, 1 + num_workers)),
@@ -184,8 +184,8 @@ class Children(OwnsChildren):
             self.shutdown()
             raise
         if self._restarts is None:
-            crew.setups.clear()
-        self._ending.afterwards = no_more
+            members.setups.clear()
+        self._shutdown.afterwards = no_more
 
     @staticmethod
     def _shared(program: Program, start_method: str) -> Program | SharedPickle:
@@ -200,23 +200,23 @@ class Children(OwnsChildren):
             raise TypeError(why_unpicklable(walk(program.datapipe), start_method)) from error
 
     def _start(self, start_method: str) -> None:
-        crew, count = self._crew, len(self._processes)
+        members, count = self._members, len(self._processes)
 
         def see_to(index: int) -> None:
             if self._restarts is None:
                 # Starting the others may take long: a death that was there before is not to wait for them.
                 for before in range(index):
                     self._check(before)
-            lines = crew.setups[index].lines
+            lines = members.setups[index].lines
             # What the dispatching process needs, which is started last, it has in common with others.
-            if index < crew.num_workers:
+            if index < members.num_workers:
                 lines.control.shared.close_descriptor()
                 lines.outputs[0].shared.close_descriptor()
 
         if start_method == "fork":  # children inherit the mappings
-            crew.close_descriptors(range(count))
+            members.close_descriptors(range(count))
         start_all(self._processes, start_method, see_to)
-        crew.close_descriptors(range(count))
+        members.close_descriptors(range(count))
         if self._restarts is not None:
             self._restarts.keep_forker()
         if self._restarts is None or start_method == "fork":
@@ -229,7 +229,7 @@ class Children(OwnsChildren):
             return
         own = weakref.ref(self)
         try:
-            self.collector.watch(processes, lambda index: own()._on_exit(index))  # type: ignore[union-attr]
+            self.collector.watch(processes, lambda index: own()._report_exit(index))  # type: ignore[union-attr]
         except ProcessLookupError:  # one has ended already, and was not reaped by us
             wait_for_any(self._processes, 1.0)
             self._check_alive()
@@ -274,7 +274,7 @@ class Children(OwnsChildren):
             command = (
                 self._epoch,
                 *commands(index),
-                self._crew.announced(index) if announced else snapshots.Announced.NONE,
+                self._members.announced(index) if announced else snapshots.Announced.NONE,
                 start,
                 _trace_of(self.room, index, self._names[index]),
             )
@@ -360,11 +360,11 @@ class Children(OwnsChildren):
     def retire(self) -> None:
         """Lets them go because others have taken their place, without waiting for them: `shutdown` does."""
         self.is_retired = True
-        self._ending.afterwards = None
+        self._shutdown.afterwards = None
         self.collector.stop()
         for index in range(len(self._processes)):
             self.stats.set_replaced(self.room.first_page + index)
-        self._ending.ask()
+        self._shutdown.ask()
 
     @property
     def have_ended(self) -> bool:
@@ -373,9 +373,9 @@ class Children(OwnsChildren):
 
     def _has_obeyed(self, index: int, seconds: float = GLANCE) -> bool:
         """Waits a little for the child to obey its last command; whether it has."""
-        crew = self._crew
+        members = self._members
         try:
-            return crew.commanders[index].wait_acknowledged(crew.sent[index], seconds, self._look_at(index))
+            return members.commanders[index].wait_acknowledged(members.sent[index], seconds, self._look_at(index))
         except _Dying:
             self._check_alive()
             return False
@@ -393,7 +393,7 @@ class Children(OwnsChildren):
         while to is None or self._processes[index] is to:
             try:
                 tick = self._look_at(index)
-                self._crew.send(index, kind, number, *content, seconds=self._timeout, tick=tick, numbers=numbers)
+                self._members.send(index, kind, number, *content, seconds=self._timeout, tick=tick, numbers=numbers)
                 return
             except _Dying:
                 self._check_alive()
@@ -436,14 +436,14 @@ class Children(OwnsChildren):
 
     def _check(self, index: int) -> None:
         if self._processes[index].ended:
-            self._on_exit(index)
+            self._report_exit(index)
 
-    def _on_exit(self, index: int) -> NoReturn:
+    def _report_exit(self, index: int) -> NoReturn:
         process = self._processes[index]
         process.wait(1.0)
         code = process.exitcode
         raise WorkerExitedError(
-            obituary(process),
+            exit_message(process),
             worker=index if index < self._num_workers else None,
             exitcode=code,
             stage="dispatching items" if index == self._num_workers else "reading items",

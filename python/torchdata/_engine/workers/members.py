@@ -16,13 +16,13 @@ from torchdata._engine.snapshots import Announced, Resumption
 from torchdata._engine.workers.child import MAIN, ChildSetup, Lines
 from torchdata._native import BellBoard, Link, Sender, order_of
 
-__all__ = ["Crew"]
+__all__ = ["Members"]
 
 #: Ring of a control link; larger commands are streamed.
 CONTROL_RING = 64 << 10
 
 
-class Crew:
+class Members:
     """All lists are by child, the dispatching process last.
 
     Args:
