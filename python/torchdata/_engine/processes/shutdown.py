@@ -213,6 +213,8 @@ class Shutdown:
         #: Forks others in the places of those that die; ends when they have.
         self.forker: Closes | None = None
         self._bells = bells
+        #: What lets children obey that wait for main, before they are asked to stop.
+        self.beforehand: Callable[[], None] | None = None
         #: What is to be done once they have ended.
         self.afterwards: Callable[[], None] | None = None
         #: Over which each child is asked to stop, once they all can be.
@@ -236,6 +238,10 @@ class Shutdown:
         """
         if os.getpid() != self._owner_pid:
             return self._set_over()
+        if self.beforehand is not None:
+            self.has_begun = True  # for who reads, before it is told that nothing comes any more
+            with contextlib.suppress(RuntimeError):  # somebody reads, in this very thread
+                self.beforehand()
         with self._running, InterruptsDeferred() as deferred:
             if self.is_over:
                 return

@@ -33,7 +33,8 @@ from torchdata._engine.processes.fork import ForkedChild
 from torchdata._engine.processes.interrupts import interrupts_blocked
 from torchdata._engine.processes.pidfd import Pidfd, is_ready
 from torchdata._engine.processes.start import start_all
-from torchdata._engine.workers.child import ChildSetup, Lines, run_child
+from torchdata._engine.workers.child import ChildSetup, run_child
+from torchdata._engine.workers.links import Lines
 from torchdata._native import BellBoard, Link, StatsBoard, drop_inherited
 
 __all__ = ["ForkedProcess", "SpareForker"]

@@ -17,7 +17,7 @@ from torchdata._engine.processes.fork import ForkedChild, fork_all
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.processes.shutdown import ChildProcess
 
-__all__ = ["new_child", "start_all", "start_sharing"]
+__all__ = ["new_child", "start_all"]
 
 
 def new_child(context: BaseContext, name: str, target: Callable[..., object], args: tuple[Any, ...]) -> ChildProcess:
@@ -67,25 +67,6 @@ def start_all(
                 deferred.deliver()
             started(index)
             deferred.deliver()
-
-
-def start_sharing(children: Iterable[ChildProcess], start_method: str, shared: Iterable[Any]) -> None:
-    """Starts the children (`start_all`), and closes the descriptors of what they share with main once they have it.
-
-    Args:
-        children: the children.
-        start_method: multiprocessing's name of how.
-        shared: links and boards of bells.
-    """
-
-    def close() -> None:
-        for one in shared:
-            one.close_descriptor()
-
-    if start_method == "fork":  # children inherit the mappings
-        close()
-    start_all(children, start_method)
-    close()
 
 
 def _ensure_tracker() -> None:

@@ -1,11 +1,8 @@
-"""What runs in a child: a worker, or the dispatching process.
+"""The child's side of a group: its first steps, its ends of the links, and the loop that takes main's commands.
 
-Role: takes commands from main over the control link (start an epoch, call a function on the graph, stop) and runs
-the pipe graph in between, sending what it yields. Commands are taken between two items; `protocol::Obedience` in the
-engine decides what a command does to the epoch that runs, and this module carries it out. A child leaves signals to
-main, and ends when main does.
-
-A command is a tuple: its kind, its number on the link, the number of the epoch or function, and the rest.
+Role: runs in every child, whatever its program is. A child enters (`CommonSetup`), takes its ends of the links, loads
+the program, and hands each command to the program's runner until that has obeyed the command to stop. A child leaves
+signals to main, and ends when main does.
 """
 
 from __future__ import annotations
@@ -13,12 +10,8 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torchdata._engine.items.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
@@ -26,45 +19,16 @@ from torchdata._engine.items.failures import describe, reraise
 from torchdata._engine.processes.child_setup import CommonSetup
 from torchdata._engine.processes.crossing import Handle, SharedPickle
 from torchdata._engine.processes.garbage import settle
-from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
-from torchdata._engine.workers.program import ChildInfo, Program
+from torchdata._engine.workers.links import MAIN, Lines
+from torchdata._engine.workers.program import Program, Runner
 from torchdata._importing import call_when_imported
-from torchdata._native import Collector, Link, Obedience, Sender, StatsBoard
+from torchdata._native import Collector, Sender, StatsBoard
 from torchdata._stats.counting import Counting
-from torchdata._tracing.following import follow
 
-__all__ = ["ChildSetup", "Lines", "run_child"]
+__all__ = ["Child", "ChildSetup", "run_child"]
 
-#: Index of main's bell.
-MAIN = 0
-#: Seconds within which a command follows its order.
-ORDERED = 10.0
-_NO_COMMAND = (
-    "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
-    "one"
-)
-#: Seconds between two looks at whether shared memory can be given back, between epochs.
+#: Seconds between two looks at whether shared memory can be given back, while no command comes.
 IDLE = 1.0
-
-
-class Interrupted(BaseException):
-    """Main has ordered another epoch, or the end, while the graph waits for the dispatching process."""
-
-
-@dataclass
-class Lines:
-    """The links of one child."""
-
-    #: From main, with commands.
-    control: Handle[Link]
-    #: Where the items go: to main, or to each worker.
-    outputs: list[Handle[Link]]
-    #: From the dispatching process, in a worker.
-    dispatched: Handle[Link] | None
-
-    def all(self) -> list[Handle[Link]]:
-        """All of them."""
-        return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
 
 
 @dataclass
@@ -82,8 +46,8 @@ class ChildSetup:
     #: Whether this is the dispatching process.
     dispatches: bool
     program: Program | SharedPickle
-    #: The module of the program, which takes long to import where nothing is inherited.
-    module: str
+    #: Module and name of the program's class. The module takes long to import where nothing is inherited.
+    program_class: tuple[str, str]
     common: CommonSetup
     #: The counters of all processes.
     stats: Handle[StatsBoard]
@@ -124,19 +88,28 @@ def run_child(setup: ChildSetup) -> None:
     links = [handle.shared for handle in setup.lines.all()]
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
-    # What takes long where nothing is inherited, and is ours alone: until the child has its commands' link, main does
-    # not wait for it to come to an end.
-    importlib.import_module(setup.module)
-    _Child(setup).run()
+    # Until the child has its commands' link, main does not wait for this import to come to an end.
+    module, name = setup.program_class
+    runner: type[Runner] = getattr(importlib.import_module(module), name).runner
+    child = Child(setup, runner.is_interrupted)
+    child.run(runner(child))
 
 
-class _Child:
-    def __init__(self, setup: ChildSetup) -> None:
+class Child:
+    """The child's ends of its links, and its loop.
+
+    Args:
+        setup: what the child is set up with.
+        is_interrupted: whether a command that waits ends the pump's run between two items.
+    """
+
+    def __init__(self, setup: ChildSetup, is_interrupted: bool) -> None:
         self.setup = setup
         board, control = setup.common.bells.shared, setup.lines.control.shared
         outputs = [handle.shared for handle in setup.lines.outputs]
-        self.commands = Collector([control], board, setup.index, [MAIN], self._failed_command, name="main")
-        self.sender = Sender(outputs, board, setup.index, setup.output_peers, control)
+        self.commands = Collector([control], board, setup.index, [MAIN], _refuse, name="main")
+        self.sender = Sender(outputs, board, setup.index, setup.output_peers, control if is_interrupted else None)
+        #: What the dispatching process sends to a worker.
         self.dispatched: Collector | None = None
         if setup.lines.dispatched is not None:
             self.dispatched = Collector(
@@ -144,220 +117,45 @@ class _Child:
                 board,
                 setup.index,
                 [setup.dispatcher_index],
-                lambda _peer, description: reraise(description),
+                raise_failure,
                 name="the dispatching process",
                 on_demand=True,
             )
-            self.dispatched.set_interrupt(control, Interrupted, outputs[0], board, MAIN)
         #: What is counted of this process.
         self.counting = Counting(setup.stats.shared, setup.page)
         self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
-        self.program: Program
-        #: What commands do to the epoch that runs.
-        self.obedience = Obedience(setup.dispatches)
-        #: A command that was taken while an epoch ran, and ends it.
-        self.pending: tuple[Any, ...] | None = None
-        #: The epoch that runs, where this run of it began, and whether a stream of the share was opened in it.
-        self.epoch, self.start, self.opened = 0, Resumption(), False
-        #: Why there is no graph to run: reported in each epoch.
-        self.failure: tuple[Any, ...] | None = None
-        #: Those that are to be applied behind later items than the next one, in their order.
-        self.due: list[Call] = []
 
-    @staticmethod
-    def _failed_command(_peer: int, description: Any) -> None:
-        raise RuntimeError(f"main sent an error: {description!r}")
-
-    def run(self) -> None:
+    def run(self, runner: Runner) -> None:
+        """Loads the program and obeys main until it says stop."""
+        setup = self.setup
         try:
-            self._initialise()
+            _limit_threads()  # before anything of the user's is imported
+            program = setup.program.load() if isinstance(setup.program, SharedPickle) else setup.program
+            _engine.current_sender = self.sender
+            runner.prepare(program)
         except BaseException as error:
-            self.failure = describe(error, self.setup.where)
-        settle(self.setup.common.gc_thresholds)
-        while self._obey(self._next_command()) != "end":
+            runner.failure = describe(error, setup.where)
+        settle(setup.common.gc_thresholds)
+        while runner.obey(self.next_command()):
             pass
         self.counting.close()
-        gc.unfreeze()  # cycles in the user's graph are to be finalised where the interpreter ends in order
+        gc.unfreeze()  # cycles in what is the user's are to be finalised where the interpreter ends in order
 
-    def _obey(self, command: tuple[Any, ...]) -> str:
-        """Carries out a command, and returns the step that it asked for. "leave" leaves the command pending."""
-        kind, serial, number, *content = command
-        step, before, behind = self.obedience.obey(kind, number)
-        if before:
-            self.commands.acknowledge(serial)
-        if step == "leave":
-            self.pending = command
-        elif step == "run":
-            self._run_epoch(number, *content)
-        elif step == "apply":
-            self._apply_due(BETWEEN)  # functions that are due come before this one
-            self._apply(*content)
-        if behind:
-            self.commands.acknowledge(serial, place_of(*self.sender.made()) if self.obedience.runs else BETWEEN)
-        return step
-
-    def _goes_on(self) -> bool:
-        """Obeys the command that waits; returns whether the epoch goes on after it."""
-        return self._obey(self._next_command()) != "leave"
-
-    def _next_command(self) -> tuple[Any, ...]:
+    def next_command(self) -> tuple[Any, ...]:
         """Waits for a command, and gives shared memory back that is not used any more."""
-        command, self.pending = self.pending, None
+        command = None
         while command is None:
             command = self.commands.receive(0, IDLE if self.sender.tidy() else None)
-        return command
+        return command  # type: ignore[no-any-return]
 
-    def _initialise(self) -> None:
-        setup = self.setup
-        _limit_threads()  # before anything of the user's is imported
-        program = setup.program.load() if isinstance(setup.program, SharedPickle) else setup.program
-        self.program = program
-        _engine.current_sender = self.sender
-        opens = None if self.dispatched is None else self._open_dispatched
-        share = None if self.dispatched is None else self._share
-        program.prepare(ChildInfo(setup.worker_id, setup.num_workers, setup.dispatches, opens, share))
-        self.sender.take_snapshots(program.snapshot, *setup.cadence)
-        if self.dispatched is not None:
-            self.sender.pass_on(self.dispatched)
 
-    def _open_dispatched(self) -> Iterator[Any]:
-        """A stream of the share: the pass begins with the first item that is asked for."""
-        assert self.dispatched is not None
-        start = self.start
-        if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The run went on in the middle of a pass and has left it without asking for more: that was the pass.
-            self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
-            self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
-        self.opened = True
-        return iter(self.dispatched)
+def raise_failure(_peer: int, description: Any) -> NoReturn:
+    """Raises the exception that a process has sent in the place of an item."""
+    reraise(description)
 
-    def _share(self) -> tuple[int, tuple[int, int]]:
-        """Of the share: the latest pass that was opened, and what was read of it, or had been where this run began."""
-        assert self.dispatched is not None
-        reached, read = self.dispatched.share()
-        return (reached, read) if reached > self.start.passed else (reached, self.start.share)
 
-    def _run_epoch(
-        self,
-        epoch: int,
-        seeds: bytes,
-        iter_reset_fn: Any,
-        announced: int,
-        start: Resumption | None,
-        trace: str | None = None,
-    ) -> None:
-        follow(trace)
-        self.counting.begin(epoch)
-        self.start = start = start or Resumption()
-        self.epoch, self.opened = epoch, False
-        self.due = list(start.calls)
-        self.obedience.expect(max((serial for _, serial, _ in self.due), default=0))
-        self.sender.start_epoch(epoch, 1, start.starts, start.turn)
-        if self.dispatched is not None:
-            self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
-            if announced == Announced.DEALT:
-                self.dispatched.await_relayed(epoch)
-                self.sender.send_relayed()  # before the graph, which may read on at once, meets later ones
-        try:
-            self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, start))
-        finally:
-            self.obedience.leave()
-            self._apply_due(BETWEEN)
-            self.counting.end()
-            if self.dispatched is not None:
-                self.dispatched.finish_epoch(epoch)  # what is still dealt to us is not to hold up the others
-
-    def _send_epoch(self, begin: Callable[[], Iterator[Any]]) -> None:
-        """Runs the graph and sends what it yields, to its end or until another epoch, or the end, is commanded."""
-        while self._send_pass(begin) and self._is_wanted_again():
-            begin = self._begin_pass
-
-    def _begin_epoch(self, seeds: bytes, iter_reset_fn: Any, announced: int, start: Resumption) -> Iterator[Any]:
-        self.program.begin_epoch(seeds, iter_reset_fn)
-        self.counting.bind(self.program.datapipe)
-        self._apply_due(start.made - 1)  # a snapshot is older than what was applied behind the same item
-        # Who goes on from a snapshot reads; main has that one, and does not wait for another.
-        unread = announced and start.content is None
-        with self.program.beginning_unread() if unread else nullcontext():
-            iterator = self.program.go_on_from(start.content)
-            if self.due:
-                iterator = self._with_calls(iterator, start.made)
-            if announced:
-                self.sender.send_snapshot()  # a command that waits is obeyed by the pump, which sends the rest after it
-        return iterator
-
-    def _begin_pass(self) -> Iterator[Any]:
-        self.counting.bind(self.program.datapipe)
-        iterator = self.program.go_on_from(None)
-        return self._with_calls(iterator, place_of(*self.sender.made())) if self.due else iterator
-
-    def _send_pass(self, begin: Callable[[], Iterator[Any]]) -> bool:
-        """Sends all items once, or why that fails. False where another epoch, or the end, is commanded."""
-        failure = self.failure
-        try:
-            if failure is None:
-                iterator = begin()
-                while failure is None:
-                    if self.sender.pump(iterator):
-                        return True
-                    if not self._goes_on():
-                        return False
-                    failure = self.failure  # of a call
-        except Interrupted:
-            if self._meets_superseding():
-                return False
-            failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
-        except BaseException as error:
-            failure = self.failure or describe(error, self.setup.where)
-        while not self.sender.send_error(failure):
-            if not self._goes_on():
-                return False
-        return True
-
-    def _is_wanted_again(self) -> bool:
-        """In the dispatching process: waits until all workers have asked for the items once more, or for a command."""
-        if not self.setup.dispatches:
-            return False
-        self.counting.end()
-        while not self.sender.next_pass():
-            if not self._goes_on():
-                return False
-        self.counting.begin()
-        return True
-
-    def _meets_superseding(self) -> bool:
-        """Obeys commands up to the one that has ended a wait in the graph. Returns False if that does not come."""
-        while (command := self.commands.receive(0, ORDERED)) is not None:
-            if self._obey(command) == "leave":
-                return True
-        return False
-
-    def _apply(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph. What it raises ends the epoch that runs, and each one after it."""
-        try:
-            if self.failure is None:
-                self.program.call(function)
-        except BaseException as error:
-            self.failure = describe(error, self.setup.where)
-
-    def _apply_due(self, made: int) -> None:
-        """Applies the functions that were applied behind so many items, or fewer."""
-        while self.due and self.due[0][0] <= made:
-            self._apply(self.due.pop(0)[2])
-
-    def _with_calls(self, iterator: Iterator[Any], made: int) -> Iterator[Any]:
-        """The items behind so many, and between them main's functions where they were in the run before."""
-        while self.due:
-            self._apply_due(made)
-            if self.failure is not None:
-                raise RuntimeError("a function of main's has failed")  # which is reported instead
-            for item in islice(iterator, 1):
-                yield item
-                break
-            else:
-                return
-            made += 1
-        yield from iterator
+def _refuse(_peer: int, description: Any) -> NoReturn:
+    raise RuntimeError(f"main sent an error: {description!r}")
 
 
 def _limit_threads() -> None:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from torchdata._engine.snapshots import Resumption
-from torchdata._engine.workers.group import Children, Place
+from torchdata._engine.workers.epochs import Children, Place
 from torchdata._engine.workers.restart import Received
 from torchdata._native import Delivery
 from torchdata.dataloader2.services.places import accounts_in, kept_in, plain, resumptions, why_unsaved

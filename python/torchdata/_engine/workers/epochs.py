@@ -1,0 +1,360 @@
+"""The children of a `DataLoader2`, as main sees them: a group whose workers run a graph, epoch by epoch.
+
+Role: main's side. Commands the children of a group (an epoch, a function for their graphs) and waits until they have
+obeyed; `restart.py` puts others in the places of those that die.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from torchdata._engine import snapshots
+from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.workers.calls import Noted
+from torchdata._engine.workers.group import Group
+from torchdata._engine.workers.program import EpochProgram
+from torchdata._engine.workers.restart import Received, Restarts, Run
+from torchdata._stats.counting import MAIN_PAGE, Room
+from torchdata._stats.stacks import answer_no_more
+from torchdata._tracing import state as tracing
+
+__all__ = ["Children", "Place"]
+
+#: How long a child may take to obey a command that main waits for.
+OBEDIENCE = 600.0
+#: How often main looks meanwhile whether anybody is held up.
+GLANCE = 0.002
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an earlier run of an epoch was left.
+
+    Args:
+        given: how far it had come with each worker.
+        turn: whose turn it was.
+        resumptions: by child, where it goes on.
+        kept: the snapshots behind these, for the books.
+    """
+
+    given: list[snapshots.Account]
+    turn: int
+    resumptions: list[snapshots.Resumption | None]
+    kept: tuple[list[snapshots.Kept | None], snapshots.KeptDealt | None]
+
+
+class _Dying(Exception):
+    """The child to which something is sent has died, or another one has its place by now."""
+
+
+class Children:
+    """Workers, and if something is to be dispatched the dispatching process.
+
+    Args:
+        context: multiprocessing context that starts them.
+        num_workers: number of workers.
+        program: what each worker runs.
+        dispatch: what the dispatching process runs; None if there is none.
+        window: items that each worker may be ahead of main.
+        dispatch_window: items that the dispatching process may be ahead of each worker.
+        memory_budget: bytes of shared memory for all of them; None for a quarter of the machine's.
+        in_order: whether main takes items from the workers in strict turn.
+        timeout: seconds that main waits for an item; None for ever.
+        full_stats: whether the time of each pipe is taken.
+        room: where they count, if they share a board with others whose place they take; None makes one.
+        restarts: whether others take the places of those that die, instead of an error.
+    """
+
+    def __init__(
+        self,
+        context: BaseContext,
+        num_workers: int,
+        program: EpochProgram,
+        dispatch: EpochProgram | None,
+        *,
+        window: int,
+        dispatch_window: int,
+        memory_budget: int | None,
+        in_order: bool,
+        timeout: float | None,
+        full_stats: bool = False,
+        room: Room | None = None,
+        restarts: bool = False,
+    ) -> None:
+        self._window = window
+        self._epoch = 0
+        self._calls = 0
+        self._timeout = timeout
+        #: Whether others have taken their place.
+        self.is_retired = False
+        #: After how many seconds without an item main warns; None: never.
+        self.stall_warning: float | None = None
+        self._group = group = Group(
+            context,
+            num_workers,
+            program,
+            dispatch,
+            dispatch_window=dispatch_window,
+            memory_budget=memory_budget,
+            full_stats=full_stats,
+            room=room,
+        )
+        self.num_workers, self.dispatches, self.budget = num_workers, group.dispatches, group.budget
+        self.room, self.stats = group.room, group.stats
+        self._members = members = group.members
+        self._names, self._processes = members.names, members.processes
+        trace = partial(_trace_of, self.room)
+        self._restarts = Restarts(members, context, group.ending, trace) if restarts else None
+        try:
+            outputs = group.start(replaces=restarts)
+            if self._restarts is not None:
+                self._restarts.keep_forker()
+            self.collector = group.collect(outputs, in_order=in_order, timeout=timeout)
+            if self._restarts is None:
+                group.watch(self.collector)
+            else:
+                on_death, on_replace = self._restarts.on_death, self._restarts.on_replace
+                self.collector.watch_and_replace(list(enumerate(self.pids)), on_death, on_replace)
+            own = weakref.ref(self)  # and no WeakMethod, which would call Python code when it dies
+            self.collector.tell_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
+        except BaseException:
+            self.shutdown()
+            raise
+        group.ending.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
+
+    def shutdown(self) -> None:
+        """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
+
+        If it was cut off, the next call goes on.
+        """
+        self._group.shutdown()
+
+    # -- what main asks of the children ------------------------------------------------------------
+
+    def start_epoch(
+        self,
+        commands: Callable[[int], tuple[Any, Any]],
+        resume: Callable[[Received], list[snapshots.Resumption | None]],
+        *,
+        announced: bool = False,
+        place: Place | None = None,
+    ) -> None:
+        """Starts an epoch everywhere.
+
+        Args:
+            commands: by child, the seeds and the reset function.
+            resume: from what was received of the workers, where each child goes on.
+            announced: whether each worker begins with a snapshot, for which this waits.
+            place: where an earlier run of the epoch was left; None for its beginning.
+        """
+        restarts, collector = self._restarts, self.collector
+        if restarts is None:
+            self._check_alive()
+        before = self._end_of_run() if announced else None
+        if restarts is not None and announced:
+            restarts.await_repeated()
+            self._await_obedience()  # where each was when it was told something, should this epoch be run again
+        self._epoch += 1
+        collector.start_epoch(self._epoch, self._window, *(() if place is None else (place.given, place.turn)))
+        if place is not None:
+            collector.keep(*place.kept)
+        processes = list(self._processes)
+        if restarts is not None:  # who takes a place from now on is told by whoever puts it there
+            restarts.begin(Run(self._epoch, commands, resume, before))
+            self._check_alive()
+        # The dispatching process first: the others wait for it.
+        for index in reversed(range(len(processes))):
+            start = None if place is None else place.resumptions[index]
+            command = (
+                self._epoch,
+                *commands(index),
+                self._members.announced(index) if announced else snapshots.Announced.NONE,
+                start,
+                _trace_of(self.room, index, self._names[index]),
+            )
+            self._send(index, "epoch", *command, to=processes[index])
+        while announced:
+            collector.await_snapshots(self.dispatches)
+            if restarts is None or not self._check_alive():
+                break
+
+    def _end_of_run(self) -> tuple[Run, list[snapshots.Resumption | None]] | None:
+        """The epoch that is over, and where each child would go on in it."""
+        run = None if self._restarts is None else self._restarts.run
+        found = self.collector.places()
+        if run is None or found is None:
+            return None
+        places, _, dealt = found
+        return replace(run, before=None), run.resume((places, dealt))
+
+    def call(self, function: Callable[[Any], Any]) -> None:
+        """Applies `function` to the graph of every child, between two items, and waits until all have done it.
+
+        An epoch that runs goes on.
+        """
+        self._check_alive()
+        restarts = self._restarts
+        if restarts is None:
+            self._calls += 1
+            noted = Noted(self._calls, function)
+        else:
+            self._await_obedience()  # should the wait for an earlier one have been interrupted
+            noted = restarts.note_call(function)
+        for index in range(len(self._processes)):
+            if self._is_resting(index):
+                noted.places[index] = snapshots.BETWEEN  # for the one that takes its place in the next epoch
+            else:
+                self._send(index, "call", noted.serial, function, numbers=noted.numbers)
+        self._await_obedience()
+
+    def _is_resting(self, index: int) -> bool:
+        return self._restarts is not None and self._restarts.rests(index)
+
+    def _await_obedience(self) -> None:
+        """Waits until all have obeyed their last command."""
+        deadline = time.monotonic() + OBEDIENCE
+        try:
+            for index in range(len(self._processes)):
+                while not self._is_resting(index) and not self._has_obeyed(index):
+                    # A child that waits for the dispatching process comes to its next item only if nobody is held up.
+                    self.collector.relieve(False)
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(
+                            f"{self._names[index]} did not answer within {OBEDIENCE:.0f} s: its pipe is stuck"
+                        )
+        finally:
+            self.collector.relieve(True)
+
+    def ask_whether_ready(self) -> None:
+        """Asks children that have just been started to say when they can begin; see `are_ready`."""
+        for index in range(len(self._processes)):
+            self._send(index, "call", 0, _nothing)
+
+    def are_ready(self) -> bool:
+        """Whether all have obeyed their last command. Does not wait.
+
+        Raises:
+            WorkerExitedError: one has died.
+        """
+        self._check_alive()
+        return all(self._has_obeyed(index, 0.0) for index in range(len(self._processes)))
+
+    def set_window(self, window: int) -> bool:
+        """Lets each worker be so many items ahead of main, from now on. False while another thread reads."""
+        if not self.collector.set_window(window):
+            return False
+        self._window = window
+        return True
+
+    @property
+    def window(self) -> int:
+        """Items that each worker may be ahead of main."""
+        return self._window
+
+    def retire(self) -> None:
+        """Lets them go because others have taken their place, without waiting for them: `shutdown` does."""
+        self.is_retired = True
+        self._group.ending.afterwards = None
+        self.collector.stop()
+        for index in range(len(self._processes)):
+            self.stats.set_replaced(self.room.first_page + index)
+        self._group.ending.ask()
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether none of them runs any more."""
+        return self._group.have_ended
+
+    def _has_obeyed(self, index: int, seconds: float = GLANCE) -> bool:
+        """Waits a little for the child to obey its last command; whether it has."""
+        members = self._members
+        try:
+            return members.commanders[index].wait_acknowledged(members.sent[index], seconds, self._look_at(index))
+        except _Dying:
+            self._check_alive()
+            return False
+
+    def _send(
+        self,
+        index: int,
+        kind: str,
+        number: int,
+        *content: Any,
+        to: ChildProcess | None = None,
+        numbers: dict[int, int] | None = None,
+    ) -> None:
+        """Sends a command, to that process alone if it is given, else to whoever has the place."""
+        while to is None or self._processes[index] is to:
+            try:
+                tick = self._look_at(index)
+                self._members.send(index, kind, number, *content, seconds=self._timeout, tick=tick, numbers=numbers)
+                return
+            except _Dying:
+                self._check_alive()
+            except TimeoutError:
+                raise TimeoutError(
+                    f"{self._names[index]} has taken no command for {self._timeout:g} s (the `timeout` of the reading "
+                    "service): its pipe is stuck in one item, or the process was stopped"
+                ) from None
+
+    def _look_at(self, index: int) -> Callable[[], object]:
+        """What is looked at while a child is waited for."""
+        if self._restarts is None:
+            return self._check_alive
+        process, rests = self._processes[index], self._restarts.rests
+        # Whoever waits for the dispatching process in the midst of an item obeys when that goes on.
+        others = range(len(self._processes)) if self.dispatches else ()
+
+        def look() -> None:
+            if process.ended or self._processes[index] is not process:
+                raise _Dying
+            if any(self._processes[other].ended for other in others if not rests(other)):
+                raise _Dying
+
+        return look
+
+    # -- life and death ----------------------------------------------------------------------------
+
+    def _check_alive(self) -> bool:
+        """Raises the error of a child that has died, or sees to it that another one has its place; whether one has."""
+        if self._restarts is None:
+            self._members.check_alive()
+            return False
+        while True:
+            rests = self._restarts.rests
+            dead = [i for i, process in enumerate(self._processes) if process.ended and not rests(i)]
+            if not dead or self.collector.replace_dead(dead):
+                return bool(dead)
+            time.sleep(GLANCE)  # a thread that reads finds out by itself
+
+    def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
+        warnings.warn(
+            f"the main process holds {size / 2**20:.0f} MiB of items, more than the memory budget: it waits for "
+            f"{self._names[waited_for]} in turn, which gets its next dispatched item only after "
+            f"{self._names[taken_in]} has taken its own. The workers yield very different numbers of items for what is "
+            "dispatched to them: use in_order=False, or even the numbers out (unbatch after the workers)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers, the dispatching process last."""
+        return self._group.pids
+
+
+def _nothing(_graph: Any) -> None:
+    """What children do that are asked whether they are ready."""
+
+
+def _trace_of(room: Room, index: int, name: str) -> str | None:
+    """Where a child writes its trace; None where nothing is traced."""
+    writing = tracing.current
+    return None if writing is None else writing.path_for(room.board, room.first_page + index, name)
