@@ -104,7 +104,7 @@ class Restarts:
     def keep_forker(self) -> None:
         """Starts the process that forks others later, where they are forked. Main needs what they run no more."""
         if self._context.get_start_method() == "fork":
-            self._shutdown.forker = self._forker = SpareForker(self._members.setups, self._members.bells)
+            self._shutdown.forker = self._forker = SpareForker(self._members.setups, run_child)
             for index, setup in enumerate(self._members.setups):
                 self._members.setups[index] = replace(setup, program=None)  # type: ignore[arg-type]
 
