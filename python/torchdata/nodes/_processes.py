@@ -107,13 +107,14 @@ class _Caller:
     is_interrupted: ClassVar[bool] = False
 
     def __init__(self, child: Child) -> None:
-        self._sender, self._where = child.sender, child.setup.where
+        self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
         self._function: Callable[[Any], Any]
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: _Function) -> None:
         """See `Runner`."""
         self._function = program.function
+        self._counting.begin(1)
 
     def obey(self, command: tuple[Any, ...]) -> bool:
         """See `Runner`."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from torchdata._engine.workers.group import Group
 from torchdata._native import ItemStream
+from torchdata._stats.stalls import warn_of_stalls
 from torchdata.stateful_dataloader._worker import Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
@@ -23,8 +24,8 @@ __all__ = ["Pool"]
 
 #: Shared memory for orders that do not fit into the ring; only what is used is allocated.
 _ORDERS = 64 << 20
-#: More batches than any worker is ever asked for.
-_UNLIMITED = 1 << 28
+#: Seconds without a batch after which main warns of who waits for whom; `DataLoader2` has the same.
+_STALL = 60.0
 
 
 class Pool:
@@ -55,17 +56,20 @@ class Pool:
         try:
             outputs = group.start()
             self._senders, self._check_alive = group.members.commanders, group.members.check_alive
-            self._collector = group.collect(outputs, in_order=in_order, timeout=timeout)
+            self.collector = group.collect(outputs, in_order=in_order, timeout=timeout)
             self._finish_when_shut_down()
-            group.watch(self._collector)
+            group.watch(self.collector)
+            self.stats = group.stats
+            warn_of_stalls(self, _STALL)
         except BaseException:
             self.shutdown()
             raise
+        self.stall_warning: float | None
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
         """Lets `shutdown` tell a worker that waits for room for a batch that nobody wants it."""
-        self._group.ending.beforehand = partial(self._collector.finish_epoch, self._epoch)
+        self._group.ending.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     # -- an epoch ------------------------------------------------------------------------------------
 
@@ -85,8 +89,8 @@ class Pool:
         self._check_alive()
         self._epoch += 1
         self._finish_when_shut_down()
-        # An order limits what a worker reads by index, and no grant has to.
-        self._collector.start_epoch(self._epoch, ahead if self._iterates else _UNLIMITED)
+        self._group.counting.begin(self._epoch)
+        self.collector.start_epoch(self._epoch, ahead if self._iterates else ahead + 1)  # one to let others begin
         for worker, queued in enumerate(self._queued):
             while queued:  # it is worked off before the next epoch, as all that was ordered
                 self._senders[worker].send_message(queued.popleft(), None, None, self._check_alive)
@@ -94,7 +98,7 @@ class Pool:
         for number, place in enumerate(places):
             order = ("epoch", self._epoch, self._iterates, shared_seed, place, fresh, number < fillers)
             self._senders[number].send_message(order, None, None, self._check_alive)
-        self._stream = iter(self._collector)
+        self._stream = iter(self.collector)
 
     def order(self, worker: int, number: int, index: Any) -> None:
         """Has a worker read an index. Does not wait for it.
@@ -143,7 +147,7 @@ class Pool:
 
     def stop(self) -> None:
         """Ends the epoch for whoever takes units of it, in any thread."""
-        self._collector.stop()
+        self.collector.stop()
 
     def note(self, unit: Any) -> None:
         """Notes that a unit was taken, and sends what had to wait for it. For the thread that orders."""

@@ -110,6 +110,7 @@ class _Worker:
     ) -> None:
         """Reads until main has ordered something else, or has no room for what was read and wants it no more."""
         self.iterates = iterates
+        self.child.counting.begin(epoch)
         self.sender.start_epoch(epoch)
         batches = _Batches(self, filler)
         try:

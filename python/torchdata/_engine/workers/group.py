@@ -24,7 +24,6 @@ from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting, Room
-from torchdata._stats.stacks import answer_no_more
 
 __all__ = ["Group"]
 
@@ -99,9 +98,11 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
+        #: What main counts.
+        self.counting = Counting(self.stats, MAIN_PAGE)
         # The owner may never come to an epoch: nobody else knows then that main answers.
         if self.room.is_first:
-            self._shutdown.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
+            self._shutdown.afterwards = partial(_count_no_more, self.counting)
 
     @property
     def ending(self) -> Shutdown:
@@ -145,7 +146,7 @@ class Group(OwnsChildren):
         if not replaces:
             members.setups.clear()
         if self.room.is_first:
-            Counting(self.stats, MAIN_PAGE).adopt_main()
+            self.counting.adopt_main()
         return outputs
 
     def collect(
@@ -163,7 +164,7 @@ class Group(OwnsChildren):
         collector = Collector(outputs, self.bells, MAIN, peers, raise_failure, in_order=in_order, timeout=timeout)
         room = self.room
         room = Room(room.board, room.first_page + first, room.first_flow + first)
-        Counting(self.stats, MAIN_PAGE).receive(collector, room, len(outputs))
+        self.counting.receive(collector, room, len(outputs))
         return collector
 
     def watch(self, collector: Collector) -> None:
@@ -188,6 +189,13 @@ class Group(OwnsChildren):
     def release(self) -> None:
         """Ends all children if that was not done yet; for a `__del__`, at interpreter exit, too."""
         self._finalize(False)
+
+
+def _count_no_more(counting: Counting) -> None:
+    """What main does when the children of a group have ended whose counters nobody else looks after."""
+    counting.end()
+    counting.close()
+    counting.board.close_descriptor()
 
 
 def _shared(program: Program, start_method: str) -> Program | SharedPickle:
