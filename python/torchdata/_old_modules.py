@@ -26,9 +26,9 @@ _ITER, _MAP, _UTILS = "torchdata.datapipes.iter", "torchdata.datapipes.map", "to
 #: sets it there.
 OLD_MODULES: dict[str, tuple[str, str]] = {
     "torchdata._constants": (
-        "torchdata._engine.ending",
+        "torchdata._engine.processes.shutdown",
         "default_timeout_in_s=torchdata._ranks:DEFAULT_TIMEOUT "
-        "default_dl2_worker_join_timeout_in_s=torchdata._engine.ending:ASKED",
+        "default_dl2_worker_join_timeout_in_s=torchdata._engine.processes.shutdown:ASKED",
     ),
     "torchdata.version": ("torchdata", "__version__"),
     # Functions that users put in place of process_init_fn import it, and need none of its names here.

@@ -14,7 +14,7 @@ current_sender: Sender | None = None
 def empty(shape: Any, dtype: Any) -> Any:
     """See `torchdata.empty`."""
     if type(dtype).__module__ == "torch":
-        from torchdata._engine.tensors import empty_tensor
+        from torchdata._engine.items.tensors import empty_tensor
 
         return empty_tensor(shape, dtype, current_sender)
     import numpy as np

@@ -44,8 +44,8 @@ _END, OTHERS = "\0", 0.5
 #: On a page the number of their signal stands behind that of the main thread's.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
-#: The file of a child's own frames.
-_CHILD = os.path.join("_engine", "child.py")
+#: The folder of a child's own frames.
+_CHILD = os.path.join("_engine", "workers", "")
 
 _STATES = {
     "R": "running",

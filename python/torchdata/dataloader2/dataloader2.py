@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Generic, Never, TypeAlias, TypeVar, overload
 
-from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Delivery, Finalized
 from torchdata._reporting import fold
 from torchdata._stats.recorder import Recorder, StatsLevel

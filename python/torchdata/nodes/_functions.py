@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
-from torchdata._engine.failures import describe, reraise
+from torchdata._engine.items.failures import describe, reraise
 
 __all__ = ["Failure", "MapEach", "not_the_end"]
 

@@ -1,7 +1,7 @@
-"""The worker processes of one iterator, as main sees them: started together, ordered, read in turn, ended.
+"""The worker processes of one iterator, as main sees them: ordered, and read in turn.
 
-Role: main's side. Owns the links, the bells and the process objects. To each worker leads a link for orders; from each
-comes one with batches, and a `Collector` takes these in turn, watches the processes and the clock.
+Role: main's side. Over the group's links for commands go orders; a `Collector` takes batches from the workers in turn,
+watches the processes and the clock.
 
 Nothing that main sends waits for a worker that may itself wait for main: an order for which there is no room yet stays
 in a queue here, until the worker has taken one of those before.
@@ -9,35 +9,26 @@ in a queue here, until the worker has taken one of those before.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import weakref
 from collections import deque
+from functools import partial
 from multiprocessing.context import BaseContext
-from signal import strsignal
-from typing import Any, NoReturn
+from typing import Any
 
-from torchdata._engine.crossing import Handle
-from torchdata._engine.ending import Ending, OwnsChildren, wait_for_any
-from torchdata._engine.entering import CommonSetup
-from torchdata._engine.failures import reraise
-from torchdata._engine.obituary import obituary
-from torchdata._engine.processes import default_budget
-from torchdata._engine.starting import new_child, start_sharing
-from torchdata._native import BellBoard, Collector, ItemStream, Link, Sender
-from torchdata.stateful_dataloader._shipping import shipped
-from torchdata.stateful_dataloader._worker import MAIN, Job, Setup, run_worker
-from torchdata.stateful_dataloader.errors import WorkerExitedError, WorkerTimeoutError
+from torchdata._engine.workers.group import Group
+from torchdata._native import ItemStream
+from torchdata._stats.stalls import warn_of_stalls
+from torchdata.stateful_dataloader._worker import Job
+from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 __all__ = ["Pool"]
 
 #: Shared memory for orders that do not fit into the ring; only what is used is allocated.
 _ORDERS = 64 << 20
-#: More batches than any worker is ever asked for.
-_UNLIMITED = 1 << 28
+#: Seconds without a batch after which main warns of who waits for whom; `DataLoader2` has the same.
+_STALL = 60.0
 
 
-class Pool(OwnsChildren):
+class Pool:
     """Workers, and the way to and from them.
 
     Args:
@@ -52,8 +43,6 @@ class Pool(OwnsChildren):
         OSError: the system has no room for a process.
     """
 
-    _ending: _PoolEnding
-
     def __init__(
         self, context: BaseContext, num_workers: int, job: Job, *, in_order: bool, timeout: float | None
     ) -> None:
@@ -63,48 +52,24 @@ class Pool(OwnsChildren):
         #: By worker: orders that found no room, and how many were sent whose batch has not come.
         self._queued: list[deque[Any]] = [deque() for _ in range(num_workers)]
         self._under_way = [0] * num_workers
-        method = context.get_start_method()
-        budget = default_budget() // num_workers
-        bells = BellBoard(1 + num_workers)
-        batches = [Link(budget) for _ in range(num_workers)]
-        orders = [Link(_ORDERS) for _ in range(num_workers)]
-        sent = shipped(job, method)
-        setups = [
-            Setup(
-                worker_id=number,
-                num_workers=num_workers,
-                iterates=self._iterates,
-                job=sent,
-                common=CommonSetup.under(method, bells),
-                orders=Handle(orders[number]),
-                batches=Handle(batches[number]),
-            )
-            for number in range(num_workers)
-        ]
-        self._processes = [new_child(context, setup.name, run_worker, (setup,)) for setup in setups]
-        self._ending = _PoolEnding(list(self._processes), list(orders), bells)
+        self._group = group = Group(context, num_workers, job, commands=_ORDERS)
         try:
-            start_sharing(self._processes, method, [bells, *orders, *batches])
-            peers = [1 + number for number in range(num_workers)]
-            self._senders = [Sender([link], bells, MAIN, [peer]) for link, peer in zip(orders, peers, strict=True)]
-            self._ending.commanders += self._senders
-            self._collector = Collector(batches, bells, MAIN, peers, _raise_failure, in_order=in_order, timeout=timeout)
-            self._ending.collector = self._collector
-            self._watch()
+            outputs = group.start()
+            self._senders, self._check_alive = group.members.commanders, group.members.check_alive
+            self.collector = group.collect(outputs, in_order=in_order, timeout=timeout)
+            self._finish_when_shut_down()
+            group.watch(self.collector)
+            self.stats = group.stats
+            warn_of_stalls(self, _STALL)
         except BaseException:
             self.shutdown()
             raise
+        self.stall_warning: float | None
         self._stream: ItemStream
 
-    def _watch(self) -> None:
-        on_exit = weakref.WeakMethod(self._on_exit)
-        pids = [(number, process.pid or 0) for number, process in enumerate(self._processes)]
-        try:
-            self._collector.watch(pids, lambda number: on_exit()(number))  # type: ignore[misc]
-        except ProcessLookupError:  # one has ended already, and was not reaped by us
-            wait_for_any(self._processes, 1.0)
-            self._check_alive()
-            raise
+    def _finish_when_shut_down(self) -> None:
+        """Lets `shutdown` tell a worker that waits for room for a batch that nobody wants it."""
+        self._group.ending.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
     # -- an epoch ------------------------------------------------------------------------------------
 
@@ -123,17 +88,17 @@ class Pool(OwnsChildren):
         """
         self._check_alive()
         self._epoch += 1
-        self._ending.epoch = self._epoch
-        # An order limits what a worker reads by index, and no grant has to.
-        self._collector.start_epoch(self._epoch, ahead if self._iterates else _UNLIMITED)
+        self._finish_when_shut_down()
+        self._group.counting.begin(self._epoch)
+        self.collector.start_epoch(self._epoch, ahead if self._iterates else ahead + 1)  # one to let others begin
         for worker, queued in enumerate(self._queued):
             while queued:  # it is worked off before the next epoch, as all that was ordered
                 self._senders[worker].send_message(queued.popleft(), None, None, self._check_alive)
         self._under_way = [0] * len(self._queued)
         for number, place in enumerate(places):
-            order = ("epoch", self._epoch, shared_seed, place, fresh, number < fillers)
+            order = ("epoch", self._epoch, self._iterates, shared_seed, place, fresh, number < fillers)
             self._senders[number].send_message(order, None, None, self._check_alive)
-        self._stream = iter(self._collector)
+        self._stream = iter(self.collector)
 
     def order(self, worker: int, number: int, index: Any) -> None:
         """Has a worker read an index. Does not wait for it.
@@ -182,7 +147,7 @@ class Pool(OwnsChildren):
 
     def stop(self) -> None:
         """Ends the epoch for whoever takes units of it, in any thread."""
-        self._collector.stop()
+        self.collector.stop()
 
     def note(self, unit: Any) -> None:
         """Notes that a unit was taken, and sends what had to wait for it. For the thread that orders."""
@@ -191,25 +156,7 @@ class Pool(OwnsChildren):
         if self._queued[unit[0]]:
             self._send_queued(unit[0])
 
-    # -- life and death ------------------------------------------------------------------------------
-
-    def _check_alive(self) -> None:
-        for number, process in enumerate(self._processes):
-            if process.ended:
-                self._on_exit(number)
-
-    def _on_exit(self, number: int) -> NoReturn:
-        process = self._processes[number]
-        process.wait(1.0)
-        told = obituary(process)
-        if process.exitcode is not None and process.exitcode < 0:  # in torch's words, too, which programs match
-            told += f". DataLoader worker (pid {process.pid}) is killed by signal: {strsignal(-process.exitcode)}."
-        raise WorkerExitedError(
-            f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {told}",
-            worker=number,
-            exitcode=process.exitcode,
-            stage="reading batches",
-        )
+    # -- the end ------------------------------------------------------------------------------------
 
     @property
     def is_ordered(self) -> bool:
@@ -219,32 +166,17 @@ class Pool(OwnsChildren):
     @property
     def is_ending(self) -> bool:
         """Whether somebody has begun to end the workers."""
-        return self._ending.has_begun
+        return self._group.ending.has_begun
 
     @property
     def pids(self) -> list[int]:
         """Process numbers."""
-        return [process.pid for process in self._processes if process.pid is not None]
+        return self._group.pids
+
+    def shutdown(self) -> None:
+        """Ends all workers; see `Group.shutdown`."""
+        self._group.shutdown()
 
     def release(self) -> None:
-        """Ends all workers, where that was not done yet; for a `__del__`, at interpreter exit, too."""
-        self._finalize(False)
-
-
-class _PoolEnding(Ending):
-    """Ends the workers; one that waits for room for a batch is told first that nobody wants it."""
-
-    #: What reads from them, once they run, and the epoch that runs.
-    collector: Collector | None = None
-    epoch = 0
-
-    def run(self) -> None:
-        if self.collector is not None and os.getpid() == self._owner_pid:
-            self.has_begun = True  # for who reads, before it is told that nothing comes any more
-            with contextlib.suppress(RuntimeError):  # somebody reads, in this very thread
-                self.collector.finish_epoch(self.epoch)
-        super().run()
-
-
-def _raise_failure(_peer: int, description: Any) -> NoReturn:
-    reraise(description)
+        """Ends all workers if that was not done yet; for a `__del__`, at interpreter exit, too."""
+        self._group.release()

@@ -1,7 +1,6 @@
-"""What the workers are given, packed for the way to them.
+"""Whether what the workers are given holds tensors in shared memory, which must not be copied on the way to them.
 
-Role: main, before workers start. Under fork they inherit it. Else it is pickled once for all of them, into anonymous
-shared memory; what must not be copied, tensors in shared memory and locks of multiprocessing, goes with each process.
+Role: main, before workers start by spawn or forkserver.
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ from typing import Any
 
 import torch
 
-from torchdata._engine.crossing import SharedPickle, pickle_graph
-from torchdata.stateful_dataloader._worker import Job
-
-__all__ = ["shipped"]
+__all__ = ["holds_shared_memory"]
 
 
 class _SharedMemoryFound(Exception):
@@ -39,35 +35,12 @@ class _Searching(pickle.Pickler):
         return NotImplemented
 
 
-def _holds_shared_memory(job: Job) -> bool:
+def holds_shared_memory(program: Any) -> bool:
+    """Whether a program refers to tensors in shared memory."""
     try:
-        _Searching(_Nowhere(), protocol=5).dump(job)
+        _Searching(_Nowhere(), protocol=5).dump(program)
     except _SharedMemoryFound:
         return True
     except Exception:  # for cloudpickle, perhaps
         return False
     return False
-
-
-def shipped(job: Job, method: str) -> Job | SharedPickle:
-    """The job as workers get it.
-
-    Args:
-        job: what they do.
-        method: multiprocessing's name of how they start.
-
-    Raises:
-        TypeError: something in it cannot be pickled.
-    """
-    if method == "fork" or _holds_shared_memory(job):
-        return job
-    try:
-        return SharedPickle(pickle_graph(job))
-    except Exception as error:
-        if "inheritance" in str(error):
-            return job  # pickled with each process, as such objects must be
-        raise TypeError(
-            f"StatefulDataLoader: the dataset, collate_fn or worker_init_fn cannot be pickled, which start method "
-            f"{method!r} needs ({type(error).__name__}: {error}); open files, locks and connections when they are "
-            "first used, or use multiprocessing_context='fork'"
-        ) from error

@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _sharding_worker_init_fn
 
-from torchdata._engine.failures import reraise
-from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata._engine.items.failures import reraise
+from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import HandingIterator
 from torchdata._stateful import Stateful
 from torchdata.stateful_dataloader._frozen import thaw

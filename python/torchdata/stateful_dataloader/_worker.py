@@ -1,8 +1,9 @@
 """What runs in a worker of a `StatefulDataLoader`: reads what main asks for, and sends the batches.
 
-Role: the child's side. Main's orders come over one link, in the order in which they are to be obeyed: begin an epoch,
-read this index, stop. Batches go out over another, which the engine's pump serves: its iterator (`_Batches`) takes an
-order and returns the batch. An iterable dataset needs no orders; how far it runs ahead is what main grants.
+Role: the child's side, the program of a group of the engine. Main's orders come over the link for commands, in the
+order in which they are to be obeyed: begin an epoch, read this index, stop. Batches go out over another link, which the
+engine's pump serves: its iterator (`_Batches`) takes an order and returns the batch. An iterable dataset needs no
+orders; how far it runs ahead is what main grants.
 
 A unit is (worker, number of the order, batch, news). `news` is a dict, mostly absent:
 
@@ -14,113 +15,75 @@ A unit is (worker, number of the order, batch, news). `news` is a dict, mostly a
 from __future__ import annotations
 
 import contextlib
-import gc
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from signal import strsignal
+from typing import Any, ClassVar
 
 import numpy
 import torch
 import torch.utils.data
 from torch.utils.data._utils.worker import _generate_state
 
-import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
-from torchdata import _engine
-from torchdata._engine.crossing import Handle, SharedPickle
-from torchdata._engine.entering import CommonSetup
-from torchdata._engine.failures import describe
-from torchdata._engine.garbage import settle
-from torchdata._engine.torch_worker import tell_torch
-from torchdata._native import Collector, Link, Sender
+from torchdata._engine.errors import WorkerExitedError
+from torchdata._engine.items.failures import describe
+from torchdata._engine.items.torch_worker import tell_torch
+from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.workers.child import Child
+from torchdata._engine.workers.program import Program, Runner
 from torchdata.stateful_dataloader._cadence import Cadence, Watch, next_due
 from torchdata.stateful_dataloader._frozen import freeze
 from torchdata.stateful_dataloader._reading import Reader, Reading
+from torchdata.stateful_dataloader._shipping import holds_shared_memory
 
-__all__ = ["MAIN", "NO_ORDER", "Job", "Setup", "run_worker"]
+__all__ = ["NO_ORDER", "Job"]
 
-#: Index of main's bell.
-MAIN = 0
 #: The number of a unit that answers no order.
 NO_ORDER = -1
-#: Seconds between two looks at whether shared memory can be given back.
-_IDLE = 1.0
 
 #: (worker, order, batch, news), as said above.
 Unit = tuple[int, int, Any, dict[str, Any] | None]
 
 
-@dataclass
-class Job:
-    """What the workers do; the same for all of them, so that it is pickled once."""
-
-    reading: Reading
-    init_fn: Callable[[int], Any] | None
-    base_seed: int
-    persistent: bool
-    #: After how many batches a worker tells its place.
-    every: int = 1
-
-
-@dataclass
-class Setup:
-    """Everything that one worker needs."""
-
-    worker_id: int
-    num_workers: int
-    #: Whether it reads as far as main has room, and needs no orders to: an iterable dataset, for one epoch.
-    iterates: bool
-    job: Job | SharedPickle
-    common: CommonSetup
-    orders: Handle[Link]
-    batches: Handle[Link]
-
-    @property
-    def name(self) -> str:
-        """What the worker is called in messages, as torch does."""
-        return f"DataLoader worker process {self.worker_id}"
-
-
-def run_worker(setup: Setup) -> None:
-    """The target of the process."""
-    if setup.common.enter(setup.name, [setup.orders.shared, setup.batches.shared]):
-        _Worker(setup).run()
-
-
-def _refuse(_peer: int, description: Any) -> NoReturn:
-    raise RuntimeError(f"main sent an error: {description!r}")
-
-
 class _Worker:
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
-        bells, own = setup.common.bells.shared, 1 + setup.worker_id
-        self.orders = Collector([setup.orders.shared], bells, own, [MAIN], _refuse, name="main")
-        self.sender = Sender([setup.batches.shared], bells, own, [MAIN])
+    is_interrupted: ClassVar[bool] = False
+
+    def __init__(self, child: Child) -> None:
+        self.child, self.setup, self.sender = child, child.setup, child.sender
         #: An order that was taken while an epoch ran, and ends it.
         self.pending: tuple[Any, ...] | None = None
         #: Why nothing can be read.
         self.failure: tuple[Any, ...] | None = None
+        #: Whether this epoch is read as far as main has room, and needs no orders.
+        self.iterates = False
+        self.reader: Reader | None = None
+        self.job: Job
+        self.watch: Watch
+        #: What was ordered and not read in an epoch that was broken off.
+        self._left: list[Any] = []
 
-    def run(self) -> None:
-        try:
-            self._initialise()
-        except BaseException as error:
-            self.failure = describe(error, self.setup.name)
-        settle(self.setup.common.gc_thresholds)
-        left: list[Any] = []
-        while True:
-            order, self.pending = self.pending or self.next_order(), None
+    def prepare(self, program: Job) -> None:
+        """See `Runner`."""
+        self.job = program
+        _seed(program.base_seed, self.setup.worker_id)
+        self._tell_torch()
+
+    def obey(self, command: tuple[Any, ...]) -> bool:
+        """See `Runner`."""
+        order: tuple[Any, ...] | None = command
+        while order is not None:
             if order[0] == "stop":
-                gc.unfreeze()  # cycles in what is the user's are to be finalised where the interpreter ends in order
-                return
+                return False
             if order[0] == "epoch":
+                left, self._left = self._left, []
                 self._work_off(left)
-                left = []
                 self._run_epoch(*order[1:])
             else:
-                left.append(order[1])
+                self._left.append(order[1])
+            order, self.pending = self.pending, None
+        return True
 
     def _work_off(self, indices: list[Any]) -> None:
         """Reads what was ordered in an epoch that was broken off, as torch's workers do.
@@ -139,29 +102,15 @@ class _Worker:
         """What is read for an order."""
         return self.job.reading.iterable_index() if self.job.reading.is_iterable else ordered
 
-    def next_order(self) -> tuple[Any, ...]:
-        """Waits for an order, and gives shared memory back that is not used any more."""
-        order = None
-        while order is None:
-            order = self.orders.receive(0, _IDLE if self.sender.tidy() else None)
-        return order  # type: ignore[no-any-return]
-
-    def _initialise(self) -> None:
-        torch.set_num_threads(1)  # the workers are the parallelism
-        setup = self.setup
-        job = setup.job.load() if isinstance(setup.job, SharedPickle) else setup.job
-        self.job: Job = job
-        _engine.current_sender = self.sender
-        _seed(job.base_seed, setup.worker_id)
-        self._tell_torch()
-        self.reader: Reader | None = None
-        self.watch: Watch
-
     def _tell_torch(self) -> None:
         tell_torch(self.setup.worker_id, self.setup.num_workers, self.job.reading.dataset)
 
-    def _run_epoch(self, epoch: int, shared_seed: int | None, place: Any, fresh: bool, filler: bool) -> None:
+    def _run_epoch(
+        self, epoch: int, iterates: bool, shared_seed: int | None, place: Any, fresh: bool, filler: bool
+    ) -> None:
         """Reads until main has ordered something else, or has no room for what was read and wants it no more."""
+        self.iterates = iterates
+        self.child.counting.begin(epoch)
         self.sender.start_epoch(epoch)
         batches = _Batches(self, filler)
         try:
@@ -197,6 +146,44 @@ class _Worker:
         batches.begin(self.reader, went_on=place is not None and not fresh)
 
 
+@dataclass
+class Job(Program):
+    """What the workers do; the same for all of them, so that it is pickled once."""
+
+    runner: ClassVar[type[Runner]] = _Worker
+    #: As torch calls them.
+    worker_name: ClassVar[str] = "DataLoader worker process {}"
+    stage: ClassVar[str] = "reading batches"
+
+    reading: Reading
+    init_fn: Callable[[int], Any] | None
+    base_seed: int
+    persistent: bool
+    #: After how many batches a worker tells its place.
+    every: int = 1
+
+    def why_unpicklable(self, start_method: str, error: Exception) -> str:
+        """Says what to do."""
+        return (
+            "StatefulDataLoader: the dataset, collate_fn or worker_init_fn cannot be pickled, which start method "
+            f"{start_method!r} needs ({type(error).__name__}: {error}); open files, locks and connections when they "
+            "are first used, or use multiprocessing_context='fork'"
+        )
+
+    def holds_shared_memory(self) -> bool:
+        """Whether it has tensors in shared memory, which are to stay there."""
+        return holds_shared_memory(self)
+
+    @classmethod
+    def exit_error(cls, process: ChildProcess, worker: int | None) -> WorkerExitedError:
+        """In torch's words, too, which programs match."""
+        error = super().exit_error(process, worker)
+        text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
+        if process.exitcode is not None and process.exitcode < 0:
+            text += f". DataLoader worker (pid {process.pid}) is killed by signal: {strsignal(-process.exitcode)}."
+        return WorkerExitedError(text, worker=worker, exitcode=process.exitcode, stage=cls.stage)
+
+
 class _Batches(Iterator[Unit]):
     """The units of one epoch, for the pump.
 
@@ -207,7 +194,7 @@ class _Batches(Iterator[Unit]):
 
     def __init__(self, worker: _Worker, filler: bool) -> None:
         self._worker = worker
-        self._iterates = worker.setup.iterates
+        self._iterates = worker.iterates
         self._reader: Reader | None = None
         #: Units that go before all others.
         self._owed: list[Unit] = []
@@ -280,7 +267,7 @@ class _Batches(Iterator[Unit]):
 
     def _ordered(self) -> Any:
         """The index that main orders next."""
-        order = self._worker.next_order()
+        order = self._worker.child.next_command()
         if type(order[0]) is not int:
             self._worker.pending = order
             self._is_over = True

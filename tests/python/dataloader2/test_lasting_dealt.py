@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from torchdata._engine import snapshots
-from torchdata._engine.program import ChildInfo
+from torchdata._engine.workers.program import ChildInfo
 from torchdata._stats.stalls import StallWarning
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph.cutting import DispatchedSource

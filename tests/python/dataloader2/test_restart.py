@@ -26,7 +26,7 @@ from process_checks import (  # noqa: F401 - a fixture
 )
 from restarted import pids_of, pipeline, restarting, undisturbed
 from torchdata._engine import snapshots
-from torchdata._engine.restarting import Restarts
+from torchdata._engine.workers.restart import Restarts
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,

@@ -9,7 +9,7 @@ import pytest
 
 from loopback import Loopback
 from torchdata import _engine
-from torchdata._engine import codec
+from torchdata._engine.items import codec
 
 Pair = namedtuple("Pair", "image label")
 

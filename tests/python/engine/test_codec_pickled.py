@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loopback import Loopback
-from torchdata._engine import codec, reducers
+from torchdata._engine.items import codec, reducers
 
 TEXT, LATIN, BROKEN, BLOB = "x" * (1 << 20), "ä" * (1 << 20), "x" * 99 + "\udcff", b"y" * (1 << 20)
 

@@ -14,7 +14,7 @@ import urllib.error
 
 import pytest
 
-from torchdata._engine.failures import describe, reraise
+from torchdata._engine.items.failures import describe, reraise
 
 
 def raised_elsewhere(error, where="worker process 0"):

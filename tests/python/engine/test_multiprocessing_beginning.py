@@ -78,7 +78,7 @@ def test_a_child_is_told_once_and_what_its_program_sets_stays(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import gc, multiprocessing, sys\n"
-        "from torchdata._engine.beginning import ChildName\n"
+        "from torchdata._engine.processes.bootstrap import ChildName\n"
         "from test_multiprocessing_beginning import says_its_threads\n"
         "if __name__ == '__mp_main__':\n"
         "    gc.set_threshold(1234)\n"

@@ -19,7 +19,7 @@ import weakref
 import pytest
 
 from process_checks import METHODS, children, loader, nothing_is_left, wait_for  # noqa: F401
-from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Finalized
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper

@@ -16,7 +16,7 @@ import pytest
 from families import FAMILIES
 from leftovers import children
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
-from torchdata._engine.strangers import leave
+from torchdata._engine.processes.strangers import leave
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -17,8 +17,8 @@ import pytest
 
 from process_checks import METHODS, children, is_gone, loader, nothing_is_left, wait_for  # noqa: F401
 from terminal import Terminal
-from torchdata._engine.ending import Ending
-from torchdata._engine.interrupts import InterruptsDeferred, interrupt_waits, interrupts_blocked
+from torchdata._engine.processes.interrupts import InterruptsDeferred, interrupt_waits, interrupts_blocked
+from torchdata._engine.processes.shutdown import Shutdown
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Presses of Ctrl-C in each test, at random moments. Spawned workers take a second to start.
@@ -370,11 +370,11 @@ def test_a_shutdown_that_was_cut_off_goes_on_the_next_time(monkeypatch):
     next(iter(dl))
     pids = dl.reading_service._children.pids
 
-    def cut_off(_ending, _later=False):
+    def cut_off(_shutdown, _later=False):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Ending, "run", cut_off)
+        patched.setattr(Shutdown, "run", cut_off)
         dl.shutdown()
     assert not any(map(is_gone, pids))
     with pytest.raises(RuntimeError, match="shut down"):

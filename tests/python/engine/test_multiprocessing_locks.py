@@ -14,7 +14,7 @@ import time
 import pytest
 
 from process_checks import children, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
-from torchdata._engine import forks, locks
+from torchdata._engine.processes import fork, fork_locks
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Starts loaders and the like while threads of main draw, or print, all the time.
@@ -182,11 +182,11 @@ def lock(monkeypatch, tmp_path):
             os.close(file)
             take(number)
 
-        monkeypatch.setattr(forks, "LOCKS", {**locks.LOCKS, "plays the accordion": count_and_take})
-        monkeypatch.setattr(forks, "_BEGUN", len(locks.LOCKS) + 1)
+        monkeypatch.setattr(fork, "LOCKS", {**fork_locks.LOCKS, "plays the accordion": count_and_take})
+        monkeypatch.setattr(fork, "_BEGUN", len(fork_locks.LOCKS) + 1)
         return lambda: marks.stat().st_size
 
-    monkeypatch.setattr(forks, "LIMITS", (1.0,) * 4)
+    monkeypatch.setattr(fork, "LIMITS", (1.0,) * 4)
     return add
 
 
@@ -225,8 +225,8 @@ def test_a_lock_that_is_never_free_is_an_error_that_says_whose_it_is(lock):
 
 def test_ctrl_c_does_not_wait_for_a_held_lock(lock, monkeypatch):
     lock(lambda _: hang())
-    monkeypatch.setattr(forks, "LIMITS", (60.0,))
-    monkeypatch.setattr(forks, "PATIENCE", 60.0)
+    monkeypatch.setattr(fork, "LIMITS", (60.0,))
+    monkeypatch.setattr(fork, "PATIENCE", 60.0)
 
     def press():
         wait_for(lambda: len(children()) >= 1)
@@ -252,7 +252,7 @@ def test_one_that_dies_before_it_has_begun_is_a_death_like_any(lock):
 
 def test_main_does_not_wait_for_ever_for_one_that_is_stopped(lock, monkeypatch):
     lock(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
-    monkeypatch.setattr(forks, "PATIENCE", 0.2)
+    monkeypatch.setattr(fork, "PATIENCE", 0.2)
     served = loader(IterableWrapper(range(20)), 1, timeout=0.5)
     with pytest.raises(TimeoutError, match="no item came from worker process 0 within"):
         list(served)

@@ -17,7 +17,7 @@ import random_signals
 from families import FAMILIES
 from leftovers import is_gone
 from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F401
-from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Sent to the group; some are handled, some have their default action, which ends a process.

@@ -18,7 +18,7 @@ from torchdata.dataloader2.graph._serialization import (
     serialize_datapipe,
 )
 
-from torchdata._engine import ending
+from torchdata._engine.processes import shutdown
 from torchdata._old_modules import OLD_MODULES, homes_of, names_of
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph import traverse_dps
@@ -127,9 +127,9 @@ def test_the_time_that_workers_have_to_join_is_patched_where_it_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = []
-    wait = ending._wait
+    wait = shutdown._wait
     monkeypatch.setattr(
-        ending,
+        shutdown,
         "_wait",
         lambda children, seconds, *rest: given.append(seconds) or wait(children, seconds, *rest),
     )

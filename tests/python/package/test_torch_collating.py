@@ -34,7 +34,7 @@ class Collated:
     """Collates by torch's function, and says of the images where they lie."""
 
     def __call__(self, batch: list[Any]) -> Any:
-        from torchdata._engine import tensors
+        from torchdata._engine.items import tensors
 
         collated = default_collate(batch)
         return collated, get_worker_info().id, collated["image"].data_ptr() in tensors._rooms
@@ -158,7 +158,7 @@ def outcome(batch: list[Any], table: Any) -> Any:
 def test_collating_arrays_and_tensors_gives_what_torchs_own_function_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import _utils
 
-    from torchdata._engine.torch_worker import collate_where_items_leave
+    from torchdata._engine.items.torch_worker import collate_where_items_leave
 
     monkeypatch.setattr(_utils.worker, "_worker_info", object())
     own = dict(_utils.collate.default_collate_fn_map)
@@ -181,7 +181,7 @@ def test_collating_arrays_and_tensors_gives_what_torchs_own_function_gives(monke
 def test_a_user_who_collates_tensors_gets_a_tensor_of_each_array(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import _utils
 
-    from torchdata._engine.torch_worker import collate_where_items_leave
+    from torchdata._engine.items.torch_worker import collate_where_items_leave
 
     module = SimpleNamespace(
         **{**vars(_utils.collate), "default_collate_fn_map": dict(_utils.collate.default_collate_fn_map)}
@@ -195,7 +195,7 @@ def test_an_array_that_must_not_be_written_to_is_warned_of_as_by_torch() -> None
     program = """
 import warnings, numpy, torch
 from torch.utils.data import _utils
-from torchdata._engine.torch_worker import collate_where_items_leave
+from torchdata._engine.items.torch_worker import collate_where_items_leave
 collate_where_items_leave(_utils.collate)
 locked = numpy.ones(3)
 locked.flags.writeable = False

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing import parent_process
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
-from torchdata._engine.program import ChildInfo
+from torchdata._engine.items.torch_worker import tell_torch
+from torchdata._engine.processes.crossing import why_unpicklable
 from torchdata._engine.snapshots import reason, seal, unseal
-from torchdata._engine.torch_worker import tell_torch
+from torchdata._engine.workers.epoch_runner import EpochRunner
+from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._importing import loaded
 from torchdata.dataloader2.graph import (
     DataPipe,
@@ -173,7 +175,7 @@ class _Share(NamedTuple):
     is_read_out: bool = False
 
 
-class GraphProgram:
+class GraphProgram(EpochProgram):
     """A pipe graph as the program of workers, or of the dispatching process.
 
     Args:
@@ -181,6 +183,8 @@ class GraphProgram:
         init_fn: the user's function of a worker's start, or None.
         reset_fn: the user's function of an epoch's start, or None.
     """
+
+    runner: ClassVar[type[EpochRunner]] = EpochRunner
 
     def __init__(
         self,
@@ -203,6 +207,10 @@ class GraphProgram:
         self._saved = False
         #: Whether the graph went on behind the end of its share.
         self._is_behind_share = False
+
+    def why_unpicklable(self, start_method: str, error: Exception) -> str:
+        """Names the attribute that keeps the graph from being pickled, and what to do."""
+        return why_unpicklable(walk(self.datapipe), start_method)
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""

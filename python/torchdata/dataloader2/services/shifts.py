@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torchdata._engine.interrupts import InterruptsDeferred
-from torchdata._engine.processes import Children
+from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._engine.workers.epochs import Children
 from torchdata._native import StatsBoard
 from torchdata._stats.counting import PIPES, Room
 from torchdata.dataloader2.graph import DataPipe

@@ -21,7 +21,7 @@ from torchdata._stats.reading import Reading, read_board, summarise
 from torchdata.dataloader2.services import choosing
 
 if TYPE_CHECKING:
-    from torchdata._engine.processes import Children
+    from torchdata._engine.workers.epochs import Children
     from torchdata._stats.model import LoaderStats
     from torchdata.dataloader2.services.shifts import Shifts
     from torchdata.dataloader2.services.worker_output import WorkerOutput

@@ -13,9 +13,9 @@ from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from torchdata._engine.processes import Children, Place
-from torchdata._engine.restarting import Received
 from torchdata._engine.snapshots import Resumption
+from torchdata._engine.workers.epochs import Children, Place
+from torchdata._engine.workers.restart import Received
 from torchdata._native import Delivery
 from torchdata.dataloader2.services.places import accounts_in, kept_in, plain, resumptions, why_unsaved
 from torchdata.datapipes.datapipe import IterDataPipe

@@ -7,7 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 
-/// Functions of `torchdata._engine.codec` and, for tensors, of `torchdata._engine.tensors`.
+/// Functions of `torchdata._engine.items.codec` and, for tensors, of `torchdata._engine.items.tensors`.
 pub struct Helpers {
     /// obj -> (pickle, [buffers], [where its tensors lie])
     pub pickled_parts: Py<PyAny>,
@@ -25,14 +25,14 @@ pub struct Helpers {
 
 /// The helpers, looked up by the first call.
 ///
-/// FORK: no lock. Threads that are first at the same time both look up, and the first to be done is believed. The modules
-/// are imported by whoever can make a loader (`torchdata._engine.child`), so that nobody forks in the middle of that.
+/// FORK: no lock. Threads that are first at the same time both look up, and the first to be done is believed. The
+/// module that makes loaders (`torchdata._engine.workers.child`) imports them, so that nobody forks in the middle of that.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
-        let module = PyModule::import(py, "torchdata._engine.codec")?;
+        let module = PyModule::import(py, "torchdata._engine.items.codec")?;
         let get = |name| module.getattr(name).map(Bound::unbind);
-        let tensors = PyModule::import(py, "torchdata._engine.tensors")?;
+        let tensors = PyModule::import(py, "torchdata._engine.items.tensors")?;
         Ok(Box::new(Helpers {
             pickled_parts: get("pickled_parts")?,
             loads: get("loads")?,

@@ -36,7 +36,7 @@ impl OwningProcess {
 
 #[cold]
 fn refused(py: Python<'_>, owner: u32) -> PyErr {
-    match py.import("torchdata._engine.strangers").and_then(|module| module.call_method0("leave")) {
+    match py.import("torchdata._engine.processes.strangers").and_then(|module| module.call_method0("leave")) {
         Err(error) => error,
         Ok(_) => PyRuntimeError::new_err(format!(
             "this loader's workers belong to process {owner}, of which this one is a forked child: make a loader of your own \

@@ -109,6 +109,8 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children read without copies of their own."""
 
+    _close = staticmethod(os.close)  # at interpreter exit the module's names are gone before the last of these
+
     def __init__(self, pickled: bytes) -> None:
         if not is_portable() and hasattr(os, "memfd_create"):
             self._fd = os.memfd_create("torchdata-graph")
@@ -127,7 +129,7 @@ class SharedPickle:
     def close(self) -> None:
         """Closes the descriptor; the memory goes with the last one."""
         if self._fd >= 0:
-            os.close(self._fd)
+            self._close(self._fd)
             self._fd = -1
 
     def __del__(self) -> None:

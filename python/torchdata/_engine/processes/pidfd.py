@@ -10,10 +10,10 @@ import os
 import select
 import signal
 
-__all__ = ["Watch", "is_ready"]
+__all__ = ["Pidfd", "is_ready"]
 
 
-class Watch:
+class Pidfd:
     """Another process, by a descriptor of it where the system has such, else by its number.
 
     Args:

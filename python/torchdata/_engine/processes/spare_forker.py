@@ -22,21 +22,21 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing import get_context, process
-from typing import Any
+from typing import Any, Protocol
 
-from torchdata._engine.beginning import ChildName
-from torchdata._engine.child import ChildSetup, Lines, run_child
-from torchdata._engine.crossing import Handle, close_inherited_pipes
-from torchdata._engine.forks import ForkedChild
-from torchdata._engine.interrupts import interrupts_blocked
-from torchdata._engine.starting import start_all
-from torchdata._engine.watching import Watch, is_ready
-from torchdata._native import BellBoard, Link, StatsBoard, drop_inherited
+from torchdata._engine.processes.bootstrap import ChildName
+from torchdata._engine.processes.child_setup import CommonSetup
+from torchdata._engine.processes.crossing import close_inherited_pipes
+from torchdata._engine.processes.fork import ForkedChild
+from torchdata._engine.processes.interrupts import interrupts_blocked
+from torchdata._engine.processes.pidfd import Pidfd, is_ready
+from torchdata._engine.processes.start import start_all
+from torchdata._native import Link, StatsBoard, drop_inherited
 
-__all__ = ["ForkedProcess", "Forker"]
+__all__ = ["ForkedProcess", "SpareForker"]
 
 #: Longest message, and most descriptors in one: a limit of the system's, rounded down.
 _LONGEST, _DESCRIPTORS = 4096, 200
@@ -58,19 +58,36 @@ _LEAVE = b"1"
 _ENDING = 1.0
 
 
-class Forker:
+class Setup(Protocol):
+    """What is asked of the setup of a child."""
+
+    name: str
+    common: CommonSetup
+
+    def shared(self) -> list[Link | StatsBoard]:
+        """What is the child's own, and whose descriptors travel to the process that takes its place."""
+
+    def attached(self, descriptors: Sequence[int], common: CommonSetup) -> Any:
+        """The setup in that process."""
+
+
+#: What runs in a process that is forked: called with its setup.
+Target = Callable[[Any], object]
+
+
+class SpareForker:
     """Main's side of the forking process. Threads and signal handlers may ask it at the same time.
 
     Args:
-        setups: by child, what each is set up with; links are told with each request.
-        bells: the bells of all processes.
+        setups: by child, what each is set up with; what is its own is told with each request.
+        target: what is called with the setup in the forked process.
     """
 
-    def __init__(self, setups: Sequence[ChildSetup], bells: BellBoard) -> None:
+    def __init__(self, setups: Sequence[Setup], target: Target) -> None:
         self._owner = os.getpid()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        arguments = (theirs, self._socket, list(setups), bells, self._owner)
+        arguments = (theirs, self._socket, list(setups), target, self._owner)
         self._process = ForkedChild("the forking process", "torchdata forking process", _serve, arguments)
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
@@ -160,7 +177,7 @@ class ForkedProcess:
         setup: what it is set up with.
     """
 
-    def __init__(self, forker: Forker, index: int, setup: ChildSetup) -> None:
+    def __init__(self, forker: SpareForker, index: int, setup: Setup) -> None:
         self._forker = forker
         self._index = index
         self._setup = setup
@@ -168,19 +185,15 @@ class ForkedProcess:
         #: Whether nobody can tell any more how it has ended.
         self.is_lost = False
         self._code: int | None = None
-        self._watch: Watch | None = None
+        self._watch: Pidfd | None = None
 
     def start(self) -> None:
         """Has it forked."""
-        shared: list[Link | StatsBoard] = [
-            *(handle.shared for handle in self._setup.lines.all()),
-            self._setup.stats.shared,
-        ]
         leave, ours = os.pipe()
         try:
-            descriptors = [*(one.fileno() for one in shared), leave]
-            self.pid = self._forker.ask("fork", self._index, self._setup.cadence, descriptors=descriptors)
-            self._watch = Watch(self.pid or 0)
+            descriptors = [*(one.fileno() for one in self._setup.shared()), leave]
+            self.pid = self._forker.ask("fork", self._index, descriptors=descriptors)
+            self._watch = Pidfd(self.pid or 0)
             with contextlib.suppress(BrokenPipeError):  # it has died already
                 os.write(ours, _LEAVE)
         finally:
@@ -221,29 +234,29 @@ class ForkedProcess:
 # -- what runs in the forking process ----------------------------------------------------------------------------------
 
 
-def _serve(own: socket.socket, mains: socket.socket, setups: list[ChildSetup], bells: BellBoard, main_pid: int) -> None:
+def _serve(own: socket.socket, mains: socket.socket, setups: list[Setup], target: Target, main_pid: int) -> None:
     """The target of the forking process."""
     setups[0].common.signals.leave_to_main()
     mains.close()
     close_inherited_pipes()
-    drop_inherited([], bells)
+    drop_inherited([], setups[0].common.bells.shared)
     process.current_process()._config["daemon"] = False  # type: ignore[attr-defined] # which may have no children
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where main ignores it, no exit code could be had
-    forking = _Forking(own, setups, bells)
-    main = Watch(main_pid).descriptor
+    forking = _ForkingProcess(own, setups, target)
+    main = Pidfd(main_pid).descriptor
     with contextlib.suppress(ConnectionError):
         while _wait(own, main, main_pid) and forking.serve():
             pass
     os._exit(0)  # at once: what it has forked ends with main
 
 
-class _Forking:
+class _ForkingProcess:
     """What the forking process has: those that it has forked, and descriptors for the next one."""
 
-    def __init__(self, own: socket.socket, setups: list[ChildSetup], bells: BellBoard) -> None:
+    def __init__(self, own: socket.socket, setups: list[Setup], target: Target) -> None:
         self._own = own
         self._setups = setups
-        self._bells = bells
+        self._target = target
         self._children: dict[int, Any] = {}
         #: The exit codes of those that have ended.
         self._codes: dict[int, int] = {}
@@ -263,12 +276,10 @@ class _Forking:
             self._own.send(pickle.dumps((number, reply)))
         return bool(message)
 
-    def _fork(self, index: int, cadence: tuple[float, float]) -> int:
+    def _fork(self, index: int) -> int:
         setup = self._setups[index]
-        common = replace(setup.common, bells=Handle(self._bells), is_child_of_main=False)
-        setup = replace(setup, common=common, cadence=cadence)
         descriptors, self._descriptors = self._descriptors, []
-        arguments = (setup, descriptors, self._own)
+        arguments = (setup, self._target, descriptors, self._own)
         child = get_context("fork").Process(
             target=_run, args=arguments, name=ChildName(f"torchdata {setup.name}"), daemon=True
         )
@@ -311,14 +322,11 @@ def _wait(own: socket.socket, main: int, main_pid: int) -> bool:
     return False
 
 
-def _run(setup: ChildSetup, descriptors: list[int], own: socket.socket) -> None:
+def _run(setup: Setup, target: Target, descriptors: list[int], own: socket.socket) -> None:
     """The target of a process that takes the place of a child."""
     own.close()
-    *links, stats, leave = descriptors
+    *shared, leave = descriptors
     if os.read(leave, 1) != _LEAVE:
         os._exit(0)
     os.close(leave)
-    control, *others = [Handle(Link.attach(link)) for link in links]
-    dispatched = others.pop() if setup.lines.dispatched is not None else None
-    lines = Lines(control, others, dispatched)
-    run_child(replace(setup, stats=Handle(StatsBoard.attach(stats)), lines=lines))
+    target(setup.attached(shared, replace(setup.common, is_child_of_main=False)))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdata import _native
-from torchdata._engine.tensors import Departing
+from torchdata._engine.items.tensors import Departing
 
 __all__ = ["Tables", "has_own_reducer"]
 

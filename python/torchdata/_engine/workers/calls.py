@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchdata._engine.crew import Crew
 from torchdata._engine.snapshots import BETWEEN, UNTOLD, Call
+from torchdata._engine.workers.members import Members
 
 __all__ = ["Calls", "Noted"]
 
@@ -46,11 +46,11 @@ class Calls:
     """Those of one loader. All is done with the lock for sending held.
 
     Args:
-        crew: the children.
+        members: the children.
     """
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, members: Members) -> None:
+        self._members = members
         self._serial = 0
         #: Of epochs that nobody runs again; of the one before, as long as it may be run again; of the one that runs.
         self.before: list[Noted] = []
@@ -59,7 +59,7 @@ class Calls:
 
     def begin(self, again: bool) -> None:
         """An epoch begins; `again` says whether the one before may be run again."""
-        for index in range(len(self._crew.names)):
+        for index in range(len(self._members.names)):
             self.settle(index)
         self.before += self.earlier
         self.earlier = self.now
@@ -70,7 +70,7 @@ class Calls:
 
     def note(self, function: Callable[[Any], Any]) -> Noted:
         """Notes one that is about to be sent. All have obeyed those before it."""
-        for index in range(len(self._crew.names)):
+        for index in range(len(self._members.names)):
             self.settle(index)
         self._serial += 1
         noted = Noted(self._serial, function)
@@ -83,7 +83,7 @@ class Calls:
             number = noted.numbers.get(index)
             place = None
             if number is not None and index not in noted.places:
-                place = self._crew.control(index).obeyed_at(number)
+                place = self._members.control(index).obeyed_at(number)
             if place is None:
                 continue
             noted.places[index] = place

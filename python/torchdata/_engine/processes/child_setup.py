@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchdata._engine.beginning import end_early_watch
-from torchdata._engine.crossing import Handle, close_inherited_pipes
-from torchdata._engine.interrupts import MainSignals
-from torchdata._engine.obituary import CANNOT_WATCH
-from torchdata._engine.strangers import note_child
+from torchdata._engine.processes.bootstrap import end_early_watch
+from torchdata._engine.processes.crossing import Handle, close_inherited_pipes
+from torchdata._engine.processes.exit_messages import CANNOT_WATCH
+from torchdata._engine.processes.interrupts import MainSignals
+from torchdata._engine.processes.strangers import note_child
 from torchdata._native import BellBoard, Link, StatsBoard, drop_inherited, exit_with_parent
 
 __all__ = ["CommonSetup"]

@@ -1,28 +1,31 @@
 """The children of one loader, how main reaches each of them, and their links: what changes when another takes a place.
 
-Role: main's side. `Children` makes it and commands by it; `Restarts` puts other processes into the places of those that
-have died, links and all. Sending is locked, as a thread that reads may replace a child while another commands it.
+Role: main's side. `Group` makes it, and the group's owner commands by it; `Restarts` puts other processes into the
+places of those that have died, links and all. Sending is locked, as a thread that reads may replace a child while
+another commands it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from torchdata._engine.child import MAIN, ChildSetup, Lines
-from torchdata._engine.crossing import Handle
-from torchdata._engine.ending import ChildProcess
+from torchdata._engine.processes.crossing import Handle
+from torchdata._engine.processes.shutdown import ChildProcess
 from torchdata._engine.snapshots import Announced, Resumption
+from torchdata._engine.workers.child import ChildSetup
+from torchdata._engine.workers.links import MAIN, Lines
+from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Link, Sender, order_of
 
-__all__ = ["Crew"]
+__all__ = ["Members"]
 
 #: Ring of a control link; larger commands are streamed.
 CONTROL_RING = 64 << 10
 
 
-class Crew:
+class Members:
     """All lists are by child, the dispatching process last.
 
     Args:
@@ -30,12 +33,22 @@ class Crew:
         dispatches: whether there is a dispatching process.
         bells: the bells of all processes.
         budget: bytes of shared memory for all items.
+        program_class: the class of what the workers run: it names them, and words their deaths.
+        commands: bytes of shared memory for the commands to each child; 0 if a ring does.
     """
 
-    def __init__(self, num_workers: int, dispatches: bool, bells: BellBoard, budget: int) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        dispatches: bool,
+        bells: BellBoard,
+        budget: int,
+        program_class: type[Program],
+        commands: int = 0,
+    ) -> None:
         self.num_workers = num_workers
         self.dispatches = dispatches
-        self.names = [f"worker process {worker}" for worker in range(num_workers)]
+        self.names = [program_class.worker_name.format(worker) for worker in range(num_workers)]
         self.names += ["the dispatching process"] if dispatches else []
         self.bells = bells
         self.setups: list[ChildSetup] = []
@@ -46,6 +59,7 @@ class Crew:
         # Nobody takes it in a forked child, which commands nobody.
         self.sending = threading.RLock()
         self._per_link = budget // (2 * num_workers if dispatches else num_workers)
+        self._commands, self._program_class = commands, program_class
 
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
         """Links for children: for commands, for what they send, and for what is dispatched to them.
@@ -57,10 +71,21 @@ class Crew:
         for index in indices:
             is_worker = index < self.num_workers
             outputs = [Handle(Link(self._per_link))] if is_worker else dispatched
-            lines.append(
-                Lines(Handle(Link(0, CONTROL_RING)), outputs, dispatched[index] if is_worker and dispatched else None)
-            )
+            control = Handle(Link(self._commands) if self._commands else Link(0, CONTROL_RING))
+            lines.append(Lines(control, outputs, dispatched[index] if is_worker and dispatched else None))
         return lines
+
+    def check_alive(self, indices: Sequence[int] | None = None) -> None:
+        """Raises the error of a child that has died, of some or of all."""
+        for index in range(len(self.processes)) if indices is None else indices:
+            if self.processes[index].ended:
+                self.report_exit(index)
+
+    def report_exit(self, index: int) -> NoReturn:
+        """Raises the error of a child that has died."""
+        process = self.processes[index]
+        process.wait(1.0)
+        raise self._program_class.exit_error(process, index if index < self.num_workers else None)
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
         """With which snapshots a child begins an epoch that is to be told from its beginning on.

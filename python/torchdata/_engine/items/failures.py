@@ -13,8 +13,8 @@ from __future__ import annotations
 import traceback
 from typing import Any, NoReturn
 
-from torchdata._engine.rebuilding import Form, forms_of, rebuilt, text_of
-from torchdata._engine.strangers import leave
+from torchdata._engine.items.rebuilding import Form, forms_of, rebuilt, text_of
+from torchdata._engine.processes.strangers import leave
 from torchdata._reporting import add_note, came_from, fold, make_printable, notes_of, remember
 
 __all__ = ["describe", "reraise"]

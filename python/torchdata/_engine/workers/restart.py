@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
-from torchdata._engine.calls import Calls, Noted
-from torchdata._engine.child import run_child
-from torchdata._engine.crew import Crew
-from torchdata._engine.ending import KILLED, ChildProcess, Ending
 from torchdata._engine.errors import WorkerExitedError
-from torchdata._engine.forking import ForkedProcess, Forker
-from torchdata._engine.interrupts import InterruptsDeferred
-from torchdata._engine.obituary import how_it_died
+from torchdata._engine.processes.exit_messages import how_it_died
+from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._engine.processes.shutdown import KILLED, ChildProcess, Shutdown
+from torchdata._engine.processes.spare_forker import ForkedProcess, SpareForker
+from torchdata._engine.processes.start import new_child, start_all
 from torchdata._engine.snapshots import Account, Announced, Call, Kept, KeptDealt, Resumption
-from torchdata._engine.starting import new_child, start_all
+from torchdata._engine.workers.calls import Calls, Noted
+from torchdata._engine.workers.child import run_child
+from torchdata._engine.workers.members import Members
 from torchdata._native import Link, Replacing
 
 __all__ = ["Received", "Restarts", "Run"]
@@ -74,24 +74,24 @@ class Restarts:
     """Who takes the places of children that have died.
 
     Args:
-        crew: the children. Its lists are changed.
+        members: the children. Its lists are changed.
         context: multiprocessing's context that starts them.
-        ending: what ends them.
+        shutdown: what ends them.
         trace: from a child's number and name, where it writes its trace; None where nothing is traced.
     """
 
     def __init__(
-        self, crew: Crew, context: BaseContext, ending: Ending, trace: Callable[[int, str], str | None]
+        self, members: Members, context: BaseContext, shutdown: Shutdown, trace: Callable[[int, str], str | None]
     ) -> None:
-        self._crew = crew
+        self._members = members
         self._context = context
-        self._ending = ending
+        self._shutdown = shutdown
         self._trace = trace
-        self._forker: Forker | None = None
+        self._forker: SpareForker | None = None
         #: The epoch that runs, if any has begun.
         self.run: Run | None = None
-        self._replacing = Replacing(crew.num_workers, crew.dispatches)
-        self._calls = Calls(crew)
+        self._replacing = Replacing(members.num_workers, members.dispatches)
+        self._calls = Calls(members)
         #: Those that run what is left of an epoch of which main has everything.
         self._repeating: set[int] = set()
         #: By child: how the last one that died there has ended.
@@ -104,13 +104,13 @@ class Restarts:
     def keep_forker(self) -> None:
         """Starts the process that forks others later, where they are forked. Main needs what they run no more."""
         if self._context.get_start_method() == "fork":
-            self._ending.forker = self._forker = Forker(self._crew.setups, self._crew.bells)
-            for index, setup in enumerate(self._crew.setups):
-                self._crew.setups[index] = replace(setup, program=None)  # type: ignore[arg-type]
+            self._shutdown.forker = self._forker = SpareForker(self._members.setups, run_child)
+            for index, setup in enumerate(self._members.setups):
+                self._members.setups[index] = replace(setup, program=None)  # type: ignore[arg-type]
 
     def begin(self, run: Run) -> None:
         """A run begins: who takes a place from now on takes it there."""
-        with self._crew.sending:
+        with self._members.sending:
             self._calls.begin(run.before is not None)
         self.run = run
         self._replacing.begin()
@@ -122,7 +122,7 @@ class Restarts:
 
     def note_call(self, function: Callable[[Any], Any]) -> Noted:
         """Notes a function of main's that is about to be sent: those who take a place get it, too."""
-        with self._crew.sending:
+        with self._members.sending:
             return self._calls.note(function)
 
     # -- called by the engine ----------------------------------------------------------------------
@@ -141,27 +141,27 @@ class Restarts:
         """
         if self._made is not None:
             return [index for index, *_ in self._made]
-        crew = self._crew
+        members = self._members
         wanted = self._replacing.wanted(dead, ended)
         for index in dead:
-            crew.processes[index].wait(1.0)
+            members.processes[index].wait(1.0)
             if index in wanted:
                 self._judge(index, received, paused)
-        if wanted and crew.dispatches:
+        if wanted and members.dispatches:
             self._check_calls(dead)
         for index in wanted:
-            crew.processes[index].kill()
+            members.processes[index].kill()
         for index in wanted:
-            crew.processes[index].wait(KILLED)
+            members.processes[index].wait(KILLED)
         return wanted
 
     def _judge(self, index: int, received: Sequence[int], paused: bool) -> None:
         """Notes a death, and gives up where it has come too often without progress."""
-        crew, process = self._crew, self._crew.processes[index]
+        members, process = self._members, self._members.processes[index]
         if process.pid is None:  # the place was left empty
             return
         self._exitcodes[index] = process.exitcode
-        is_worker = index < crew.num_workers
+        is_worker = index < members.num_workers
         item = self._replacing.item_of(index, received)
         epoch = 0 if self.run is None else self.run.number
         deaths, is_new, is_final = self._replacing.judge(index, process.pid, epoch, received, paused)
@@ -172,7 +172,7 @@ class Restarts:
                 f"{how} {where}, as {deaths - 1} before it in its place; {advice}. Whatever makes that item ends its "
                 "process each time: leave the item out, or mend the pipe"
             )
-        elif self._ending.has_begun:
+        elif self._shutdown.has_begun:
             text = f"{how} {where} while the loader was shut down; {advice}"
         else:
             self._untold += [f"{how} {where}; {advice}"] if is_new else []
@@ -187,27 +187,27 @@ class Restarts:
 
     def _check_calls(self, dead: Sequence[int]) -> None:
         """Gives up where nobody knows between which items the dispatching process has met a function."""
-        crew = self._crew
-        dispatching = len(crew.processes) - 1
+        members = self._members
+        dispatching = len(members.processes) - 1
         deadline = time.monotonic() + ACKNOWLEDGED
         while True:
-            with crew.sending:
+            with members.sending:
                 if self._calls.is_placed(dispatching):
                     return
-            if dispatching in dead or crew.processes[dispatching].ended or time.monotonic() >= deadline:
+            if dispatching in dead or members.processes[dispatching].ended or time.monotonic() >= deadline:
                 break
             time.sleep(GLANCE)  # it lives, and has the function or is about to get it
         index = dead[0]
-        process = crew.processes[index]
+        process = members.processes[index]
         how, advice = how_it_died(process)
         raise WorkerExitedError(
             f"{how}; {advice}. No other processes can take the places: a reading service was applying a function to "
             "the graphs in the middle of this epoch (to pause, to resume or to limit them), and how much was "
             "dispatched before it is not known, so the items behind it might be others. Apply such functions between "
             "two epochs, or share the items out by sharding_filter",
-            worker=index if index < crew.num_workers else None,
+            worker=index if index < members.num_workers else None,
             exitcode=process.exitcode,
-            stage="reading items" if index < crew.num_workers else "dispatching items",
+            stage="reading items" if index < members.num_workers else "dispatching items",
         )
 
     def on_replace(
@@ -243,48 +243,48 @@ class Restarts:
     def _replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int]]:
-        crew, ending = self._crew, self._ending
+        members, shutdown = self._members, self._shutdown
         method = self._context.get_start_method()
-        with crew.sending:
+        with members.sending:
             for index in indices:
-                if index < crew.num_workers:
+                if index < members.num_workers:
                     self._calls.settle_behind(index, received[0][index][0][0])
-            for index, lines in zip(indices, crew.new_lines(indices), strict=True):
-                crew.setups[index].lines = lines
-                crew.processes[index] = self._new_child(index)
-                crew.commanders[index], crew.sent[index] = crew.commander(index), 0
-                ending.replace(index, crew.processes[index], crew.control(index), crew.commanders[index])
-            started = [crew.processes[index] for index in indices]
+            for index, lines in zip(indices, members.new_lines(indices), strict=True):
+                members.setups[index].lines = lines
+                members.processes[index] = self._new_child(index)
+                members.commanders[index], members.sent[index] = members.commander(index), 0
+                shutdown.replace(index, members.processes[index], members.control(index), members.commanders[index])
+            started = [members.processes[index] for index in indices]
             try:
                 for child in started:
                     _start(child, method)
             except OSError as error:
                 self._give_up(indices, error)
             finally:
-                crew.close_descriptors(indices)
-            if ending.has_begun:  # it may not have seen them
+                members.close_descriptors(indices)
+            if shutdown.has_begun:  # it may not have seen them
                 for child in started:
                     child.kill()
                     child.wait(KILLED)
             self._command(indices, received, ended)
-        workers = crew.num_workers
+        workers = members.num_workers
         return [
-            (index, crew.items_of(index) if index < workers else None, crew.processes[index].pid or 0)
+            (index, members.items_of(index) if index < workers else None, members.processes[index].pid or 0)
             for index in indices
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
         """Leaves the places empty: the next epoch tries again."""
-        crew = self._crew
+        members = self._members
         for index in indices:
-            crew.processes[index].kill()
-            crew.processes[index].wait(KILLED)
-            crew.processes[index] = self._new_child(index)
-            self._ending.replace(index, crew.processes[index], crew.control(index), crew.commanders[index])
+            members.processes[index].kill()
+            members.processes[index].wait(KILLED)
+            members.processes[index] = self._new_child(index)
+            self._shutdown.replace(index, members.processes[index], members.control(index), members.commanders[index])
         untold, self._untold = self._untold, []
         died = "; ".join(untold) or "The place of one that has died is empty"
-        index = next((index for index in indices if crew.names[index] in died), indices[0])
-        is_worker = index < crew.num_workers
+        index = next((index for index in indices if members.names[index] in died), indices[0])
+        is_worker = index < members.num_workers
         raise WorkerExitedError(
             f"{died}. No other process could take its place: {error.strerror}",
             worker=index if is_worker else None,
@@ -293,10 +293,10 @@ class Restarts:
         ) from error
 
     def _new_child(self, index: int) -> ChildProcess:
-        crew, setup = self._crew, self._crew.setups[index]
+        members, setup = self._members, self._members.setups[index]
         if self._forker is not None:
-            return ChildProcess(ForkedProcess(self._forker, index, setup), crew.names[index])
-        return new_child(self._context, crew.names[index], run_child, (setup,))
+            return ChildProcess(ForkedProcess(self._forker, index, setup), members.names[index])
+        return new_child(self._context, members.names[index], run_child, (setup,))
 
     # -- what they are told ------------------------------------------------------------------------
 
@@ -317,8 +317,8 @@ class Restarts:
             if self._replacing.repeats(index, ended):
                 self._send_repeat(index, run, starts[index], calls.now)
                 continue
-            announced = Announced.NONE if run.before is None else self._crew.announced(index, starts)
-            trace = self._trace(index, self._crew.names[index])
+            announced = Announced.NONE if run.before is None else self._members.announced(index, starts)
+            trace = self._trace(index, self._members.names[index])
             start = _with_calls(starts[index], calls.of(index, calls.now))
             command = (run.number, *run.commands(index), announced, start, trace)
             self._send(index, "epoch", *command)
@@ -338,7 +338,7 @@ class Restarts:
     def _send_repeat(self, index: int, run: Run, start: Resumption | None, calls: Sequence[Noted]) -> None:
         """Has a child run the rest of an epoch of which main has everything, and send nothing."""
         start = _with_calls(start, self._calls.of(index, calls)) or Resumption()
-        if index < self._crew.num_workers:
+        if index < self._members.num_workers:
             ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
             start = replace(start, starts=[(sent, ALL, None)])
         self._send(index, "repeat", run.number, *run.commands(index), Announced.NONE, start, None)
@@ -346,25 +346,25 @@ class Restarts:
 
     def await_repeated(self) -> None:
         """Waits for those that run the rest of an epoch, where what they do then matters to the next one."""
-        crew, deadline = self._crew, time.monotonic() + REPEATED
+        members, deadline = self._members, time.monotonic() + REPEATED
         while self._repeating:
             index = self._repeating.pop()
             with contextlib.suppress(_Gone):
                 look = self._look_at(index)
-                while not crew.commanders[index].wait_acknowledged(crew.sent[index], GLANCE, look):
+                while not members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, look):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
-                            f"{crew.names[index]} did not come to the end of the last epoch within {REPEATED:.0f} s: "
-                            "its pipe is stuck"
+                            f"{members.names[index]} did not come to the end of the last epoch within "
+                            f"{REPEATED:.0f} s: its pipe is stuck"
                         )
 
     def _send(self, index: int, kind: str, number: int, *content: Any) -> None:
         with contextlib.suppress(_Gone):  # whose death is noticed like any other
-            self._crew.send(index, kind, number, *content, tick=self._look_at(index))
+            self._members.send(index, kind, number, *content, tick=self._look_at(index))
 
     def _look_at(self, index: int) -> Callable[[], None]:
         def look() -> None:
-            if self._crew.processes[index].ended or self._ending.has_begun:
+            if self._members.processes[index].ended or self._shutdown.has_begun:
                 raise _Gone
 
         return look

@@ -1,8 +1,8 @@
 """Forking children that can use what other threads of main may have locked at that moment.
 
-Role: main forks when the locks of libraries are free (`locks.py`), but one of them may be taken in between. So a child
-takes each of them once, as its first step. The kernel ends one that cannot, and main forks another in its place before
-it goes on: nothing of the user's has run in it.
+Role: main forks when the locks of libraries are free (`fork_locks.py`), but one of them may be taken in between. So a
+child takes each of them once, as its first step. The kernel ends one that cannot, and main forks another in its place
+before it goes on: nothing of the user's has run in it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context
 from typing import Any
 
-from torchdata._engine.beginning import ChildName
-from torchdata._engine.ending import LOOK, ChildProcess
-from torchdata._engine.locks import LOCKS, with_free_locks
-from torchdata._engine.obituary import why_not_started
+from torchdata._engine.processes.bootstrap import ChildName
+from torchdata._engine.processes.exit_messages import why_not_started
+from torchdata._engine.processes.fork_locks import LOCKS, with_free_locks
+from torchdata._engine.processes.shutdown import LOOK, ChildProcess
 
 __all__ = ["ForkedChild", "fork_all"]
 

@@ -10,8 +10,8 @@ import pickle
 import sys
 from typing import Any
 
-from torchdata._engine.reducers import Tables, has_own_reducer
-from torchdata._engine.tensors import Span, arriving
+from torchdata._engine.items.reducers import Tables, has_own_reducer
+from torchdata._engine.items.tensors import Span, arriving
 from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["DataChunk", "has_own_reducer", "loads", "pickled_parts"]

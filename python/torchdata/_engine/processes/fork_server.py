@@ -26,8 +26,8 @@ from multiprocessing import connection, context, forkserver, popen_forkserver, r
 from multiprocessing.context import set_spawning_popen
 from typing import Any
 
-from torchdata._engine.interrupts import StartGivenUp, interrupt_waits, interrupts_blocked
-from torchdata._engine.watching import Watch
+from torchdata._engine.processes.interrupts import StartGivenUp, interrupt_waits, interrupts_blocked
+from torchdata._engine.processes.pidfd import Pidfd
 from torchdata._threads import OUT_OF_TASKS
 
 __all__ = ["ForkServerProcess"]
@@ -126,7 +126,7 @@ class _Popen(popen_forkserver.Popen):
     """A child that the loaders' own server forks."""
 
     def __init__(self, process_obj: Any) -> None:
-        self._watch: Watch | None = None
+        self._watch: Pidfd | None = None
         #: Whether the server, which would tell how it ends, has ended.
         self._is_orphan = False
         #: Whether nobody can tell any more how it has ended.
@@ -167,7 +167,7 @@ class _Popen(popen_forkserver.Popen):
             with contextlib.suppress(BrokenPipeError), open(orders_to, "wb") as file:
                 file.write(orders)
             self.pid = server.child(status)
-            self._watch = Watch(self.pid)
+            self._watch = Pidfd(self.pid)
         except BaseException as error:
             is_unheard = isinstance(error, ConnectionResetError) and server.has_served and not _is_read(alive)
             self.finalizer()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 
-from torchdata._engine.beginning import EARLY_THRESHOLD
+from torchdata._engine.processes.bootstrap import EARLY_THRESHOLD
 
 __all__ = ["settle"]
 

@@ -1,15 +1,11 @@
-"""The children of one loader, as main sees them: started together, commanded, watched, ended.
+"""The children of a `DataLoader2`, as main sees them: a group whose workers run a graph, epoch by epoch.
 
-Role: main's side of the processes. Owns the links, the bells and the process objects; everything is released by
-`shutdown`, which is bounded, idempotent and harmless in a forked child that inherited the object. How children start
-and end stands in `starting` and `ending`, how others take their places in `restarting`, the words about one that died
-in `obituary`.
+Role: main's side. Commands the children of a group (an epoch, a function for their graphs) and waits until they have
+obeyed; `restart.py` puts others in the places of those that die.
 """
 
 from __future__ import annotations
 
-import multiprocessing.popen_fork  # noqa: F401 - multiprocessing would import it at the first start, 3 ms later
-import os
 import time
 import warnings
 import weakref
@@ -17,26 +13,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any, NoReturn
+from typing import Any
 
 from torchdata._engine import snapshots
-from torchdata._engine.calls import Noted
-from torchdata._engine.child import MAIN, ChildSetup, run_child
-from torchdata._engine.crew import Crew
-from torchdata._engine.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks, why_unpicklable
-from torchdata._engine.ending import ChildProcess, OwnsChildren, wait_for_any
-from torchdata._engine.entering import CommonSetup
-from torchdata._engine.errors import WorkerExitedError
-from torchdata._engine.failures import reraise
-from torchdata._engine.obituary import obituary
-from torchdata._engine.program import Program
-from torchdata._engine.restarting import Received, Restarts, Run
-from torchdata._engine.starting import new_child, start_all
-from torchdata._native import BellBoard, Collector, StatsBoard
-from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting, Room
+from torchdata._engine.processes.shutdown import ChildProcess
+from torchdata._engine.workers.calls import Noted
+from torchdata._engine.workers.group import Group
+from torchdata._engine.workers.program import EpochProgram
+from torchdata._engine.workers.restart import Received, Restarts, Run
+from torchdata._stats.counting import MAIN_PAGE, Room
 from torchdata._stats.stacks import answer_no_more
 from torchdata._tracing import state as tracing
-from torchdata.datapipes._pipe.traversal import walk
 
 __all__ = ["Children", "Place"]
 
@@ -44,11 +31,6 @@ __all__ = ["Children", "Place"]
 OBEDIENCE = 600.0
 #: How often main looks meanwhile whether anybody is held up.
 GLANCE = 0.002
-
-
-def default_budget() -> int:
-    """Shared memory that all links of one loader may use: a quarter of the machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 @dataclass(frozen=True)
@@ -72,14 +54,14 @@ class _Dying(Exception):
     """The child to which something is sent has died, or another one has its place by now."""
 
 
-class Children(OwnsChildren):
-    """Workers, and where something is to be dispatched the dispatching process.
+class Children:
+    """Workers, and if something is to be dispatched the dispatching process.
 
     Args:
         context: multiprocessing context that starts them.
         num_workers: number of workers.
         program: what each worker runs.
-        dispatch: what the dispatching process runs; None where there is none.
+        dispatch: what the dispatching process runs; None if there is none.
         window: items that each worker may be ahead of main.
         dispatch_window: items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for all of them; None for a quarter of the machine's.
@@ -94,8 +76,8 @@ class Children(OwnsChildren):
         self,
         context: BaseContext,
         num_workers: int,
-        program: Program,
-        dispatch: Program | None,
+        program: EpochProgram,
+        dispatch: EpochProgram | None,
         *,
         window: int,
         dispatch_window: int,
@@ -106,134 +88,53 @@ class Children(OwnsChildren):
         room: Room | None = None,
         restarts: bool = False,
     ) -> None:
-        self._owner_pid = os.getpid()
-        self._num_workers = self.num_workers = num_workers
-        self.dispatches = dispatch is not None
         self._window = window
         self._epoch = 0
         self._calls = 0
         self._timeout = timeout
-        budget = default_budget() if memory_budget is None else memory_budget
-        #: Bytes of shared memory for all of them.
-        self.budget = budget
-        warn_of_lacks()
-        count = num_workers + (dispatch is not None)
-        self._bells = BellBoard(1 + count)
         #: Whether others have taken their place.
         self.is_retired = False
         #: After how many seconds without an item main warns; None: never.
         self.stall_warning: float | None = None
-        self.room = room or Room(StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats))
-        self.stats = self.room.board
-        start_method = context.get_start_method()
-        common = CommonSetup.under(start_method, self._bells)
-        programs = [self._shared(program, start_method)] * num_workers
-        if dispatch is not None:
-            programs.append(self._shared(dispatch, start_method))
-        self._crew = crew = Crew(num_workers, dispatch is not None, self._bells, budget)
-        self._names, self._processes = crew.names, crew.processes
-        for index, lines in enumerate(crew.new_lines(range(count))):
-            worker = index < num_workers
-            setup = ChildSetup(
-                name=self._names[index],
-                index=1 + index,
-                pages_behind=self.room.first_page - 1,
-                worker_id=index if worker else 0,
-                num_workers=num_workers,
-                dispatches=not worker,
-                program=programs[index],
-                module=type(program).__module__,
-                common=common,
-                stats=Handle(self.stats),
-                lines=lines,
-                output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
-                dispatcher_index=count,
-                window=dispatch_window,
-                cadence=snapshots.cadence(count),
-            )
-            crew.setups.append(setup)
-            crew.processes.append(new_child(context, self._names[index], run_child, (setup,)))
-        self._own(list(crew.processes), [crew.control(index) for index in range(count)], self._bells)
-        # The loader may never come to an epoch: nobody else knows then that main answers.
-        no_more = partial(answer_no_more, self.stats, MAIN_PAGE)
-        if self.room.is_first:
-            self._ending.afterwards = no_more
-        self._restarts = Restarts(crew, context, self._ending, partial(_trace_of, self.room)) if restarts else None
+        self._group = group = Group(
+            context,
+            num_workers,
+            program,
+            dispatch,
+            dispatch_window=dispatch_window,
+            memory_budget=memory_budget,
+            full_stats=full_stats,
+            room=room,
+        )
+        self.num_workers, self.dispatches, self.budget = num_workers, group.dispatches, group.budget
+        self.room, self.stats = group.room, group.stats
+        self._members = members = group.members
+        self._names, self._processes = members.names, members.processes
+        trace = partial(_trace_of, self.room)
+        self._restarts = Restarts(members, context, group.ending, trace) if restarts else None
         try:
-            self._start(start_method)
-            crew.commanders += [crew.commander(index) for index in range(count)]
-            self._ending.commanders += crew.commanders
-            self.collector = Collector(
-                [crew.items_of(worker) for worker in range(num_workers)],
-                self._bells,
-                MAIN,
-                list(range(1, 1 + num_workers)),
-                _raise_failure,
-                in_order=in_order,
-                timeout=timeout,
-            )
-            counting = Counting(self.stats, MAIN_PAGE)
-            if self.room.is_first:
-                counting.adopt_main(self.collector, num_workers)
+            outputs = group.start(replaces=restarts)
+            if self._restarts is not None:
+                self._restarts.keep_forker()
+            self.collector = group.collect(outputs, in_order=in_order, timeout=timeout)
+            if self._restarts is None:
+                group.watch(self.collector)
             else:
-                counting.receive(self.collector, self.room, num_workers)
-            self._watch()
+                on_death, on_replace = self._restarts.on_death, self._restarts.on_replace
+                self.collector.watch_and_replace(list(enumerate(self.pids)), on_death, on_replace)
             own = weakref.ref(self)  # and no WeakMethod, which would call Python code when it dies
-            self.collector.tell_surplus(budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
+            self.collector.tell_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
         except BaseException:
             self.shutdown()
             raise
-        if self._restarts is None:
-            crew.setups.clear()
-        self._ending.afterwards = no_more
+        group.ending.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
 
-    @staticmethod
-    def _shared(program: Program, start_method: str) -> Program | SharedPickle:
-        """The program as the children get it: as it is where they inherit it, else pickled once for all of them."""
-        if start_method == "fork":
-            return program
-        try:
-            return SharedPickle(pickle_graph(program))
-        except Exception as error:
-            if "inheritance" in str(error):
-                return program  # pickled with each process, as such objects must be
-            raise TypeError(why_unpicklable(walk(program.datapipe), start_method)) from error
+    def shutdown(self) -> None:
+        """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
 
-    def _start(self, start_method: str) -> None:
-        crew, count = self._crew, len(self._processes)
-
-        def see_to(index: int) -> None:
-            if self._restarts is None:
-                # Starting the others may take long: a death that was there before is not to wait for them.
-                for before in range(index):
-                    self._check(before)
-            lines = crew.setups[index].lines
-            # What the dispatching process needs, which is started last, it has in common with others.
-            if index < crew.num_workers:
-                lines.control.shared.close_descriptor()
-                lines.outputs[0].shared.close_descriptor()
-
-        if start_method == "fork":  # children inherit the mappings
-            crew.close_descriptors(range(count))
-        start_all(self._processes, start_method, see_to)
-        crew.close_descriptors(range(count))
-        if self._restarts is not None:
-            self._restarts.keep_forker()
-        if self._restarts is None or start_method == "fork":
-            self._bells.close_descriptor()
-
-    def _watch(self) -> None:
-        restarts, processes = self._restarts, list(enumerate(self.pids))
-        if restarts is not None:
-            self.collector.watch_and_replace(processes, restarts.on_death, restarts.on_replace)
-            return
-        own = weakref.ref(self)
-        try:
-            self.collector.watch(processes, lambda index: own()._on_exit(index))  # type: ignore[union-attr]
-        except ProcessLookupError:  # one has ended already, and was not reaped by us
-            wait_for_any(self._processes, 1.0)
-            self._check_alive()
-            raise
+        If it was cut off, the next call goes on.
+        """
+        self._group.shutdown()
 
     # -- what main asks of the children ------------------------------------------------------------
 
@@ -274,7 +175,7 @@ class Children(OwnsChildren):
             command = (
                 self._epoch,
                 *commands(index),
-                self._crew.announced(index) if announced else snapshots.Announced.NONE,
+                self._members.announced(index) if announced else snapshots.Announced.NONE,
                 start,
                 _trace_of(self.room, index, self._names[index]),
             )
@@ -360,22 +261,22 @@ class Children(OwnsChildren):
     def retire(self) -> None:
         """Lets them go because others have taken their place, without waiting for them: `shutdown` does."""
         self.is_retired = True
-        self._ending.afterwards = None
+        self._group.ending.afterwards = None
         self.collector.stop()
         for index in range(len(self._processes)):
             self.stats.set_replaced(self.room.first_page + index)
-        self._ending.ask()
+        self._group.ending.ask()
 
     @property
     def have_ended(self) -> bool:
         """Whether none of them runs any more."""
-        return all(process.ended for process in self._processes)
+        return self._group.have_ended
 
     def _has_obeyed(self, index: int, seconds: float = GLANCE) -> bool:
         """Waits a little for the child to obey its last command; whether it has."""
-        crew = self._crew
+        members = self._members
         try:
-            return crew.commanders[index].wait_acknowledged(crew.sent[index], seconds, self._look_at(index))
+            return members.commanders[index].wait_acknowledged(members.sent[index], seconds, self._look_at(index))
         except _Dying:
             self._check_alive()
             return False
@@ -393,7 +294,7 @@ class Children(OwnsChildren):
         while to is None or self._processes[index] is to:
             try:
                 tick = self._look_at(index)
-                self._crew.send(index, kind, number, *content, seconds=self._timeout, tick=tick, numbers=numbers)
+                self._members.send(index, kind, number, *content, seconds=self._timeout, tick=tick, numbers=numbers)
                 return
             except _Dying:
                 self._check_alive()
@@ -424,8 +325,7 @@ class Children(OwnsChildren):
     def _check_alive(self) -> bool:
         """Raises the error of a child that has died, or sees to it that another one has its place; whether one has."""
         if self._restarts is None:
-            for index in range(len(self._processes)):
-                self._check(index)
+            self._members.check_alive()
             return False
         while True:
             rests = self._restarts.rests
@@ -433,21 +333,6 @@ class Children(OwnsChildren):
             if not dead or self.collector.replace_dead(dead):
                 return bool(dead)
             time.sleep(GLANCE)  # a thread that reads finds out by itself
-
-    def _check(self, index: int) -> None:
-        if self._processes[index].ended:
-            self._on_exit(index)
-
-    def _on_exit(self, index: int) -> NoReturn:
-        process = self._processes[index]
-        process.wait(1.0)
-        code = process.exitcode
-        raise WorkerExitedError(
-            obituary(process),
-            worker=index if index < self._num_workers else None,
-            exitcode=code,
-            stage="dispatching items" if index == self._num_workers else "reading items",
-        )
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
         warnings.warn(
@@ -462,15 +347,11 @@ class Children(OwnsChildren):
     @property
     def pids(self) -> list[int]:
         """Process numbers, the dispatching process last."""
-        return [process.pid for process in self._processes if process.pid is not None]
+        return self._group.pids
 
 
 def _nothing(_graph: Any) -> None:
     """What children do that are asked whether they are ready."""
-
-
-def _raise_failure(_peer: int, description: Any) -> NoReturn:
-    reraise(description)
 
 
 def _trace_of(room: Room, index: int, name: str) -> str | None:

@@ -11,7 +11,7 @@ import signal
 import sys
 from typing import Protocol
 
-__all__ = ["CANNOT_WATCH", "how_it_died", "obituary", "why_not_started"]
+__all__ = ["CANNOT_WATCH", "exit_message", "how_it_died", "why_not_started"]
 
 #: Exit code of a child that cannot watch main: the system's name for its own errors.
 CANNOT_WATCH = os.EX_OSERR
@@ -31,7 +31,7 @@ _BY_SIGNAL = {
 }
 
 
-class Dead(Protocol):
+class Exited(Protocol):
     """What is asked of a child that has ended: `ChildProcess` has it."""
 
     @property
@@ -47,13 +47,13 @@ class Dead(Protocol):
     def is_orphan(self) -> bool: ...
 
 
-def obituary(child: Dead) -> str:
+def exit_message(child: Exited) -> str:
     """What happened to a child, and what to do."""
     how, advice = how_it_died(child)
     return f"{how}; {advice}. What it had sent was delivered as far as its turn had come."
 
 
-def how_it_died(child: Dead) -> tuple[str, str]:
+def how_it_died(child: Exited) -> tuple[str, str]:
     """What happened to a child; and what to do."""
     code = child.exitcode
     if code is None:
@@ -83,7 +83,7 @@ def how_it_died(child: Dead) -> tuple[str, str]:
     return f"{child.name} (pid {child.pid}) {how}", advice
 
 
-def _why_unknown(child: Dead) -> str:
+def _why_unknown(child: Exited) -> str:
     look = "look at its output above and into the system's log (dmesg)"
     if child.is_orphan:
         return (

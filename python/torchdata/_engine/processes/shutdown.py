@@ -1,8 +1,8 @@
 """Ending the children of one loader: asked, killed, reaped, whatever happens meanwhile.
 
-Role: main's side of a child's end. `ChildProcess` knows whether a child has ended, whoever reaped it; `Ending` ends all
-of them, from wherever it is called first and as often as it is called: it goes on where it was cut off. `OwnsChildren`
-calls it at the end of the object that the children belong to, or of the program.
+Role: main's side of a child's end. `ChildProcess` knows whether a child has ended, whoever reaped it. `Shutdown` ends
+all of them, from wherever it is called first and as often as it is called: it goes on where it was cut off.
+`OwnsChildren` calls it at the end of the object that the children belong to, or of the program.
 
 A child that does not stop when it is asked is killed. SIGTERM would not end it: clusters send that to all processes of
 a program, and children take no notice of it (`interrupts.py`).
@@ -22,11 +22,11 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from torchdata._engine.crossing import note_descriptor, note_pipes
-from torchdata._engine.interrupts import InterruptsDeferred
+from torchdata._engine.processes.crossing import note_descriptor, note_pipes
+from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
-__all__ = ["ChildProcess", "Ending", "OwnsChildren", "wait_for_any"]
+__all__ = ["ChildProcess", "OwnsChildren", "Shutdown", "wait_for_any"]
 
 #: How long a child may take to finish what it does after it was asked to stop.
 ASKED = 3.0
@@ -191,7 +191,7 @@ def wait_for_any(children: list[ChildProcess], seconds: float) -> None:
     _wait(children, seconds, lambda: any(child.ended for child in children))
 
 
-class Ending:
+class Shutdown:
     """Ends the children of a loader; harmless in a forked child that inherited the object.
 
     Args:
@@ -213,6 +213,8 @@ class Ending:
         #: Forks others in the places of those that die; ends when they have.
         self.forker: Closes | None = None
         self._bells = bells
+        #: What lets children obey that wait for main, before they are asked to stop.
+        self.beforehand: Callable[[], None] | None = None
         #: What is to be done once they have ended.
         self.afterwards: Callable[[], None] | None = None
         #: Over which each child is asked to stop, once they all can be.
@@ -236,6 +238,10 @@ class Ending:
         """
         if os.getpid() != self._owner_pid:
             return self._set_over()
+        if self.beforehand is not None:
+            self.has_begun = True  # for who reads, before it is told that nothing comes any more
+            with contextlib.suppress(RuntimeError):  # somebody reads, in this very thread
+                self.beforehand()
         with self._running, InterruptsDeferred() as deferred:
             if self.is_over:
                 return
@@ -287,7 +293,7 @@ class Ending:
 
 
 #: Those of this process that were not run to their end.
-_to_end: set[Ending] = set()
+_to_end: set[Shutdown] = set()
 
 
 @atexit.register
@@ -295,31 +301,31 @@ def _end_all() -> None:
     # All of them, whatever a handler raises: multiprocessing's own exit handler, which comes next, would wait for the
     # others for ever.
     with InterruptsDeferred():
-        for ending in list(_to_end):
-            ending.run()
+        for shutdown in list(_to_end):
+            shutdown.run()
 
 
 class OwnsChildren(Finalized):
     """A base of what has children, which end with it: when it is shut down, dropped, or at interpreter exit."""
 
     # No weak reference may call Python code when it dies: what Ctrl-C raises there is lost.
-    _ending: Ending
+    _shutdown: Shutdown
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
-        """Takes the children over before they are started; the arguments are those of `Ending`."""
-        self._ending = Ending(children, controls, bells)
+        """Takes the children over before they are started; the arguments are those of `Shutdown`."""
+        self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:
         """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
 
         Where it was cut off, the next call goes on.
         """
-        self._ending.run()
+        self._shutdown.run()
 
     def _finalize(self, interrupted: bool) -> None:
         """What `__del__` does. Ctrl-C that cuts it off, or did so before, is delivered afterwards."""
-        ending = self.__dict__.get("_ending")
-        if interrupted or (ending is not None and not ending.is_over):
+        shutdown = self.__dict__.get("_shutdown")
+        if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):
-                if ending is not None:
-                    ending.run()
+                if shutdown is not None:
+                    shutdown.run()

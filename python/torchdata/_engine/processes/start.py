@@ -11,13 +11,13 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from torchdata._engine.beginning import ChildName
-from torchdata._engine.ending import ChildProcess
-from torchdata._engine.forks import ForkedChild, fork_all
-from torchdata._engine.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
-from torchdata._engine.obituary import why_not_started
+from torchdata._engine.processes.bootstrap import ChildName
+from torchdata._engine.processes.exit_messages import why_not_started
+from torchdata._engine.processes.fork import ForkedChild, fork_all
+from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
+from torchdata._engine.processes.shutdown import ChildProcess
 
-__all__ = ["new_child", "start_all", "start_sharing"]
+__all__ = ["new_child", "start_all"]
 
 
 def new_child(context: BaseContext, name: str, target: Callable[..., object], args: tuple[Any, ...]) -> ChildProcess:
@@ -34,7 +34,7 @@ def new_child(context: BaseContext, name: str, target: Callable[..., object], ar
     if method == "fork":
         return ForkedChild(name, f"torchdata {name}", target, args)
     if method == "forkserver":
-        from torchdata._engine.fork_server import ForkServerProcess
+        from torchdata._engine.processes.fork_server import ForkServerProcess
 
         kind = ForkServerProcess
     process = kind(target=target, args=args, name=ChildName(f"torchdata {name}"), daemon=True)
@@ -67,25 +67,6 @@ def start_all(
                 deferred.deliver()
             started(index)
             deferred.deliver()
-
-
-def start_sharing(children: Iterable[ChildProcess], start_method: str, shared: Iterable[Any]) -> None:
-    """Starts the children (`start_all`), and closes the descriptors of what they share with main once they have it.
-
-    Args:
-        children: the children.
-        start_method: multiprocessing's name of how.
-        shared: links and boards of bells.
-    """
-
-    def close() -> None:
-        for one in shared:
-            one.close_descriptor()
-
-    if start_method == "fork":  # children inherit the mappings
-        close()
-    start_all(children, start_method)
-    close()
 
 
 def _ensure_tracker() -> None:

@@ -14,7 +14,7 @@ import sys
 import traceback
 from multiprocessing import process
 
-from torchdata._engine.crossing import started_processes
+from torchdata._engine.processes.crossing import started_processes
 
 __all__ = ["leave", "note_child"]
 

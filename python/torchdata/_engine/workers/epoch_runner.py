@@ -1,160 +1,62 @@
-"""What runs in a child: a worker, or the dispatching process.
+"""What runs a graph in a child, epoch by epoch: in a worker of a `DataLoader2`, or in the dispatching process.
 
-Role: takes commands from main over the control link (start an epoch, call a function on the graph, stop) and runs
-the pipe graph in between, sending what it yields. Commands are taken between two items; `protocol::Obedience` in the
-engine decides what a command does to the epoch that runs, and this module carries it out. A child leaves signals to
-main, and ends when main does.
+Role: carries out main's commands (start an epoch, call a function on the graph, stop) and runs the pipe graph in
+between, sending what it yields. Commands are taken between two items; `protocol::Obedience` in the engine decides what
+a command does to the epoch that runs, and this module carries it out.
 
 A command is a tuple: its kind, its number on the link, the number of the epoch or function, and the rest.
 """
 
 from __future__ import annotations
 
-import gc
-import importlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
-import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
-from torchdata import _engine
-from torchdata._engine.crossing import Handle, SharedPickle
-from torchdata._engine.entering import CommonSetup
-from torchdata._engine.failures import describe, reraise
-from torchdata._engine.garbage import settle
-from torchdata._engine.program import ChildInfo, Program
+from torchdata._engine.items.failures import describe
 from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
-from torchdata._importing import call_when_imported
-from torchdata._native import Collector, Link, Obedience, Sender, StatsBoard
-from torchdata._stats.counting import Counting
+from torchdata._engine.workers.child import Child
+from torchdata._engine.workers.links import MAIN
+from torchdata._engine.workers.program import ChildInfo, EpochProgram
+from torchdata._native import Obedience
 from torchdata._tracing.following import follow
 
-__all__ = ["ChildSetup", "Lines", "run_child"]
+__all__ = ["EpochRunner"]
 
-#: Index of main's bell.
-MAIN = 0
 #: Seconds within which a command follows its order.
 ORDERED = 10.0
 _NO_COMMAND = (
     "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
     "one"
 )
-#: Seconds between two looks at whether shared memory can be given back, between epochs.
-IDLE = 1.0
 
 
 class Interrupted(BaseException):
     """Main has ordered another epoch, or the end, while the graph waits for the dispatching process."""
 
 
-@dataclass
-class Lines:
-    """The links of one child."""
+class EpochRunner:
+    """Runs an `EpochProgram` in a child.
 
-    #: From main, with commands.
-    control: Handle[Link]
-    #: Where the items go: to main, or to each worker.
-    outputs: list[Handle[Link]]
-    #: From the dispatching process, in a worker.
-    dispatched: Handle[Link] | None
+    Args:
+        child: the child.
+    """
 
-    def all(self) -> list[Handle[Link]]:
-        """All of them."""
-        return [self.control, *self.outputs, *([] if self.dispatched is None else [self.dispatched])]
+    is_interrupted: ClassVar[bool] = True
 
-
-@dataclass
-class ChildSetup:
-    """Everything that one child needs."""
-
-    #: What the child is called in messages.
-    name: str
-    #: Index of its bell; workers count from 1, the dispatching process comes last.
-    index: int
-    #: By how much the numbers of the children's pages of counters are greater than those of their bells.
-    pages_behind: int
-    worker_id: int
-    num_workers: int
-    #: Whether this is the dispatching process.
-    dispatches: bool
-    program: Program | SharedPickle
-    #: The module of the program, which takes long to import where nothing is inherited.
-    module: str
-    common: CommonSetup
-    #: The counters of all processes.
-    stats: Handle[StatsBoard]
-    lines: Lines
-    #: Bells of those to whom the items go.
-    output_peers: list[int]
-    #: Index of the dispatching process's bell.
-    dispatcher_index: int
-    #: Items that the dispatching process may be ahead.
-    window: int
-    #: How often it takes snapshots: at most every so many seconds, and after so many times what the last one took.
-    cadence: tuple[float, float]
-
-    @property
-    def where(self) -> str:
-        """The child in messages of exceptions that were raised in it, which old code matches."""
-        return self.name.removeprefix("the ")
-
-    @property
-    def page(self) -> int:
-        """Its page of counters."""
-        return self.index + self.pages_behind
-
-    @property
-    def output_pages(self) -> list[int]:
-        """Those of the processes that its items go to."""
-        return [peer + self.pages_behind if peer != MAIN else MAIN for peer in self.output_peers]
-
-    @property
-    def dispatcher_page(self) -> int:
-        """That of the dispatching process."""
-        return self.dispatcher_index + self.pages_behind
-
-
-def run_child(setup: ChildSetup) -> None:
-    """The target of the process."""
-    setup.stats.shared = setup.stats.shared.here()
-    links = [handle.shared for handle in setup.lines.all()]
-    if not setup.common.enter(setup.name, links, setup.stats.shared):
-        return
-    # What takes long where nothing is inherited, and is ours alone: until the child has its commands' link, main does
-    # not wait for it to come to an end.
-    importlib.import_module(setup.module)
-    _Child(setup).run()
-
-
-class _Child:
-    def __init__(self, setup: ChildSetup) -> None:
-        self.setup = setup
-        board, control = setup.common.bells.shared, setup.lines.control.shared
-        outputs = [handle.shared for handle in setup.lines.outputs]
-        self.commands = Collector([control], board, setup.index, [MAIN], self._failed_command, name="main")
-        self.sender = Sender(outputs, board, setup.index, setup.output_peers, control)
-        self.dispatched: Collector | None = None
-        if setup.lines.dispatched is not None:
-            self.dispatched = Collector(
-                [setup.lines.dispatched.shared],
-                board,
-                setup.index,
-                [setup.dispatcher_index],
-                lambda _peer, description: reraise(description),
-                name="the dispatching process",
-                on_demand=True,
-            )
-            self.dispatched.set_interrupt(control, Interrupted, outputs[0], board, MAIN)
-        #: What is counted of this process.
-        self.counting = Counting(setup.stats.shared, setup.page)
-        self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
-        self.program: Program
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.setup, self.commands, self.sender = child.setup, child.commands, child.sender
+        self.dispatched, self.counting = child.dispatched, child.counting
+        if self.dispatched is not None:
+            lines, bells = self.setup.lines, self.setup.common.bells.shared
+            self.dispatched.set_interrupt(lines.control.shared, Interrupted, lines.outputs[0].shared, bells, MAIN)
+        self.program: EpochProgram
         #: What commands do to the epoch that runs.
-        self.obedience = Obedience(setup.dispatches)
+        self.obedience = Obedience(self.setup.dispatches)
         #: A command that was taken while an epoch ran, and ends it.
         self.pending: tuple[Any, ...] | None = None
         #: The epoch that runs, where this run of it began, and whether a stream of the share was opened in it.
@@ -164,20 +66,22 @@ class _Child:
         #: Those that are to be applied behind later items than the next one, in their order.
         self.due: list[Call] = []
 
-    @staticmethod
-    def _failed_command(_peer: int, description: Any) -> None:
-        raise RuntimeError(f"main sent an error: {description!r}")
+    def prepare(self, program: EpochProgram) -> None:
+        """See `Runner`."""
+        self.program, setup = program, self.setup
+        opens = None if self.dispatched is None else self._open_dispatched
+        share = None if self.dispatched is None else self._share
+        program.prepare(ChildInfo(setup.worker_id, setup.num_workers, setup.dispatches, opens, share))
+        self.sender.take_snapshots(program.snapshot, *setup.cadence)
+        if self.dispatched is not None:
+            self.sender.pass_on(self.dispatched)
 
-    def run(self) -> None:
-        try:
-            self._initialise()
-        except BaseException as error:
-            self.failure = describe(error, self.setup.where)
-        settle(self.setup.common.gc_thresholds)
-        while self._obey(self._next_command()) != "end":
-            pass
-        self.counting.close()
-        gc.unfreeze()  # cycles in the user's graph are to be finalised where the interpreter ends in order
+    def obey(self, command: tuple[Any, ...]) -> bool:
+        """See `Runner`."""
+        step = self._obey(command)
+        while self.pending is not None:
+            step = self._obey(self._next_command())
+        return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
         """Carries out a command, and returns the step that it asked for. "leave" leaves the command pending."""
@@ -201,24 +105,8 @@ class _Child:
         return self._obey(self._next_command()) != "leave"
 
     def _next_command(self) -> tuple[Any, ...]:
-        """Waits for a command, and gives shared memory back that is not used any more."""
         command, self.pending = self.pending, None
-        while command is None:
-            command = self.commands.receive(0, IDLE if self.sender.tidy() else None)
-        return command
-
-    def _initialise(self) -> None:
-        setup = self.setup
-        _limit_threads()  # before anything of the user's is imported
-        program = setup.program.load() if isinstance(setup.program, SharedPickle) else setup.program
-        self.program = program
-        _engine.current_sender = self.sender
-        opens = None if self.dispatched is None else self._open_dispatched
-        share = None if self.dispatched is None else self._share
-        program.prepare(ChildInfo(setup.worker_id, setup.num_workers, setup.dispatches, opens, share))
-        self.sender.take_snapshots(program.snapshot, *setup.cadence)
-        if self.dispatched is not None:
-            self.sender.pass_on(self.dispatched)
+        return self.child.next_command() if command is None else command
 
     def _open_dispatched(self) -> Iterator[Any]:
         """A stream of the share: the pass begins with the first item that is asked for."""
@@ -358,20 +246,3 @@ class _Child:
                 return
             made += 1
         yield from iterator
-
-
-def _limit_threads() -> None:
-    """One thread per child for torch's operators, now or once torch is imported: the workers are the parallelism."""
-
-    def limit(torch: Any) -> None:
-        torch.set_num_threads(1)
-
-    def limit_late(torch: Any) -> None:
-        limit(torch)
-        gc.freeze()  # else the next search for cycles would go through all of torch
-
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        limit(torch)
-    else:
-        call_when_imported("threads", {"torch": limit_late})

@@ -1,0 +1,188 @@
+"""The child's side of a group: its first steps, its ends of the links, and the loop that takes main's commands.
+
+Role: runs in every child, whatever its program is. A child enters (`CommonSetup`), takes its ends of the links, loads
+the program, and hands each command to the program's runner until that has obeyed the command to stop. A child leaves
+signals to main, and ends when main does.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torchdata._engine.items.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
+from torchdata import _engine
+from torchdata._engine.items.failures import describe, reraise
+from torchdata._engine.processes.child_setup import CommonSetup
+from torchdata._engine.processes.crossing import Handle, SharedPickle
+from torchdata._engine.processes.garbage import settle
+from torchdata._engine.workers.links import MAIN, Lines
+from torchdata._engine.workers.program import Program, Runner
+from torchdata._importing import call_when_imported
+from torchdata._native import Collector, Link, Sender, StatsBoard
+from torchdata._stats.counting import Counting
+
+__all__ = ["Child", "ChildSetup", "run_child"]
+
+#: Seconds between two looks at whether shared memory can be given back, while no command comes.
+IDLE = 1.0
+
+
+@dataclass
+class ChildSetup:
+    """Everything that one child needs."""
+
+    #: What the child is called in messages.
+    name: str
+    #: Index of its bell; workers count from 1, the dispatching process comes last.
+    index: int
+    #: By how much the numbers of the children's pages of counters are greater than those of their bells.
+    pages_behind: int
+    worker_id: int
+    num_workers: int
+    #: Whether this is the dispatching process.
+    dispatches: bool
+    program: Program | SharedPickle
+    #: Module and name of the program's class. The module takes long to import where nothing is inherited.
+    program_class: tuple[str, str]
+    common: CommonSetup
+    #: The counters of all processes.
+    stats: Handle[StatsBoard]
+    lines: Lines
+    #: Bells of those to whom the items go.
+    output_peers: list[int]
+    #: Index of the dispatching process's bell.
+    dispatcher_index: int
+    #: Items that the dispatching process may be ahead.
+    window: int
+    #: How often it takes snapshots: at most every so many seconds, and after so many times what the last one took.
+    cadence: tuple[float, float]
+
+    def shared(self) -> list[Link | StatsBoard]:
+        """What is the child's own, and whose descriptors travel to the process that takes its place."""
+        return [*(handle.shared for handle in self.lines.all()), self.stats.shared]
+
+    def attached(self, descriptors: Sequence[int], common: CommonSetup) -> ChildSetup:
+        """The setup in that process, which has these descriptors in the order of `shared`."""
+        *links, stats = descriptors
+        control, *others = [Handle(Link.attach(link)) for link in links]
+        dispatched = others.pop() if self.lines.dispatched is not None else None
+        lines = Lines(control, others, dispatched)
+        return replace(self, common=common, stats=Handle(StatsBoard.attach(stats)), lines=lines)
+
+    @property
+    def where(self) -> str:
+        """The child in messages of exceptions that were raised in it, which old code matches."""
+        return self.name.removeprefix("the ")
+
+    @property
+    def page(self) -> int:
+        """Its page of counters."""
+        return self.index + self.pages_behind
+
+    @property
+    def output_pages(self) -> list[int]:
+        """Those of the processes that its items go to."""
+        return [peer + self.pages_behind if peer != MAIN else MAIN for peer in self.output_peers]
+
+    @property
+    def dispatcher_page(self) -> int:
+        """That of the dispatching process."""
+        return self.dispatcher_index + self.pages_behind
+
+
+def run_child(setup: ChildSetup) -> None:
+    """The target of the process."""
+    setup.stats.shared = setup.stats.shared.here()
+    links = [handle.shared for handle in setup.lines.all()]
+    if not setup.common.enter(setup.name, links, setup.stats.shared):
+        return
+    # Until the child has its commands' link, main does not wait for this import to come to an end.
+    module, name = setup.program_class
+    runner: type[Runner] = getattr(importlib.import_module(module), name).runner
+    child = Child(setup, runner.is_interrupted)
+    child.run(runner(child))
+
+
+class Child:
+    """The child's ends of its links, and its loop.
+
+    Args:
+        setup: what the child is set up with.
+        is_interrupted: whether a command that waits ends the pump's run between two items.
+    """
+
+    def __init__(self, setup: ChildSetup, is_interrupted: bool) -> None:
+        self.setup = setup
+        board, control = setup.common.bells.shared, setup.lines.control.shared
+        outputs = [handle.shared for handle in setup.lines.outputs]
+        self.commands = Collector([control], board, setup.index, [MAIN], _refuse, name="main")
+        self.sender = Sender(outputs, board, setup.index, setup.output_peers, control if is_interrupted else None)
+        #: What the dispatching process sends to a worker.
+        self.dispatched: Collector | None = None
+        if setup.lines.dispatched is not None:
+            self.dispatched = Collector(
+                [setup.lines.dispatched.shared],
+                board,
+                setup.index,
+                [setup.dispatcher_index],
+                raise_failure,
+                name="the dispatching process",
+                on_demand=True,
+            )
+        #: What is counted of this process.
+        self.counting = Counting(setup.stats.shared, setup.page)
+        self.counting.adopt_child(setup, self.sender, self.dispatched, self.commands)
+
+    def run(self, runner: Runner) -> None:
+        """Loads the program and obeys main until it says stop."""
+        setup = self.setup
+        try:
+            _limit_threads()  # before anything of the user's is imported
+            program = setup.program.load() if isinstance(setup.program, SharedPickle) else setup.program
+            _engine.current_sender = self.sender
+            runner.prepare(program)
+        except BaseException as error:
+            runner.failure = describe(error, setup.where)
+        settle(setup.common.gc_thresholds)
+        while runner.obey(self.next_command()):
+            pass
+        self.counting.close()
+        gc.unfreeze()  # cycles in what is the user's are to be finalised where the interpreter ends in order
+
+    def next_command(self) -> tuple[Any, ...]:
+        """Waits for a command, and gives shared memory back that is not used any more."""
+        command = None
+        while command is None:
+            command = self.commands.receive(0, IDLE if self.sender.tidy() else None)
+        return command  # type: ignore[no-any-return]
+
+
+def raise_failure(_peer: int, description: Any) -> NoReturn:
+    """Raises the exception that a process has sent in the place of an item."""
+    reraise(description)
+
+
+def _refuse(_peer: int, description: Any) -> NoReturn:
+    raise RuntimeError(f"main sent an error: {description!r}")
+
+
+def _limit_threads() -> None:
+    """One thread per child for torch's operators, now or once torch is imported: the workers are the parallelism."""
+
+    def limit(torch: Any) -> None:
+        torch.set_num_threads(1)
+
+    def limit_late(torch: Any) -> None:
+        limit(torch)
+        gc.freeze()  # else the next search for cycles would go through all of torch
+
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        limit(torch)
+    else:
+        call_when_imported("threads", {"torch": limit_late})

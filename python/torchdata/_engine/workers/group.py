@@ -1,0 +1,210 @@
+"""A group of child processes that run a given program over links, as main sees it: started together, watched, ended.
+
+Role: main's side. Owns the links, the bells, the counters and the process objects; `shutdown` releases everything. It
+is bounded, idempotent and harmless in a forked child that inherited the object. The program says what is run, and what
+its workers are called; the owner of the group commands them by `commanders`, and reads by the collectors that it makes.
+`processes/start.py` starts children, `processes/shutdown.py` ends them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.popen_fork  # noqa: F401 - multiprocessing would import it at the first start, 3 ms later
+from collections.abc import Sequence
+from functools import partial
+from multiprocessing.context import BaseContext
+
+from torchdata._engine import snapshots
+from torchdata._engine.processes.child_setup import CommonSetup
+from torchdata._engine.processes.crossing import Handle, SharedPickle, pickle_graph, warn_of_lacks
+from torchdata._engine.processes.shutdown import OwnsChildren, Shutdown, wait_for_any
+from torchdata._engine.processes.start import new_child, start_all
+from torchdata._engine.workers.child import ChildSetup, raise_failure, run_child
+from torchdata._engine.workers.links import MAIN, default_budget
+from torchdata._engine.workers.members import Members
+from torchdata._engine.workers.program import Program
+from torchdata._native import BellBoard, Collector, Link, StatsBoard
+from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting, Room
+
+__all__ = ["Group"]
+
+
+class Group(OwnsChildren):
+    """Workers, and if something is to be dispatched the dispatching process. `start` starts them.
+
+    Args:
+        context: multiprocessing context that starts them.
+        num_workers: number of workers.
+        program: what each worker runs.
+        dispatch: what the dispatching process runs; None if there is none.
+        dispatch_window: items that the dispatching process may be ahead of each worker.
+        memory_budget: bytes of shared memory for what they send; None for a quarter of the machine's.
+        commands: bytes of shared memory for the commands to each; 0 for a ring, over which larger ones are streamed.
+        full_stats: whether the time of each pipe is taken.
+        room: where they count, if they share a board with others whose place they take; None makes one.
+
+    Raises:
+        TypeError: a program cannot be pickled, which the start method needs.
+    """
+
+    def __init__(
+        self,
+        context: BaseContext,
+        num_workers: int,
+        program: Program,
+        dispatch: Program | None = None,
+        *,
+        dispatch_window: int = 0,
+        memory_budget: int | None = None,
+        commands: int = 0,
+        full_stats: bool = False,
+        room: Room | None = None,
+    ) -> None:
+        self._start_method = method = context.get_start_method()
+        self.num_workers = num_workers
+        self.dispatches = dispatch is not None
+        #: Bytes of shared memory for what they send.
+        self.budget = default_budget() if memory_budget is None else memory_budget
+        warn_of_lacks()
+        count = num_workers + (dispatch is not None)
+        self.bells = BellBoard(1 + count)
+        self.room = room or Room(StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats))
+        self.stats = self.room.board
+        common = CommonSetup.under(method, self.bells)
+        programs = [_shared(program, method)] * num_workers
+        if dispatch is not None:
+            programs.append(_shared(dispatch, method))
+        kind = type(program)
+        self.members = members = Members(num_workers, self.dispatches, self.bells, self.budget, kind, commands)
+        for index, lines in enumerate(members.new_lines(range(count))):
+            worker = index < num_workers
+            setup = ChildSetup(
+                name=members.names[index],
+                index=1 + index,
+                pages_behind=self.room.first_page - 1,
+                worker_id=index if worker else 0,
+                num_workers=num_workers,
+                dispatches=not worker,
+                program=programs[index],
+                program_class=(kind.__module__, kind.__qualname__),
+                common=common,
+                stats=Handle(self.stats),
+                lines=lines,
+                output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
+                dispatcher_index=count,
+                window=dispatch_window,
+                cadence=snapshots.cadence(count),
+            )
+            members.setups.append(setup)
+            members.processes.append(new_child(context, members.names[index], run_child, (setup,)))
+        controls = [members.control(index) for index in range(count)]
+        self._own(list(members.processes), controls, self.bells)
+        #: What main counts.
+        self.counting = Counting(self.stats, MAIN_PAGE)
+        # The owner may never come to an epoch: nobody else knows then that main answers.
+        if self.room.is_first:
+            self._shutdown.afterwards = partial(_count_no_more, self.counting)
+
+    @property
+    def ending(self) -> Shutdown:
+        """What ends the children."""
+        return self._shutdown
+
+    def start(self, replaces: bool = False) -> list[Link]:
+        """Starts all children before it waits for any. The caller shuts the group down if that fails.
+
+        Args:
+            replaces: whether others take the places of children that die, instead of an error.
+
+        Returns:
+            By worker, the link over which it sends.
+
+        Raises:
+            OSError: the system has no room for a process.
+            WorkerExitedError: one has died already.
+        """
+        members, indices = self.members, range(len(self.members.processes))
+
+        def see_to(index: int) -> None:
+            if not replaces:
+                # Starting the others may take long: a death that was there before is not to wait for them.
+                members.check_alive(range(index))
+            lines = members.setups[index].lines
+            # What the dispatching process needs, which is started last, it has in common with others.
+            if index < members.num_workers:
+                lines.control.shared.close_descriptor()
+                lines.outputs[0].shared.close_descriptor()
+
+        if self._start_method == "fork":  # children inherit the mappings
+            members.close_descriptors(indices)
+        start_all(members.processes, self._start_method, see_to)
+        members.close_descriptors(indices)
+        if not replaces or self._start_method == "fork":
+            self.bells.close_descriptor()
+        members.commanders += [members.commander(index) for index in indices]
+        self._shutdown.commanders += members.commanders
+        outputs = [members.items_of(worker) for worker in range(self.num_workers)]
+        if not replaces:
+            members.setups.clear()
+        if self.room.is_first:
+            self.counting.adopt_main()
+        return outputs
+
+    def collect(
+        self, outputs: Sequence[Link], first: int = 0, *, in_order: bool = True, timeout: float | None = None
+    ) -> Collector:
+        """Makes the reader of what workers send.
+
+        Args:
+            outputs: the links over which they send; their numbers are one behind the other.
+            first: the number of the first of them.
+            in_order: whether items are taken from them in strict turn.
+            timeout: seconds to wait for an item; None for ever.
+        """
+        peers = range(1 + first, 1 + first + len(outputs))
+        collector = Collector(outputs, self.bells, MAIN, peers, raise_failure, in_order=in_order, timeout=timeout)
+        room = self.room
+        room = Room(room.board, room.first_page + first, room.first_flow + first)
+        self.counting.receive(collector, room, len(outputs))
+        return collector
+
+    def watch(self, collector: Collector) -> None:
+        """Makes a collector raise the error of a child that dies while it waits for an item."""
+        try:
+            collector.watch(list(enumerate(self.pids)), self.members.report_exit)
+        except ProcessLookupError:  # one has ended already, and was not reaped by us
+            wait_for_any(self.members.processes, 1.0)
+            self.members.check_alive()
+            raise
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether none of them runs any more."""
+        return all(process.ended for process in self.members.processes)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers, the dispatching process last."""
+        return [process.pid for process in self.members.processes if process.pid is not None]
+
+    def release(self) -> None:
+        """Ends all children if that was not done yet; for a `__del__`, at interpreter exit, too."""
+        self._finalize(False)
+
+
+def _count_no_more(counting: Counting) -> None:
+    """What main does when the children of a group have ended whose counters nobody else looks after."""
+    counting.end()
+    counting.close()
+    counting.board.close_descriptor()
+
+
+def _shared(program: Program, start_method: str) -> Program | SharedPickle:
+    """The program as the children get it: as it is if they inherit it, else pickled once for all of them."""
+    if start_method == "fork" or program.holds_shared_memory():
+        return program
+    try:
+        return SharedPickle(pickle_graph(program))
+    except Exception as error:
+        if "inheritance" in str(error):
+            return program  # pickled with each process, as such objects must be
+        raise TypeError(program.why_unpicklable(start_method, error)) from error

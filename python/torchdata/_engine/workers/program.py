@@ -1,0 +1,126 @@
+"""What the children of a group run, as the engine sees it: a program, and the runner that carries out commands for it.
+
+Role: the contract between the engine, which knows processes, links and commands, and the three that have something to
+run in them: `DataLoader2`'s graphs, `StatefulDataLoader`'s datasets and the functions of nodes. Main pickles a program
+once for all children that run it; its class names the runner and words what differs between the three.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from torchdata._engine.errors import WorkerExitedError
+from torchdata._engine.processes.exit_messages import exit_message
+
+if TYPE_CHECKING:
+    from torchdata._engine.processes.shutdown import ChildProcess
+    from torchdata._engine.workers.child import Child
+
+__all__ = ["ChildInfo", "EpochProgram", "Program", "Runner"]
+
+
+class Runner(Protocol):
+    """Carries out main's commands in one child."""
+
+    #: Whether a command that waits ends the pump's run between two items; else the runner looks for commands itself.
+    is_interrupted: ClassVar[bool]
+    #: Why the program cannot be run, described; the runner reports it in the place of items.
+    failure: tuple[Any, ...] | None
+
+    def __init__(self, child: Child) -> None: ...
+
+    def prepare(self, program: Any) -> None:
+        """Called once, before the first command. What it raises becomes the `failure`."""
+
+    def obey(self, command: tuple[Any, ...]) -> bool:
+        """Carries out a command; returns whether another one is to follow."""
+
+
+class Program(ABC):
+    """What the workers of a group run."""
+
+    #: The class of the runner.
+    runner: ClassVar[type[Runner]]
+    #: What each worker is called in messages, by its number.
+    worker_name: ClassVar[str] = "worker process {}"
+    #: What a worker does, in the words of the error that reports its death.
+    stage: ClassVar[str] = "reading items"
+
+    @abstractmethod
+    def why_unpicklable(self, start_method: str, error: Exception) -> str:
+        """The message of the `TypeError` if the program cannot be pickled, which a start method needs."""
+
+    def holds_shared_memory(self) -> bool:
+        """Whether something in it must not be copied, so that it is pickled with each process."""
+        return False
+
+    @classmethod
+    def exit_error(cls, process: ChildProcess, worker: int | None) -> WorkerExitedError:
+        """The error that reports the death of a worker, or of the dispatching process if `worker` is None."""
+        stage = cls.stage if worker is not None else "dispatching items"
+        return WorkerExitedError(exit_message(process), worker=worker, exitcode=process.exitcode, stage=stage)
+
+
+@dataclass(frozen=True)
+class ChildInfo:
+    """Where in the loader a program runs.
+
+    Args:
+        worker_id: the number of the worker, from 0; 0 in the dispatching process as well.
+        num_workers: the number of workers.
+        dispatches: whether this is the dispatching process.
+        open_dispatched: makes an iterator over the items that are dealt to this worker; None where nothing is
+            dispatched.
+    """
+
+    worker_id: int
+    num_workers: int
+    dispatches: bool
+    open_dispatched: Callable[[], Iterator[Any]] | None
+    #: What was read of the dispatched items: the pass; items and checksum.
+    share: Callable[[], tuple[int, tuple[int, int]]] | None = None
+
+
+class EpochProgram(Program):
+    """A program that is iterated once in each epoch. Main gets what its methods raise in the place of items."""
+
+    #: What is iterated in each epoch.
+    datapipe: Any
+
+    @abstractmethod
+    def prepare(self, child: ChildInfo) -> None:
+        """Called once, before the first epoch."""
+
+    @abstractmethod
+    def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[Any], Any] | None) -> None:
+        """Called before each epoch.
+
+        Args:
+            seeds: the child's seed generator, exported.
+            iter_reset_fn: changes the graph before it is read; None leaves it as it is.
+        """
+
+    @abstractmethod
+    def beginning_unread(self) -> AbstractContextManager[None]:
+        """Context for `go_on_from` in which nothing is read ahead of the first item, so that a snapshot can be made."""
+
+    @abstractmethod
+    def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
+        """Called between two items.
+
+        Returns:
+            What was read of the dispatched items (the pass; items and checksum), and bytes for `go_on_from`; None where
+            there is nothing to go on from now.
+        """
+
+    @abstractmethod
+    def go_on_from(self, snapshot: bytes | None) -> Iterator[Any]:
+        """Called after `begin_epoch`: an iterator that goes on behind a snapshot; None begins with the first item."""
+
+    @abstractmethod
+    def call(self, function: Callable[[Any], Any]) -> None:
+        """Applies a function of main's to the graph; what it returns, if anything, replaces that in the next epoch."""

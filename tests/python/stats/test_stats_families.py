@@ -1,0 +1,94 @@
+"""`StatefulDataLoader` and nodes' processes are seen as `DataLoader2`'s workers are: found, counted, warned of."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from process_checks import nothing_is_left  # noqa: F401
+from torchdata._stats.attaching import NoLoaderError, attach
+from torchdata._stats.stalls import StallWarning
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+from torchdata.stateful_dataloader import StatefulDataLoader, _pool
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="loaders are found through Linux's /proc"),
+    pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
+]
+
+NAMES = ["main", "worker process 0", "worker process 1"]
+
+
+class Waiting:
+    """Numbers, of which the sixth is there once a file is."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        while index == 5 and not self.path.exists():
+            time.sleep(0.01)
+        return index
+
+
+def test_a_stateful_loader_is_found_and_its_batches_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    iterator = iter(StatefulDataLoader(Waiting(tmp_path / "there"), 2, num_workers=2, multiprocessing_context="fork"))
+    for _ in range(4):
+        next(iterator)
+    (attached,) = attach(os.getpid())
+    stats = attached.stats()
+    assert [one.name for one in stats.processes] == NAMES
+    assert stats.running
+    assert stats.items == 4
+    assert sum(worker.items for worker in stats.workers) >= 4
+    assert list(iterator)
+    with pytest.raises(NoLoaderError):
+        attach(os.getpid())
+
+
+def test_main_warns_of_the_worker_of_a_stateful_loader_that_gives_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pool, "_STALL", 0.2)
+    loader = StatefulDataLoader(Waiting(tmp_path / "there"), 1, num_workers=2, multiprocessing_context="fork")
+    told: list[str] = []
+
+    def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
+        if category is StallWarning and "in __getitem__" in str(message):
+            told.append(str(message))
+            (tmp_path / "there").touch()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", tell)
+        assert [int(batch) for batch in loader] == list(range(20))
+    assert "main waits for worker process 1" in told[0]
+
+
+def test_a_nodes_processes_are_found_and_tell_where_they_stand(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path / "there")
+    node = ParallelMapper(
+        IterableWrapper([1, 5, 5]), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"
+    )
+    iterator = iter(Loader(node))
+    assert next(iterator) == 1
+    (attached,) = attach(os.getpid())
+    assert [one.name for one in attached.stats().processes] == NAMES
+    stacks = [stack for name, stack in attached.stacks() if name.startswith("worker")]
+    assert any("in __getitem__" in stack for stack in stacks)
+    (tmp_path / "there").touch()
+    assert list(iterator) == [5, 5]
+    node.shutdown()
+    with pytest.raises(NoLoaderError):
+        attach(os.getpid())
