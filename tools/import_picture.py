@@ -30,10 +30,8 @@ LAYERS = (
     "dataloader2.linter",
     "dataloader2.graph dataloader2.error",
     "dataloader2.random",
-    "_showing",
     "_engine",
-    "_tracing",
-    "_stats",
+    "_observe",
     "datapipes",
     "datapipes.iter datapipes.map",
     "datapipes.iter.archives datapipes.iter.stores datapipes.iter.disk_cache datapipes.iter.web datapipes.iter.threads "
@@ -42,20 +40,17 @@ LAYERS = (
     "datapipes.state datapipes.utils",
     "datapipes.datapipe",
     "datapipes._pipe",
-    "_ranks _reporting _publishing _drawing _tracing.state",
+    "_ranks _reporting _publishing _drawing _tracing",
     "_machine _optional _old_modules _plain_pickles _redacting _stateful _threads",
     "_importing",
 )
 
 #: Imports that go up, and why they may.
 EXEMPT = {
-    ("_stats", "_showing"): "statistics show themselves, to notebooks and as pictures",
-    ("_reporting", "datapipes._pipe"): "an exception on its way names its place among the pipes",
     (
         "datapipes._pipe",
         "datapipes.datapipe",
     ): "checks and the like know the two bases; which know some of the folder, no circle",
-    ("datapipes.iter.mapping", "nodes"): "the form `to_node` makes a node, for who asks for one",
 }
 
 _WIDTH, _ROW, _BOX, _GAP = 1120, 62, 30, 12

@@ -30,8 +30,8 @@ from torchdata._engine.program import ChildInfo, Program
 from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
 from torchdata._importing import call_when_imported
 from torchdata._native import Collector, Link, Obedience, Sender, StatsBoard
-from torchdata._stats.counting import Counting
-from torchdata._tracing.following import follow
+from torchdata._observe.stats.counting import Counting
+from torchdata._observe.trace.following import follow
 
 __all__ = ["ChildSetup", "Lines", "run_child"]
 

@@ -19,6 +19,7 @@ from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn
 
+from torchdata import _tracing as tracing
 from torchdata._engine import snapshots
 from torchdata._engine.calls import Noted
 from torchdata._engine.child import MAIN, ChildSetup, run_child
@@ -33,9 +34,8 @@ from torchdata._engine.program import Program
 from torchdata._engine.restarting import Received, Restarts, Run
 from torchdata._engine.starting import new_child, start_all
 from torchdata._native import BellBoard, Collector, StatsBoard
-from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting, Room
-from torchdata._stats.stacks import answer_no_more
-from torchdata._tracing import state as tracing
+from torchdata._observe.outside.stacks import answer_no_more
+from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
 from torchdata.datapipes._pipe.traversal import walk
 
 __all__ = ["Children", "Place"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torchdata._engine.interrupts import InterruptsDeferred
 from torchdata._engine.processes import Children
 from torchdata._native import StatsBoard
-from torchdata._stats.counting import PIPES, Room
+from torchdata._observe.stats.counting import PIPES, Room
 from torchdata.dataloader2.graph import DataPipe
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Shifts:
             self._take_over(children)
 
     def _take_over(self, children: Children) -> None:
-        from torchdata._stats.stalls import warn_of_stalls
+        from torchdata._observe.outside.stalls import warn_of_stalls
 
         old, self.children = self.children, children
         self.others.remove(children)

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torchdata import _machine as machine
-from torchdata._stats.reading import Reading, read_board, summarise
+from torchdata._observe.stats.reading import read_board, summarise
 from torchdata.dataloader2.services import choosing
 
 if TYPE_CHECKING:
     from torchdata._engine.processes import Children
-    from torchdata._stats.model import LoaderStats
+    from torchdata._observe.stats.model import LoaderStats, Reading
     from torchdata.dataloader2.services.shifts import Shifts
     from torchdata.dataloader2.services.worker_output import WorkerOutput
 

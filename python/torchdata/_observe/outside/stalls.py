@@ -50,10 +50,10 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
 
 def _words(board: Any, peer: int | None, waited: float) -> str:
     # Imported where something is wrong: a loader that runs needs none of it.
-    from torchdata._stats.diagnosis import blame
-    from torchdata._stats.reading import read_board, summarise
-    from torchdata._stats.stacks import ask_for_stack, kernel_state
-    from torchdata._stats.table import duration
+    from torchdata._observe.outside.stacks import ask_for_stack, kernel_state
+    from torchdata._observe.show.table import duration
+    from torchdata._observe.stats.diagnosis import blame
+    from torchdata._observe.stats.reading import read_board, summarise
 
     stats = summarise(read_board(board))
     processes = {process.name: process for process in stats.processes}
@@ -135,9 +135,9 @@ def _is_ours(frame: Any) -> bool:
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
     """The warning; None where main waits for another process, of which its collector tells."""
-    from torchdata._stats.reading import read_board, summarise
-    from torchdata._stats.stacks import kernel_state, own_stack
-    from torchdata._stats.table import duration
+    from torchdata._observe.outside.stacks import kernel_state, own_stack
+    from torchdata._observe.show.table import duration
+    from torchdata._observe.stats.reading import read_board, summarise
 
     main = summarise(read_board(board)).main
     if main is not None and main.waits_for is not None:
