@@ -16,6 +16,7 @@ from typing import Any
 from torchdata._redacting import redacted
 
 __all__ = [
+    "PACKAGE",
     "RAISED_IN",
     "add_note",
     "attributes_of",
@@ -31,13 +32,14 @@ __all__ = [
 
 #: The attribute of an exception that came from another process: that process, in words.
 RAISED_IN = "_torchdata_raised_in"
-_PACKAGE = os.path.dirname(__file__) + os.sep
-_DEMO = os.path.join(_PACKAGE, "demo") + os.sep  # a program on the public API, like those of users
+#: The folder of this package.
+PACKAGE = os.path.dirname(__file__) + os.sep
+_DEMO = os.path.join(PACKAGE, "demo") + os.sep  # a program on the public API, like those of users
 
 
 def _is_ours(frame: TracebackType) -> bool:
     file = frame.tb_frame.f_code.co_filename
-    return file.startswith(_PACKAGE) and not file.startswith(_DEMO)
+    return file.startswith(PACKAGE) and not file.startswith(_DEMO)
 
 
 def level_outside() -> int:

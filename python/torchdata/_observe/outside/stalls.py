@@ -17,10 +17,10 @@ import weakref
 from typing import Any
 
 from torchdata._native import Delivery, watch_after_fork, watch_before_fork, watch_is_over, watch_with
+from torchdata._reporting import PACKAGE
 
 __all__ = ["StallWarning", "warn_of_calls", "warn_of_calls_no_more", "warn_of_stalls"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Modules in which a debugger waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
@@ -130,7 +130,7 @@ def _is_debugged(frame: Any) -> bool:
 def _is_ours(frame: Any) -> bool:
     """Whether a call is this package's, or one that its threads wait in."""
     file: str = frame.f_code.co_filename
-    return file.startswith(_PACKAGE) or frame.f_globals.get("__name__") == "threading"
+    return file.startswith(PACKAGE) or frame.f_globals.get("__name__") == "threading"
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
@@ -161,7 +161,7 @@ def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
 def _runs_ours(frame: Any) -> bool:
     """Whether a thread is one of this package's, or works for it."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_filename.startswith(PACKAGE):
             return True
         frame = frame.f_back
     return False
