@@ -71,7 +71,7 @@ def folder_of(module: str) -> str:
 
 def imports() -> dict[tuple[str, str], set[tuple[str, str]]]:
     """By pair of folders, the pairs of modules of which the first imports the second."""
-    graph = grimp.build_graph("torchdata", exclude_type_checking_imports=True, cache_dir=None)
+    graph = _graph()
     found: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for module in graph.modules:
         for imported in graph.find_modules_directly_imported_by(module):
@@ -90,14 +90,32 @@ def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
 
 
 def circles() -> list[list[str]]:
-    """The groups of modules that import each other in a circle."""
-    graph = grimp.build_graph("torchdata", exclude_type_checking_imports=True, cache_dir=None)
-    below = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-    reached = {module: _reach(module, below) for module in below}
+    """The groups of modules that import each other in a circle, and those of folders right below the package.
+
+    Imports inside functions and for type checkers count like any other. A package's own names, in `__init__.py`, are
+    no module of a circle: they repeat those of its modules.
+    """
+    graph = _graph()
+    facades = {module for module in graph.modules if graph.find_children(module)}
+    modules: dict[str, set[str]] = {}
+    folders: dict[str, set[str]] = {}
+    for module in graph.modules - {"torchdata"}:
+        below = graph.find_modules_directly_imported_by(module) - {"torchdata"}
+        folder = module.split(".")[1]
+        folders.setdefault(folder, set()).update({other.split(".")[1] for other in below} - {folder})
+        if module not in facades:
+            modules[module] = below - facades
+    return [*_circles(modules), *_circles(folders)]
+
+
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph("torchdata", cache_dir=None)
+
+
+def _circles(below: dict[str, set[str]]) -> list[list[str]]:
+    reached = {one: _reach(one, below) for one in below}
     together = {
-        tuple(sorted(other for other in reached[module] if module in reached[other]))
-        for module in below
-        if module in reached[module]
+        tuple(sorted(other for other in reached[one] if one in reached[other])) for one in below if one in reached[one]
     }
     return sorted(map(list, together))
 
