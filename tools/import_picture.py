@@ -30,13 +30,11 @@ LAYERS = (
     "dataloader2.linter",
     "dataloader2.graph dataloader2.error",
     "dataloader2.random",
-    "_showing",
     "_engine.workers",
     "_engine",
     "_engine.items",
     "_engine.processes",
-    "_tracing",
-    "_stats",
+    "_observe",
     "datapipes",
     "datapipes.iter datapipes.map",
     "datapipes.iter.archives datapipes.iter.stores datapipes.iter.disk_cache datapipes.iter.web datapipes.iter.threads "
@@ -45,20 +43,17 @@ LAYERS = (
     "datapipes.state datapipes.utils",
     "datapipes.datapipe",
     "datapipes._pipe",
-    "_ranks _reporting _publishing _drawing _tracing.state",
+    "_ranks _reporting _publishing _drawing _tracing",
     "_machine _optional _old_modules _plain_pickles _redacting _stateful _threads",
     "_importing",
 )
 
 #: Imports that go up, and why they may.
 EXEMPT = {
-    ("_stats", "_showing"): "statistics show themselves, to notebooks and as pictures",
-    ("_reporting", "datapipes._pipe"): "an exception on its way names its place among the pipes",
     (
         "datapipes._pipe",
         "datapipes.datapipe",
     ): "checks and the like know the two bases; which know some of the folder, no circle",
-    ("datapipes.iter.mapping", "nodes"): "the form `to_node` makes a node, for who asks for one",
 }
 
 _WIDTH, _ROW, _BOX, _GAP = 1120, 62, 30, 12
@@ -79,7 +74,7 @@ def folder_of(module: str) -> str:
 
 def imports() -> dict[tuple[str, str], set[tuple[str, str]]]:
     """By pair of folders, the pairs of modules of which the first imports the second."""
-    graph = grimp.build_graph("torchdata", exclude_type_checking_imports=True, cache_dir=None)
+    graph = _graph()
     found: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for module in graph.modules:
         for imported in graph.find_modules_directly_imported_by(module):
@@ -98,14 +93,32 @@ def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
 
 
 def circles() -> list[list[str]]:
-    """The groups of modules that import each other in a circle."""
-    graph = grimp.build_graph("torchdata", exclude_type_checking_imports=True, cache_dir=None)
-    below = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-    reached = {module: _reach(module, below) for module in below}
+    """The groups of modules that import each other in a circle, and those of folders right below the package.
+
+    Imports inside functions and for type checkers count like any other. A package's own names, in `__init__.py`, are
+    no module of a circle: they repeat those of its modules.
+    """
+    graph = _graph()
+    facades = {module for module in graph.modules if graph.find_children(module)}
+    modules: dict[str, set[str]] = {}
+    folders: dict[str, set[str]] = {}
+    for module in graph.modules - {"torchdata"}:
+        below = graph.find_modules_directly_imported_by(module) - {"torchdata"}
+        folder = module.split(".")[1]
+        folders.setdefault(folder, set()).update({other.split(".")[1] for other in below} - {folder})
+        if module not in facades:
+            modules[module] = below - facades
+    return [*_circles(modules), *_circles(folders)]
+
+
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph("torchdata", cache_dir=None)
+
+
+def _circles(below: dict[str, set[str]]) -> list[list[str]]:
+    reached = {one: _reach(one, below) for one in below}
     together = {
-        tuple(sorted(other for other in reached[module] if module in reached[other]))
-        for module in below
-        if module in reached[module]
+        tuple(sorted(other for other in reached[one] if one in reached[other])) for one in below if one in reached[one]
     }
     return sorted(map(list, together))
 

@@ -48,6 +48,9 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
+#: What forms return whose class stands above the pipes, which know it by its name alone.
+MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
+
 
 class Stub:
     """The text of the stub, and the imports that its annotations ask for."""
@@ -169,6 +172,10 @@ class Form:
 
     def _returned(self) -> str:
         maker = self.maker
+        if self.function.__name__ in MADE_ABOVE:
+            module, returned = MADE_ABOVE[self.function.__name__]
+            self.stub.from_import(module, returned.partition("[")[0])
+            return returned
         if not isinstance(maker, type) or self.function.__name__ == "__new__":
             returned = inspect.signature(self.function).return_annotation
             maker = vars(sys.modules[self.function.__module__]).get(str(returned))

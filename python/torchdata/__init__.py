@@ -13,7 +13,7 @@ from torchdata import _old_modules
 if TYPE_CHECKING:
     from os import PathLike
 
-    from torchdata._tracing.trace import Trace
+    from torchdata._observe.trace.trace import Trace
 
 #: The API that this package keeps (torchdata 0.9), for programs that compare with versions of torchdata, and after
 #: the plus sign the version of the distribution `torchdata-rs`, which `importlib.metadata` tells.
@@ -77,7 +77,7 @@ def trace(path: str | PathLike[str] | None = None, *, events: int = 1_000_000, r
         ...     traced.events > 0
         True
     """
-    from torchdata._tracing.trace import Trace
+    from torchdata._observe.trace.trace import Trace
 
     return Trace(path, events=events, ranges=ranges)
 

@@ -9,9 +9,9 @@ import argparse
 import json
 import sys
 
-from torchdata._stats.attaching import NoLoaderError, attach
-from torchdata._stats.diagnosis import diagnose
-from torchdata._stats.top import live, print_once
+from torchdata._observe.outside.attaching import NoLoaderError, attach
+from torchdata._observe.outside.top import live, print_once
+from torchdata._observe.stats.diagnosis import diagnose
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from torchdata._showing.exporters import (
+from torchdata._observe.metrics.exporters import (
     MetricsServer,
     PeriodicLog,
     PrometheusCollector,
     TensorBoardHook,
     instrument,
 )
-from torchdata._showing.ranks import RankSkew
-from torchdata._showing.ranks import rank_skew as _rank_skew
+from torchdata._observe.metrics.ranks import RankSkew
+from torchdata._observe.metrics.ranks import rank_skew as _rank_skew
 
 if TYPE_CHECKING:
-    from torchdata._stats.model import LoaderStats
+    from torchdata._observe.stats.model import LoaderStats
     from torchdata.dataloader2 import DataLoader2
 
 __all__ = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
-from torchdata._stats.recorder import Recorder
+from torchdata._observe.stats.recorder import Recorder
 from torchdata.dataloader2._identity import Identity
 from torchdata.dataloader2.graph.serialization import Snapshot
 

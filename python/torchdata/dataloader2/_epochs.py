@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torchdata._native import Delivery
-from torchdata._stats.recorder import Recorder
+from torchdata._observe.stats.recorder import Recorder
 from torchdata.dataloader2._arguments import begin_with_workers_of
 from torchdata.dataloader2._identity import Identity
 from torchdata.dataloader2._idle_workers import are_idle, warn_of_idle

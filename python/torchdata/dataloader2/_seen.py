@@ -5,17 +5,18 @@ Role: a base of `DataLoader2`, of which it is a part. Runs in the main process, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from torchdata._stats.recorder import Recorder
+from torchdata._observe.stats.recorder import Recorder
 
 if TYPE_CHECKING:
     from torchdata._drawing.graph import Graph
     from torchdata._drawing.picture import Picture
-    from torchdata._showing.progress import Progress
-    from torchdata._stats.diagnosis import Verdict
-    from torchdata._stats.model import LoaderStats
-    from torchdata.dataloader2.dataloader2 import DataLoader2
+    from torchdata._observe.show.progress import Progress
+    from torchdata._observe.show.shown import ShownStats
+    from torchdata._observe.stats.diagnosis import Verdict
+    from torchdata._observe.stats.model import LoaderStats
 
 __all__ = ["Seen"]
 
@@ -36,7 +37,13 @@ class Seen(Generic[T_co]):
     _is_paused: bool
     valid_iterator_id: int | None
 
-    def stats(self, since: LoaderStats | None = None) -> LoaderStats:
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int: ...
+
+        def __iter__(self) -> Iterator[T_co]: ...
+
+    def stats(self, since: LoaderStats | None = None) -> ShownStats:
         """What the loader has counted: rates, waits, memory, by process and by pipe. `print` shows it as a table.
 
         It can be asked for at any time, also from another thread and after `shutdown`.
@@ -52,7 +59,7 @@ class Seen(Generic[T_co]):
         Args:
             since: earlier statistics of this loader, from which on to look; None looks at all epochs.
         """
-        from torchdata._stats.diagnosis import diagnose
+        from torchdata._observe.stats.diagnosis import diagnose
 
         return diagnose(self.stats(since))
 
@@ -78,12 +85,12 @@ class Seen(Generic[T_co]):
             >>> [item for item in DataLoader2(IterableWrapper(range(3))).progress()]
             [0, 1, 2]
         """
-        from torchdata._showing.progress import Progress
+        from torchdata._observe.show.progress import Progress
 
-        return Progress(cast("DataLoader2[T_co]", self), **options)
+        return Progress(self, **options)
 
     def __repr__(self) -> str:
-        from torchdata._showing.words import described
+        from torchdata._observe.show.words import described
 
         if "_owner_pid" not in self.__dict__:
             return "<DataLoader2, not made>"  # its construction failed, or is under way
@@ -100,12 +107,12 @@ class Seen(Generic[T_co]):
         return f"in epoch {self._epochs}" if self._iterating else f"between epochs, after {self._epochs}"
 
     def _repr_html_(self) -> str:
-        from torchdata._showing.html import html_of_loader
+        from torchdata._observe.show.html import html_of_loader
 
         return html_of_loader(self)
 
     def _torchdata_graph(self) -> Graph:
-        from torchdata._showing.graph import graph_of_stats
+        from torchdata._observe.show.graph import graph_of_stats
         from torchdata.datapipes._pipe.showing import graph_of_pipe
 
         stats = self.stats()

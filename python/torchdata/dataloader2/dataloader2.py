@@ -20,8 +20,8 @@ from typing import Any, Generic, Never, TypeAlias, TypeVar, overload
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Delivery, Finalized
+from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
-from torchdata._stats.recorder import Recorder, StatsLevel
 from torchdata._threads import Work, end_all, end_at_exit
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_service
 from torchdata.dataloader2._checkpointing import Checkpointing, unpacked_pipe

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from torchdata import _tracing as tracing
 from torchdata._native import IterationToken, guard_iterator
 from torchdata._plain_pickles import register
-from torchdata._reporting import explain
-from torchdata._tracing import state as tracing
 from torchdata.datapipes._pipe.declared import DERIVED, State, declare
+from torchdata.datapipes._pipe.explaining import explain
 from torchdata.datapipes._pipe.generators import load_generators
 from torchdata.datapipes._pipe.halting import Halts
 from torchdata.datapipes._pipe.iteration import can_reset, give_later_seeds, is_restorable, start_pass

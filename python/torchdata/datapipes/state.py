@@ -43,7 +43,6 @@ from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint
 from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.iteration import (
-    Beginning,
     awaits_iteration,
     beginning_of,
     can_reset,
@@ -64,7 +63,7 @@ from torchdata.datapipes._pipe.iteration import (
 )
 from torchdata.datapipes._pipe.layout import check_checksums, check_entries, checksums_of, refuse_pickled_entries
 from torchdata.datapipes._pipe.plain import to_plain
-from torchdata.datapipes._pipe.record import NEVER, record_of, token_of
+from torchdata.datapipes._pipe.record import NEVER, Beginning, record_of, token_of
 from torchdata.datapipes._pipe.torch import yielded_so_far
 from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe

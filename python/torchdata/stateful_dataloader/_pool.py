@@ -16,7 +16,7 @@ from typing import Any
 
 from torchdata._engine.workers.group import Group
 from torchdata._native import ItemStream
-from torchdata._stats.stalls import warn_of_stalls
+from torchdata._observe.outside.stalls import warn_of_stalls
 from torchdata.stateful_dataloader._worker import Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 

@@ -33,27 +33,26 @@ def wide(item: int) -> Any:
 
 def test_workers_get_further_ahead_where_items_take_different_times(machine_of):
     machine_of(2)
-    pipe = IterableWrapper(range(1400)).sharding_filter().map(unsteady)
+    pipe = IterableWrapper(range(400)).sharding_filter().map(unsteady)
     with DataLoader2(pipe, PrefetchPolicy("auto"), MultiProcessingReadingService(1, "fork")) as loader:
-        got = []
-        for item in loader:
-            got.append(item)
-            time.sleep(0.0025)
-        assert got == list(range(1400))
-        children = loader.reading_service._children
-        assert children.window >= 16, loader.stats().choices
+        for _ in range(3):
+            got = []
+            for item in loader:
+                got.append(item)
+                time.sleep(0.0025)
+            assert got == list(range(400))
+        assert loader.reading_service._children.window >= 16, loader.stats().choices
         assert all(line.startswith('prefetch "auto": each worker is ') for line in loader.stats().choices)
-        assert list(loader) == got, "the next epoch begins with what was chosen"
-        assert children.window >= 16
 
 
 def test_items_that_fill_the_memory_budget_are_not_held_in_numbers(machine_of):
     machine_of(2)
-    pipe = IterableWrapper(range(400)).sharding_filter().map(wide)
+    pipe = IterableWrapper(range(100)).sharding_filter().map(wide)
     service = MultiProcessingReadingService(1, "fork", memory_budget=12 << 20)  # six items
     with DataLoader2(pipe, PrefetchPolicy("auto"), service) as loader:
-        for number, item in enumerate(loader):
-            assert item[0] == number
+        for _ in range(2):
+            for number, item in enumerate(loader):
+                assert item[0] == number
         assert loader.reading_service._children.window in (2, 3), loader.stats().choices
 
 

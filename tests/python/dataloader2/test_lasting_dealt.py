@@ -14,7 +14,7 @@ import pytest
 
 from torchdata._engine import snapshots
 from torchdata._engine.workers.program import ChildInfo
-from torchdata._stats.stalls import StallWarning
+from torchdata._observe.outside.stalls import StallWarning
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph.cutting import DispatchedSource
 from torchdata.dataloader2.random import SeedGenerator

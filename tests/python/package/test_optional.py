@@ -18,9 +18,9 @@ import pytest
 
 import torchdata
 from torchdata import metrics
+from torchdata._observe.outside.top import live
 from torchdata._optional import optional_import
 from torchdata._ranks.mpi_group import MpiGroup
-from torchdata._stats.top import live
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes import iter as pipes
 from torchdata.datapipes.iter import IterableWrapper

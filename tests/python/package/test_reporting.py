@@ -15,8 +15,8 @@ import pytest
 
 import torchdata
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left  # noqa: F401 - a fixture
-from torchdata._reporting import explain
 from torchdata.dataloader2 import DataLoader2
+from torchdata.datapipes._pipe.explaining import explain
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 

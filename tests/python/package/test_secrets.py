@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import pytest
 
+from torchdata._observe.trace.naming import Names
 from torchdata._redacting import digest, is_private, is_secret, printable, redact_error, redacted, shown
-from torchdata._tracing.naming import Names
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, describe
 from torchdata.dataloader2.linter import lint
 from torchdata.datapipes._pipe.fingerprint import difference, fingerprint

@@ -224,7 +224,7 @@ def slow_on_rank_1(item):
 
 def main(rank):
     import torchdata.metrics
-    from torchdata._showing.values import rank_of
+    from torchdata._observe.metrics.values import rank_of
     service = SequentialReadingService(DistributedReadingService(60), MultiProcessingReadingService(1, "fork"))
     pipe = IterableWrapper(range(300)).sharding_filter().map(slow_on_rank_1)
     with DataLoader2(pipe, reading_service=service) as loader:

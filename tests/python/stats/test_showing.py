@@ -15,7 +15,7 @@ import pytest
 
 from torchdata._drawing.graph import Graph, Group, Node
 from torchdata._drawing.picture import Picture, color_of
-from torchdata._stats import table
+from torchdata._observe.show import table
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService, SequentialReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper

@@ -18,7 +18,7 @@ import pytest
 
 import torchdata
 from rank_threads import ThreadGroup, in_ranks
-from torchdata._stats.stalls import StallWarning, _watched
+from torchdata._observe.outside.stalls import StallWarning, _watched
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
@@ -26,7 +26,7 @@ from waiting import wait_for
 pytestmark = [
     pytest.mark.alone,
     # The watching thread may be about to warn when the item comes after all; then it does so behind its test.
-    pytest.mark.filterwarnings("ignore::torchdata._stats.stalls.StallWarning"),
+    pytest.mark.filterwarnings("ignore::torchdata._observe.outside.stalls.StallWarning"),
 ]
 PACKAGE_PATH = str(Path(torchdata.__file__).resolve().parents[1])
 

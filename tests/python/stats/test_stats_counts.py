@@ -17,7 +17,7 @@ from process_checks import METHODS, loader, nothing_is_left, wait_for  # noqa: F
 from ranks import gloo_job
 from torchdata._engine import snapshots
 from torchdata._native import StatsBoard
-from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting
+from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 from torchdata.dataloader2 import (
     DataLoader2,
     InProcessReadingService,

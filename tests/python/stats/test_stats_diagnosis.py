@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
-from torchdata._stats.diagnosis import oversubscribed
+from torchdata._observe.stats.diagnosis import oversubscribed
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -268,7 +268,7 @@ def test_a_slow_first_item(workers):
 
 
 def test_a_loader_that_hangs_says_for_whom(monkeypatch):
-    monkeypatch.setattr("torchdata._stats.diagnosis.STALL", 0.2)
+    monkeypatch.setattr("torchdata._observe.stats.diagnosis.STALL", 0.2)
     reading, writing = os.pipe()
     verdicts = []
 

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("torch")
 
 from process_checks import nothing_is_left  # noqa: F401
-from torchdata._stats.attaching import NoLoaderError, attach
-from torchdata._stats.stalls import StallWarning
+from torchdata._observe.outside.attaching import NoLoaderError, attach
+from torchdata._observe.outside.stalls import StallWarning
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _pool
 

@@ -22,9 +22,9 @@ import pytest
 
 from leftovers import descriptors, shared_files
 from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
-from torchdata._stats.attaching import NoLoaderError, attach, find
-from torchdata._stats.stacks import kernel_state
-from torchdata._stats.stalls import StallWarning
+from torchdata._observe.outside.attaching import NoLoaderError, attach, find
+from torchdata._observe.outside.stacks import kernel_state
+from torchdata._observe.outside.stalls import StallWarning
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -299,7 +299,7 @@ def test_a_loader_that_comes_along_is_silent():
 
 ASKED_LATE = """
 import os
-from torchdata._stats.stacks import ask_for_stack
+from torchdata._observe.outside.stacks import ask_for_stack
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 

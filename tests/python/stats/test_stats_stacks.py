@@ -17,7 +17,7 @@ import pytest
 
 from process_checks import loader
 from torchdata._native import StatsBoard
-from torchdata._stats import stacks
+from torchdata._observe.outside import stacks
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 from waiting import check_in_forked_child

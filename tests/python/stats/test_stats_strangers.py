@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from torchdata._native import StatsBoard
-from torchdata._stats import attaching, top
-from torchdata._stats.attaching import find
-from torchdata._stats.reading import read_board
+from torchdata._observe.outside import attaching, top
+from torchdata._observe.outside.attaching import find
+from torchdata._observe.stats.reading import read_board
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter import IterableWrapper
 

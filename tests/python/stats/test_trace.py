@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 import torchdata
-from torchdata._tracing import chrome, state
+from torchdata import _tracing
+from torchdata._observe.trace import chrome
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
@@ -129,7 +130,7 @@ def test_only_epochs_that_begin_within_are_traced(tmp_path: Path) -> None:
     found = read_trace(tmp_path / "first.json")
     items = [one.args["item"] for one in found.named("the worker processes") if "item" in one.args]
     assert items == [*range(10), 0], "the whole epoch, and what was seen of the next"
-    assert state.current is None
+    assert _tracing.current is None
 
 
 def test_what_a_killed_worker_has_written_is_there(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_second_trace_and_a_place_that_cannot_be_written_are_refused_at_once(t
     with pytest.raises(TypeError, match="events must be an integer"):
         torchdata.trace(tmp_path / "x.json", events=1.5)  # type: ignore[arg-type]
     assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
-    assert state.current is None
+    assert _tracing.current is None
 
 
 def test_a_trace_that_cannot_be_written_is_no_reason_to_hide_the_error_within(
@@ -192,13 +193,13 @@ def test_a_trace_that_cannot_be_written_is_no_reason_to_hide_the_error_within(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("torchdata._tracing.trace.write_trace", full)
+    monkeypatch.setattr("torchdata._observe.trace.trace.write_trace", full)
     with pytest.raises(KeyError) as caught, torchdata.trace(tmp_path / "x.json"):
         raise KeyError("of the program")
     assert "writing the trace" in caught.value.__notes__[0]
     with pytest.raises(OSError, match="No space left"), torchdata.trace(tmp_path / "x.json"):
         pass
-    assert state.current is None
+    assert _tracing.current is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -211,7 +212,7 @@ def test_a_forked_child_writes_nothing_of_its_parents_trace(tmp_path: Path) -> N
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of other tests
             child = os.fork()
         if child == 0:
-            os._exit(0 if list(pipe) == [0, 1, 2] and state.current is None else 1)
+            os._exit(0 if list(pipe) == [0, 1, 2] and _tracing.current is None else 1)
         assert os.waitpid(child, 0)[1] == 0
     assert len([one for one in read_trace(path).named("IterableWrapper") if "item" in one.args]) == 3
 

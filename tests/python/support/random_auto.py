@@ -1,4 +1,4 @@
-"""Random loaders whose number of workers changes in the midst of epochs, against one whose number is fixed.
+"""Random loaders whose number of workers changes between epochs, against one whose number is fixed.
 
     python -m random_auto --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
     python -m random_auto --seed 17 --runs 1              # one of them again
@@ -13,7 +13,6 @@ import contextlib
 import pickle
 import random
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -29,7 +28,7 @@ MOST = 5
 
 @contextlib.contextmanager
 def drawn_choices(dice: random.Random, each: float) -> Iterator[None]:
-    """Makes the number of workers change at random: at each look with such a probability."""
+    """Makes the number of workers change at random: before each epoch with such a probability."""
 
     def choose(stats: Any, *_: Any) -> choosing.Choice:
         return choosing.Choice(dice.randint(1, MOST), "it was drawn")
@@ -38,7 +37,7 @@ def drawn_choices(dice: random.Random, each: float) -> Iterator[None]:
         return dice.random() < each
 
     with (
-        mock.patch.multiple(steering, LOOK=0.0, GLANCE=0.0, MOST_CHANGES=6, _is_ripe=ripe, say=lambda line: None),
+        mock.patch.multiple(steering, PATIENCE=0.0, MOST_CHANGES=6, _is_ripe=ripe, say=lambda line: None),
         mock.patch.object(choosing, "choose_workers", choose),
         mock.patch.object(choosing, "GAIN", 0.0),
         mock.patch.object(steering.Steering, "_decide", return_value=None),
@@ -56,10 +55,8 @@ class AutoPlan(Plan):
         self.kind = self.dice.choice(["filter", "filter", "batch", "dispatch"])
         self.items = self.dice.choice([9, 47, 60, 150])
         self.method = self.dice.choice(["fork"] * 7 + ["spawn"])
-        self.each = self.dice.choice([0.02, 0.1, 0.5])
-        self.epochs = self.dice.choice([1, 2, 3])
-        #: Seconds that each item is used, so that new workers are ready before the end.
-        self.step = self.dice.choice([0.0, 0.001, 0.003])
+        self.each = self.dice.choice([0.3, 0.6, 1.0])
+        self.epochs = self.dice.choice([2, 3, 4])
 
     def depends(self) -> bool:
         """Whether something in the pipeline keeps the number of workers as it is."""
@@ -94,7 +91,6 @@ def _check_epoch(plan: AutoPlan, loader: DataLoader2[Any], epoch: list[Any], num
     got, state, ago = [], None, 0
     for place, item in enumerate(loader):
         got.append(item)
-        time.sleep(plan.step)
         if place == saved_at:
             ago = plan.dice.choice([0, 0, 1, 2, place + 1])
             ago = min(ago, place + 1)

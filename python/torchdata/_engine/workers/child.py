@@ -24,7 +24,7 @@ from torchdata._engine.workers.links import MAIN, Lines
 from torchdata._engine.workers.program import Program, Runner
 from torchdata._importing import call_when_imported
 from torchdata._native import Collector, Link, Sender, StatsBoard
-from torchdata._stats.counting import Counting
+from torchdata._observe.stats.counting import Counting
 
 __all__ = ["Child", "ChildSetup", "run_child"]
 

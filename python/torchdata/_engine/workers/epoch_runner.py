@@ -22,7 +22,7 @@ from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.links import MAIN
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
-from torchdata._tracing.following import follow
+from torchdata._observe.trace.following import follow
 
 __all__ = ["EpochRunner"]
 

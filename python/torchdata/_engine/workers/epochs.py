@@ -15,15 +15,15 @@ from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from torchdata import _tracing as tracing
 from torchdata._engine import snapshots
 from torchdata._engine.processes.shutdown import ChildProcess
 from torchdata._engine.workers.calls import Noted
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.program import EpochProgram
 from torchdata._engine.workers.restart import Received, Restarts, Run
-from torchdata._stats.counting import MAIN_PAGE, Room
-from torchdata._stats.stacks import answer_no_more
-from torchdata._tracing import state as tracing
+from torchdata._observe.outside.stacks import answer_no_more
+from torchdata._observe.stats.counting import MAIN_PAGE, Room
 
 __all__ = ["Children", "Place"]
 

@@ -23,7 +23,7 @@ from torchdata._engine.workers.links import MAIN, default_budget
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
-from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting, Room
+from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Room
 
 __all__ = ["Group"]
 

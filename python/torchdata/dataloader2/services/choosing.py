@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchdata import _machine as machine
-from torchdata._stats.diagnosis import FEWEST, dispatching, full_memory, training
-from torchdata._stats.table import duration, percent, size
+from torchdata._observe.show.table import duration, percent, size
+from torchdata._observe.stats.diagnosis import FEWEST, dispatching, full_memory, training
 
 if TYPE_CHECKING:
-    from torchdata._stats.model import LoaderStats
+    from torchdata._observe.stats.model import LoaderStats
 
 __all__ = ["Choice", "Limits", "choose_window", "choose_workers", "is_enough", "limits"]
 

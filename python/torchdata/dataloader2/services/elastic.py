@@ -31,7 +31,7 @@ from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.state import save_generators
 
-__all__ = ["Shape", "divided_anew", "passed_over", "shape_of", "shared_anew"]
+__all__ = ["Shape", "divided_anew", "passed_over", "shape_of"]
 
 _WAYS = "Load the state with the same number of workers and ranks, or one that was saved between two epochs"
 
@@ -93,25 +93,6 @@ def divided_anew(places: Mapping[int, dict[str, Any]], old: Shape, new: Shape, g
         return _Changing(places, old, new, _parts_of(graph, bool(new.workers))).place()
     except ValueError as error:
         raise ValueError(change + str(error)[:1].upper() + str(error)[1:]) from None
-
-
-def shared_anew(workers: dict[str, Any], number: int, branch: Any, dispatching: Any) -> dict[str, Any]:
-    """The place from which another number of workers goes on, of the same rank or of none.
-
-    Args:
-        workers: the place of the workers.
-        number: how many are to go on.
-        branch: the graph that each runs, as it is before they divide it.
-        dispatching: what the dispatching process runs; None where there is none.
-
-    Raises:
-        ValueError: something in the graph forbids it; the message says what.
-    """
-    dispatches = dispatching is not None
-    old, new = Shape(len(workers["workers"]), dispatches), Shape(number, dispatches)
-    place = _Changing({0: {"workers": workers}}, old, new, _Parts(branch, branch, dispatching)).place()
-    anew: dict[str, Any] = place["workers"]
-    return anew
 
 
 @dataclass(frozen=True)

@@ -58,14 +58,14 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     because nothing divides them. No warning comes where `worker_init_fn` or `worker_reset_fn` may do that.
 
     Args:
-        num_workers: number of worker processes; 0 runs everything in the main process. "auto" begins with 2 and looks,
-            in the first seconds, who waits for whom: more where loading limits the program, within the cores and the
-            memory that there are, fewer where training does. The order of the items stays the same; where it would
-            depend on the number, a line says why, and 2 are kept. What is chosen is said in a line, too.
+        num_workers: number of worker processes; 0 runs everything in the main process. "auto" begins with 2, and
+            chooses between two epochs by who has waited for whom: more if loading limits the program, within the cores
+            and the memory that there are, fewer if training does. The order of the items stays the same; if it would
+            depend on the number, a line says why, and 2 are kept. A line tells each choice, too.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
-        worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it. "auto" begins with few, and
-            lets workers be further ahead where items take so different times that main waits for them, as far as the
-            memory budget permits.
+        worker_prefetch_cnt: items that each worker prepares ahead of what was asked of it. "auto" begins with few; in
+            later epochs workers are further ahead if items take so different times that main waits for them, as far as
+            the memory budget permits.
         main_prefetch_cnt: items prepared ahead for the main process as a whole, shared out over the workers; "auto" for
             both counts together.
         worker_init_fn: called in each worker when it starts, with the graph and its `WorkerInfo`; returns the graph.
@@ -171,13 +171,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         branch = branches[0]
         stays_in_main = branch is not datapipe
         self._dispatches = dispatching is not None
-        steering = self._steer(datapipe, branch, dispatching)
+        self._steer(datapipe, branch, dispatching)
         self._shifts = self._start(branch, dispatching)
         output = self._worker_output = WorkerOutput(
             self._shifts.children,
             lasts(branch, dispatching),
             self.in_order,
-            steering,
             names_of_lasting(branch),
             names_of_lasting(dispatching),
         )
@@ -197,11 +196,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self.num_workers > 1 and no_functions and not replaced_functions():
             warn_of_silent_findings(datapipe, self.num_workers)
 
-    def _steer(self, datapipe: DataPipe, branch: DataPipe, dispatching: DataPipe | None) -> Steering | None:
-        """What chooses for `"auto"`; None where nothing is to be chosen."""
+    def _steer(self, datapipe: DataPipe, branch: DataPipe, dispatching: DataPipe | None) -> None:
+        """Has `"auto"` chosen for, if something is to be chosen."""
         window = self.worker_prefetch_cnt == "auto" or self.main_prefetch_cnt == "auto"
         if self._num_workers != "auto" and not window:
-            return None
+            return
         from torchdata.dataloader2.services.steering import Steering
 
         self._steering = Steering(self, self._num_workers == "auto", window)
@@ -209,7 +208,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             why = self._why_order_depends(datapipe, branch, dispatching)
             if why is not None:
                 self._steering.keep(f"the order of the items would depend on their number: {why}")
-        return self._steering
 
     def _why_order_depends(self, datapipe: DataPipe, branch: DataPipe, dispatching: DataPipe | None) -> str | None:
         from torchdata.dataloader2.services.fixed_order import why_workers_matter
@@ -242,8 +240,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         number, changes, most = self.num_workers, 0, 0
         if self._steering is not None and self._steering.workers:
             changes, most = self._steering.prepare(number)
-        graphs = (branch, dispatching)
-        return Shifts(make, graphs, ahead, number, changes=changes, most=most, full_stats=self._full_stats)
+        return Shifts(
+            make,
+            ahead,
+            number,
+            changes=changes,
+            most=most,
+            dispatches=dispatching is not None,
+            full_stats=self._full_stats,
+        )
 
     @property
     def num_workers(self) -> int:

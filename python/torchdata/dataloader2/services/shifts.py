@@ -1,8 +1,7 @@
-"""The processes of a reading service, and those that take their place while an epoch runs.
+"""The processes of a reading service, and those that take their place between two epochs.
 
-Role: runs in main. Owns all `Children` of the service: those at work, those that are starting, and those that others
-have replaced and that have not ended yet. It knows how they are made and how others take over; when is decided by
-`steering`.
+Role: runs in main. Owns the `Children` of the service, and for a moment those that others have replaced. It knows how
+they are made and how others take over; `steering` decides when.
 """
 
 from __future__ import annotations
@@ -10,16 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.workers.epochs import Children
 from torchdata._native import StatsBoard
-from torchdata._stats.counting import PIPES, Room
-from torchdata.dataloader2.graph import DataPipe
-
-if TYPE_CHECKING:
-    from torchdata.dataloader2.services.worker_output import WorkerOutput
+from torchdata._observe.outside.stalls import warn_of_stalls
+from torchdata._observe.stats.counting import PIPES, Room
 
 __all__ = ["Ahead", "Shifts"]
 
@@ -56,104 +51,66 @@ class Shifts:
 
     Args:
         make: makes them: `Children`, but for how many, their window and where they count.
-        graphs: what each worker runs, and what the dispatching process does, if there is one.
         ahead: how many items each may be ahead.
         number: how many workers there are at first.
         changes: how often others take their place at most.
         most: how many workers there are at most, then.
+        dispatches: whether a dispatching process is among them.
         full_stats: whether the time of each pipe is taken.
     """
 
     def __init__(
         self,
         make: Callable[..., Children],
-        graphs: tuple[DataPipe, DataPipe | None],
         ahead: Ahead,
         number: int,
         *,
         changes: int = 0,
         most: int = 0,
+        dispatches: bool = False,
         full_stats: bool = False,
     ) -> None:
         self._make = make
-        self._graphs = graphs if changes else None
         self.ahead = ahead
         self.most = most
         room = None
         if changes:
-            pages = 1 + (1 + changes) * (most + (graphs[1] is not None))
+            pages = 1 + (1 + changes) * (most + dispatches)
             room = Room(StatsBoard(pages, (1 + changes) * most, PIPES, full_stats))
-        #: Those that are not at work: that are starting, or were replaced.
-        self.others: list[Children] = []
         self.children = self._made(number, room)
-        #: Where those count that come next.
-        self._next_room = self.children.room.behind(number, self.children.dispatches)
+        #: Those that others have replaced, until they have ended.
+        self._old: Children | None = None
 
     def _made(self, number: int, room: Room | None) -> Children:
         return self._make(num_workers=number, window=self.ahead.window(number), room=room)
 
     def start_others(self, number: int) -> Children:
-        """Starts so many workers beside those that there are; they wait for commands."""
-        room = self._next_room
-        children = self._made(number, room)
-        self.others.append(children)
-        self._next_room = room.behind(number, children.dispatches)
-        return children
+        """Starts so many workers that are to take the place of those at work; they wait for commands."""
+        now = self.children
+        return self._made(number, now.room.behind(now.num_workers, now.dispatches))
 
-    def replace(self, output: WorkerOutput, children: Children) -> bool:
-        """Lets others make the rest of the epoch. False where it is not known now how far it has come.
+    def replace(self, children: Children, take: Callable[[Children], object]) -> None:
+        """Lets others run the next epochs, and ends those that ran the last one.
 
         Args:
-            output: what main reads, between two items.
             children: the others.
-
-        Raises:
-            ValueError: what is left of the epoch cannot be shared anew; the message says why.
+            take: makes main read from them.
         """
-        from torchdata.dataloader2.services.elastic import shared_anew
-
-        place = output.place(output.delivered)
-        if place is None or self._graphs is None:
-            return False
-        anew = shared_anew(place, children.num_workers, *self._graphs)
         with InterruptsDeferred():
-            output.replace(children, anew)
-            self._take_over(children)
-        return True
+            take(children)
+            self._old, self.children = self.children, children
+        warn_of_stalls(children, self._old.stall_warning)
+        self._old.retire()
+        self._end_old()
 
-    def replace_between_epochs(self, output: WorkerOutput, children: Children) -> None:
-        """Lets others run the next epochs."""
-        with InterruptsDeferred():
-            output.replace_between_epochs(children)
-            self._take_over(children)
-
-    def _take_over(self, children: Children) -> None:
-        from torchdata._stats.stalls import warn_of_stalls
-
-        old, self.children = self.children, children
-        self.others.remove(children)
-        self.others.append(old)
-        warn_of_stalls(children, old.stall_warning)
-        old.retire()
-
-    def reap(self) -> None:
-        """Gives back what belongs to those that were replaced and have ended."""
-        for children in [each for each in self.others if each.is_retired and each.have_ended]:
-            children.shutdown()
-            self.others.remove(children)
-
-    def let_go(self, children: Children) -> None:
-        """Ends those that were started and are not needed."""
-        children.retire()
+    def _end_old(self) -> None:
+        if self._old is not None:
+            self._old.shutdown()
+            self._old = None
 
     def shutdown(self) -> None:
         """Ends all; bounded and idempotent."""
-        first: BaseException | None = None
-        for children in [self.children, *self.others]:
-            try:
-                children.shutdown()
-            except Exception as error:
-                first = first or error
-        self.others.clear()
-        if first is not None:
-            raise first
+        try:
+            self._end_old()
+        finally:
+            self.children.shutdown()

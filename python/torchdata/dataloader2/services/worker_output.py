@@ -5,13 +5,10 @@ Role: runs in main; the reading service that made it owns the children from whic
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdata._engine.snapshots import Resumption
 from torchdata._engine.workers.epochs import Children, Place
@@ -20,40 +17,22 @@ from torchdata._native import Delivery
 from torchdata.dataloader2.services.places import accounts_in, kept_in, plain, resumptions, why_unsaved
 from torchdata.datapipes.datapipe import IterDataPipe
 
-if TYPE_CHECKING:
-    from torchdata.dataloader2.services.steering import Steering
-
 __all__ = ["Run", "WorkerOutput"]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What workers send in an epoch, until others take their place.
+    """The epoch that workers run, as one value: others see it whole, or the one before.
 
     Args:
         children: the processes.
         items: the iterator over their items.
-        before: items that came from others since the epoch began here.
         base: where the items were shared anew in this epoch, if they were.
-        earlier: the run of the others; for a while after they have gone.
     """
 
     children: Children
     items: Iterator[Any]
-    before: int = 0
     base: dict[str, Any] | None = None
-    earlier: Run | None = None
-
-    @property
-    def delivered(self) -> int:
-        """Items that came since the epoch began here, from all runs."""
-        return self.before + self.children.collector.delivered()
-
-    def at(self, delivered: int) -> Run | None:
-        """The run in which so many items had come; None where that is too long ago."""
-        if delivered >= self.before:
-            return self
-        return None if self.earlier is None else self.earlier.at(delivered)
 
 
 class WorkerOutput(IterDataPipe[Any]):
@@ -63,7 +42,6 @@ class WorkerOutput(IterDataPipe[Any]):
         children: the processes.
         lasts: whether something in their graphs outlives an epoch. Then each later epoch begins with snapshots.
         in_order: whether main takes items in strict turn.
-        steering: what looks between two items and may replace the processes, if something is to be chosen.
         lasts_in_workers: the names of the pipes in the workers of which something outlives an epoch.
         lasts_dealt: those in the dispatching process.
     """
@@ -76,14 +54,12 @@ class WorkerOutput(IterDataPipe[Any]):
         children: Children,
         lasts: bool = False,
         in_order: bool = True,
-        steering: Steering | None = None,
         lasts_in_workers: Sequence[str] = (),
         lasts_dealt: Sequence[str] = (),
     ) -> None:
         self.run = Run(children, iter(()))
         self.lasts = lasts
         self.in_order = in_order
-        self._steering = steering
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
         #: Whether what reads it begins a pass only for having begun it, and no epoch.
@@ -139,7 +115,7 @@ class WorkerOutput(IterDataPipe[Any]):
             children.start_epoch(commands, resume, announced=self.lasts and self._passes > 1)
         else:
             _go_on(children, commands, place, self.in_order, strict)
-        self.run = Run(children, iter(children.collector), base=None if place is None else place.get("base"))
+        self.run = Run(children, iter(children.collector), None if place is None else place.get("base"))
 
     def follow(self, delivery: Delivery | None) -> None:
         """Lets the children's books know how many items the user was given; None: nobody knows."""
@@ -148,16 +124,16 @@ class WorkerOutput(IterDataPipe[Any]):
     @property
     def delivered(self) -> int:
         """Items that came since the epoch began here."""
-        return self.run.delivered
+        return self._children.collector.delivered()
 
     def place(self, delivered: int) -> dict[str, Any] | None:
         """Where all processes were when so many items of the epoch had come here; None where that is too long ago.
 
         May be called at any time: while another thread takes items, or from a signal handler.
         """
-        run = self.run.at(delivered)
-        found = None if run is None else run.children.collector.places(delivered - run.before)
-        if run is None or found is None:
+        run = self.run
+        found = run.children.collector.places(delivered)
+        if found is None:
             return None
         self.unsaved = why_unsaved(found)
         return plain(found, run.children.dispatches, self.in_order, run.base)
@@ -170,7 +146,7 @@ class WorkerOutput(IterDataPipe[Any]):
         dispatching process deals to all workers alike.
         """
         run = self.run
-        if not self.in_order or self.dispatches or run.before or run.base is not None:
+        if not self.in_order or self.dispatches or run.base is not None:
             return None
         found = run.children.collector.places()
         return None if found is None else [items for (items, _), _ in found[0]]
@@ -227,29 +203,10 @@ class WorkerOutput(IterDataPipe[Any]):
         """Whether the next epoch is one that goes on at a place."""
         return self._place is not None
 
-    def replace_between_epochs(self, children: Children) -> None:
+    def read_from(self, children: Children) -> None:
         """Lets other processes run the epochs from now on; nobody reads meanwhile."""
-        children.collector.follow_as(self._children.collector, 0)
+        children.collector.follow_as(self._children.collector)
         self.run = Run(children, iter(()))
-
-    def replace(self, children: Children, anew: dict[str, Any]) -> None:
-        """Lets other processes make the rest of the epoch; to be called between two items.
-
-        Args:
-            children: the processes, which wait for commands.
-            anew: the place at which they go on: where these are now, shared anew among as many workers.
-        """
-        old = self.run
-        assert self._commands is not None
-        _go_on(children, self._commands, anew, self.in_order, strict=True)
-        before = old.delivered
-        children.collector.follow_as(old.children.collector, before)
-        self.run = Run(children, iter(children.collector), before, anew["base"], old)
-
-    def forget_earlier(self) -> None:
-        """Forgets where processes were whose place others have taken."""
-        if self.run.earlier is not None:
-            self.run = dataclasses.replace(self.run, earlier=None)
 
     def __iter__(self) -> Iterator[Any]:
         if self.is_between_epochs:
@@ -261,14 +218,7 @@ class WorkerOutput(IterDataPipe[Any]):
         if not self._fresh:  # a pipe in main reads the workers' output once more in the same epoch
             self._start(self._commands)
         self._fresh = False
-        if self._steering is None or self._steering.is_over:
-            return self.run.items
-        from torchdata.dataloader2.services.steering import Looks
-
-        # What hands items over is C alone: Ctrl-C comes before an item is taken, or behind the loop's own step.
-        current = attrgetter("run.items")
-        measured = map(next, map(current, Looks(self, self._steering)))
-        return chain.from_iterable(chain([measured], map(current, [self])))
+        return self.run.items
 
     #: Whether its name is a plural.
     is_several = True

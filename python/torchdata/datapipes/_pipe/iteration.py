@@ -11,7 +11,6 @@ its reader is being read in that pass; one that began before is left over from a
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from typing import Any
@@ -20,12 +19,11 @@ from weakref import WeakKeyDictionary
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.halting import Halts
 from torchdata.datapipes._pipe.plain import from_plain, to_plain
-from torchdata.datapipes._pipe.record import Record, existing_record, record_of, token_of
+from torchdata.datapipes._pipe.record import Beginning, Record, existing_record, record_of, token_of
 from torchdata.datapipes._pipe.torch import note_passes_of_torchs, replay_later
 from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of, walk
 
 __all__ = [
-    "Beginning",
     "awaits_iteration",
     "beginning_of",
     "can_reset",
@@ -46,48 +44,31 @@ __all__ = [
 _tick = count(1).__next__
 
 
-class Beginning:
-    """How a graph stood when the pass of its end began: what a replay of that pass begins with.
+def _how_it_begins(pipe: Any, loaded: dict[str, Any] | None) -> Beginning:
+    """How the graph of a pipe stands, whose pass begins now.
 
     Args:
         pipe: the end of the graph.
         loaded: what was loaded into it for this pass, if anything.
     """
-
-    __slots__ = ("dropped", "generators", "moved", "parts", "passes", "since", "torchs", "whole", "yielded")
-
-    def __init__(self, pipe: Any, loaded: dict[str, Any] | None) -> None:
-        own = dict(with_pending(pipe, record_of(pipe), loaded)) if loaded is not None else {}
-        #: Items that the loaded state says to drop, in the beginning.
-        self.dropped: int = own.pop("drop", 0)
-        if loaded is not None and "drop" in loaded:
-            own.pop("finished", None)
-        #: Items that count as yielded when the pass begins, before any is dropped.
-        self.yielded: int = own["yielded"] if own.get("how") == "restore" else 0
-        #: The generators that the pass begins with. What it drops, it drops with those of the loaded state.
-        self.moved = save_generators()
-        self.generators: dict[str, Any] = own.pop("generators", self.moved)
-        #: Whether the loaded state says already that all is to be replayed.
-        self.whole = self.generators is not self.moved
-        self.since = time.monotonic()
-        #: The numbers of the iterations of torch's pipes.
-        self.torchs: dict[int, Any] = {}
-        #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
-        self.parts: list[tuple[Any, dict[str, Any], Any]] = []
-        #: How many passes the pipes had begun that read in threads.
-        self.passes: dict[int, int] = {}
-        for each in walk(pipe):
-            if hasattr(type(each), "_read_ahead"):
-                self.passes[id(each)] = each._passes
-            self.torchs[id(each)] = getattr(each, "_valid_iterator_id", None)
-            if each is pipe and loaded is not None:
-                self.parts.append((each, own, None))
-            else:
-                self.parts.append((each, *entry_at_beginning(each)))
-
-    def entries(self) -> list[tuple[Any, dict[str, Any]]]:
-        """Each pipe with its entry."""
-        return [(pipe, entry) for pipe, entry, _ in self.parts]
+    own = dict(with_pending(pipe, record_of(pipe), loaded)) if loaded is not None else {}
+    found = Beginning(save_generators())
+    found.dropped = own.pop("drop", 0)
+    if loaded is not None and "drop" in loaded:
+        own.pop("finished", None)
+    if own.get("how") == "restore":
+        found.yielded = own["yielded"]
+    found.whole = "generators" in own
+    found.generators = own.pop("generators", found.moved)
+    for each in walk(pipe):
+        if hasattr(type(each), "_read_ahead"):
+            found.passes[id(each)] = each._passes
+        found.torchs[id(each)] = getattr(each, "_valid_iterator_id", None)
+        if each is pipe and loaded is not None:
+            found.parts.append((each, own, None))
+        else:
+            found.parts.append((each, *entry_at_beginning(each)))
+    return found
 
 
 def entry_at_beginning(pipe: Any) -> tuple[dict[str, Any], Any]:
@@ -353,7 +334,7 @@ def _give_seed(pipe: Any, seed: Any) -> None:
 
 
 def _note_beginning(datapipe: Any, record: Record, loaded: dict[str, Any] | None) -> None:
-    beginning = Beginning(datapipe, loaded)
+    beginning = _how_it_begins(datapipe, loaded)
     if record.beginning is not None:
         _note_growth(record, beginning)
     record.beginning = beginning

@@ -6,20 +6,51 @@ pipe. A *pass* is one iteration of one pipe.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from torchdata._native import IterationToken
 
 if TYPE_CHECKING:
     from torchdata.datapipes._pipe.fingerprint import Fingerprint
-    from torchdata.datapipes._pipe.iteration import Beginning
 
-__all__ = ["NEVER", "Record", "existing_record", "record_of", "token_of"]
+__all__ = ["NEVER", "Beginning", "Record", "existing_record", "record_of", "token_of"]
 
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
 #: The number of no iteration.
 NEVER = object()
+
+
+class Beginning:
+    """How a graph stood when the pass of its end began: what a replay of that pass begins with.
+
+    Args:
+        generators: the random generators of the process as they were.
+    """
+
+    __slots__ = ("dropped", "generators", "moved", "parts", "passes", "since", "torchs", "whole", "yielded")
+
+    def __init__(self, generators: dict[str, Any]) -> None:
+        #: Items that the loaded state says to drop, in the beginning.
+        self.dropped = 0
+        #: Items that count as yielded when the pass begins, before any is dropped.
+        self.yielded = 0
+        #: The generators that the pass begins with. What it drops, it drops with those of the loaded state.
+        self.generators = self.moved = generators
+        #: Whether the loaded state says already that all is to be replayed.
+        self.whole = False
+        self.since = time.monotonic()
+        #: The numbers of the iterations of torch's pipes.
+        self.torchs: dict[int, Any] = {}
+        #: Each pipe of the graph with its entry, and the state that is to be put into it, if there is one.
+        self.parts: list[tuple[Any, dict[str, Any], Any]] = []
+        #: How many passes the pipes had begun that read in threads.
+        self.passes: dict[int, int] = {}
+
+    def entries(self) -> list[tuple[Any, dict[str, Any]]]:
+        """Each pipe with its entry."""
+        return [(pipe, entry) for pipe, entry, _ in self.parts]
 
 
 class Record:

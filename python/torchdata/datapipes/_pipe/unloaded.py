@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from torchdata._reporting import explain, note_index
+from torchdata.datapipes._pipe.explaining import explain, note_index
 from torchdata.datapipes.datapipe import begin_iteration
 
 __all__ = ["Load", "Step", "Unloadable", "begin_unloaded", "can_wait", "items_at"]

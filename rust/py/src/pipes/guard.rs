@@ -411,7 +411,8 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64) -> PyErr {
     let value = error.value(py);
     // Before 3.12 an exception that is on its way has its frames beside it.
     let passed = (value, error.traceback(py), pipe, yielded);
-    let told = PyModule::import(py, "torchdata._reporting").and_then(|module| module.call_method1("explain", passed));
+    let told = PyModule::import(py, "torchdata.datapipes._pipe.explaining")
+        .and_then(|module| module.call_method1("explain", passed));
     match told {
         Ok(_) => PyErr::from_value(value.clone().into_any()),
         // An exception that cannot be explained passes as it is; a Ctrl-C meanwhile must not be lost.

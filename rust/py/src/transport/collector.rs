@@ -307,18 +307,14 @@ impl Collector {
 
     /// Says who knows how many items the user was given: `delivery` does; None: nobody.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
-        let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given(), 0));
+        let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
         self.reader()?.given = given;
         Ok(())
     }
 
-    /// Has it told by who tells `other`, whose place this one takes in an epoch of which `before` items were delivered.
-    fn follow_as(&self, other: &Self, before: u64) -> PyResult<()> {
-        let given = match &other.reader()?.given {
-            Given::Counted(given, _) => Given::Counted(Arc::clone(given), before),
-            Given::All => Given::All,
-            Given::Unknown => Given::Unknown,
-        };
+    /// Follows whatever `other` follows, whose place this collector takes.
+    fn follow_as(&self, other: &Self) -> PyResult<()> {
+        let given = other.reader()?.given.clone();
         self.reader()?.given = given;
         Ok(())
     }

@@ -133,11 +133,12 @@ pub struct Reader {
 }
 
 /// Who knows how many of the delivered items the user was given.
+#[derive(Clone)]
 pub enum Given {
     /// All of them.
     All,
-    /// So many, of which so many were delivered before the first of ours.
-    Counted(Arc<AtomicU64>, u64),
+    /// So many.
+    Counted(Arc<AtomicU64>),
     /// Nobody knows.
     Unknown,
 }
@@ -148,7 +149,7 @@ impl Given {
     pub fn lag(&self, total: u64) -> Option<u64> {
         match self {
             Given::All => Some(0),
-            Given::Counted(given, before) => Some((before + total).saturating_sub(given.load(Relaxed))),
+            Given::Counted(given) => Some(total.saturating_sub(given.load(Relaxed))),
             Given::Unknown => None,
         }
     }

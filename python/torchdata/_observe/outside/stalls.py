@@ -17,10 +17,10 @@ import weakref
 from typing import Any
 
 from torchdata._native import Delivery, watch_after_fork, watch_before_fork, watch_is_over, watch_with
+from torchdata._reporting import PACKAGE
 
 __all__ = ["StallWarning", "warn_of_calls", "warn_of_calls_no_more", "warn_of_stalls"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: Modules in which a debugger waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
@@ -50,10 +50,10 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
 
 def _words(board: Any, peer: int | None, waited: float) -> str:
     # Imported where something is wrong: a loader that runs needs none of it.
-    from torchdata._stats.diagnosis import blame
-    from torchdata._stats.reading import read_board, summarise
-    from torchdata._stats.stacks import ask_for_stack, kernel_state
-    from torchdata._stats.table import duration
+    from torchdata._observe.outside.stacks import ask_for_stack, kernel_state
+    from torchdata._observe.show.table import duration
+    from torchdata._observe.stats.diagnosis import blame
+    from torchdata._observe.stats.reading import read_board, summarise
 
     stats = summarise(read_board(board))
     processes = {process.name: process for process in stats.processes}
@@ -130,14 +130,14 @@ def _is_debugged(frame: Any) -> bool:
 def _is_ours(frame: Any) -> bool:
     """Whether a call is this package's, or one that its threads wait in."""
     file: str = frame.f_code.co_filename
-    return file.startswith(_PACKAGE) or frame.f_globals.get("__name__") == "threading"
+    return file.startswith(PACKAGE) or frame.f_globals.get("__name__") == "threading"
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
     """The warning; None where main waits for another process, of which its collector tells."""
-    from torchdata._stats.reading import read_board, summarise
-    from torchdata._stats.stacks import kernel_state, own_stack
-    from torchdata._stats.table import duration
+    from torchdata._observe.outside.stacks import kernel_state, own_stack
+    from torchdata._observe.show.table import duration
+    from torchdata._observe.stats.reading import read_board, summarise
 
     main = summarise(read_board(board)).main
     if main is not None and main.waits_for is not None:
@@ -161,7 +161,7 @@ def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
 def _runs_ours(frame: Any) -> bool:
     """Whether a thread is one of this package's, or works for it."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_code.co_filename.startswith(PACKAGE):
             return True
         frame = frame.f_back
     return False

@@ -1,4 +1,4 @@
-"""From what the processes have counted to a `LoaderStats`.
+"""From what the processes have counted to the statistics of a loader.
 
 Role: reads a board and does sums. Runs in main, or in whoever observes a loader from outside. Counters are not read at
 one moment, so sums may be off by what happens meanwhile.
@@ -9,43 +9,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchdata._machine import cores
+from torchdata._observe.show.shown import ShownStats
+from torchdata._observe.stats.labels import Flag
+from torchdata._observe.stats.model import Page, PipeStats, ProcessStats, Reading, SlowItem
 from torchdata._redacting import printable
-from torchdata._stats.labels import Flag
-from torchdata._stats.model import LoaderStats, PipeStats, ProcessStats, SlowItem
 
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-__all__ = ["Reading", "cores", "read_board", "summarise"]
+__all__ = ["cores", "read_board", "summarise"]
 
 _ROLES = {1: "main", 2: "worker", 3: "dispatching"}
 #: In their order, those last that others have taken the place of.
 _ORDER = (*_ROLES.values(), "replaced")
 _NS = 1e-9
-Page = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What was read of a board.
-
-    Attributes:
-        at: when, in nanoseconds of the monotonic clock.
-        full: whether the time of each pipe is taken.
-        pages: by index, what each process has counted.
-        cpu: by index, seconds of processor time and of waiting for it; None where the system does not tell.
-        alive: the indices of processes that run.
-    """
-
-    at: int
-    full: bool
-    pages: Mapping[int, Page]
-    cpu: Mapping[int, tuple[float, float] | None] = field(default_factory=dict)
-    alive: frozenset[int] = frozenset()
 
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
@@ -148,7 +128,7 @@ class _Since:
         return [(pipe, before[i] if i < len(before) else None) for i, pipe in enumerate(self.page["pipes"])]
 
 
-def summarise(now: Reading, earlier: Reading | None = None) -> LoaderStats:
+def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     """The statistics of what happened up to a reading.
 
     Args:
@@ -179,7 +159,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> LoaderStats:
         if page_["role"] != 1 or not workers  # what main waits for was made in a worker
         for epoch, took, item in page_["slow"]
     ]
-    return LoaderStats(
+    return ShownStats(
         full=now.full,
         epoch=page["epoch"] if page else 0,
         running=bool(page and page["span"]["since"]),

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchdata._drawing.graph import Arrow, Graph, Group, Node
-from torchdata._stats.table import amount, duration, percent, size
+from torchdata._observe.show.table import amount, duration, percent, size
 
 if TYPE_CHECKING:
-    from torchdata._stats.model import LoaderStats, PipeStats, ProcessStats
+    from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
 __all__ = ["graph_of_stats"]
 

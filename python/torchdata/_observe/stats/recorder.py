@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchdata._native import Delivery, StatsBoard
-from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting
-from torchdata._stats.stacks import answer_no_more
-from torchdata._stats.stalls import warn_of_calls, warn_of_calls_no_more, warn_of_stalls
+from torchdata._observe.outside.stacks import answer_no_more
+from torchdata._observe.outside.stalls import warn_of_calls, warn_of_calls_no_more, warn_of_stalls
+from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
 
 if TYPE_CHECKING:
-    from torchdata._stats.model import LoaderStats
-    from torchdata._stats.reading import Reading
+    from torchdata._observe.show.shown import ShownStats
+    from torchdata._observe.stats.model import LoaderStats, Reading
 
 __all__ = ["Recorder", "StatsLevel"]
 
@@ -111,16 +111,17 @@ class Recorder:
 
     def reading(self) -> Reading:
         """What was counted so far."""
-        from torchdata._stats.reading import Reading, read_board
+        from torchdata._observe.stats.model import Reading
+        from torchdata._observe.stats.reading import read_board
 
         if self._counting is not None and self._pid == os.getpid():
             return read_board(self._counting.board)
         at, full, pages = self._last or (0, self.full, [])
         return Reading(at, full, {page["page"]: page for page in pages})
 
-    def stats(self, since: LoaderStats | None = None) -> LoaderStats:
+    def stats(self, since: LoaderStats | None = None) -> ShownStats:
         """See `DataLoader2.stats`."""
-        from torchdata._stats.reading import summarise
+        from torchdata._observe.stats.reading import summarise
 
         stats = summarise(self.reading(), None if since is None else since.reading)
         return replace(stats, choices=tuple(self._choices)) if self._choices else stats

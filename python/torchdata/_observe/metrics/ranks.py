@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from torchdata._showing.values import services_in
-from torchdata._stats.model import LoaderStats
-from torchdata._stats.table import duration, percent
+from torchdata._observe.metrics.values import services_in
+from torchdata._observe.show.table import duration, percent
+from torchdata._observe.stats.model import LoaderStats
 
 __all__ = ["RankSkew", "rank_skew"]
 

@@ -10,12 +10,10 @@ import importlib.util
 import sys
 import time
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import IO, Generic, Protocol, TypeVar
 
+from torchdata._observe.stats.model import LoaderStats
 from torchdata._optional import optional_import
-
-if TYPE_CHECKING:
-    from torchdata.dataloader2 import DataLoader2
 
 __all__ = ["Progress"]
 
@@ -31,12 +29,22 @@ class _Bar(Protocol):
     def close(self) -> None: ...
 
 
+class _Loader(Protocol[T_co]):
+    """The part of a loader that a bar needs."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[T_co]: ...
+
+    def stats(self, since: LoaderStats | None = None) -> LoaderStats: ...
+
+
 class Progress(Generic[T_co]):
     """See `DataLoader2.progress`. Iterating it begins an epoch; `len` is the loader's."""
 
     def __init__(
         self,
-        loader: DataLoader2[T_co],
+        loader: _Loader[T_co],
         *,
         description: str = "",
         file: IO[str] | None = None,

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from torchdata import _tracing
 from torchdata._native import TraceLog, end_trace
-from torchdata._tracing import state
-from torchdata._tracing.chrome import ProcessLog, write_trace
-from torchdata._tracing.naming import Names
-from torchdata._tracing.ranges import range_maker
+from torchdata._observe.trace.chrome import ProcessLog, write_trace
+from torchdata._observe.trace.naming import Names
+from torchdata._observe.trace.ranges import range_maker
 
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
@@ -41,7 +41,7 @@ class _Session:
         #: By the moment at which a loader's board was made, and the page of the child.
         self.children: dict[tuple[int, int], tuple[str, TraceLog]] = {}
 
-    def register(self, datapipe: Any) -> state.Registration:
+    def register(self, datapipe: Any) -> _tracing.Registration:
         number = self._names.number(datapipe)
         maker: Callable[[bool], None] | None = None
         if self._ranges:
@@ -95,13 +95,13 @@ class Trace:
         self.left_out = 0
 
     def __enter__(self) -> Trace:
-        if state.current is not None:
+        if _tracing.current is not None:
             raise RuntimeError("trace: a trace of this process is being written already; end that one first")
         if self.path is not None:
             _check_place(self.path)
         self._session = _Session(self._most, self._ranges)
         self._session.log.begin()
-        state.switch(self._session)
+        _tracing.switch(self._session)
         return self
 
     def __exit__(
@@ -111,9 +111,9 @@ class Trace:
         traceback: TracebackType | None,
     ) -> None:
         session, self._session = self._session, None
-        if session is None or state.current is not session:
+        if session is None or _tracing.current is not session:
             return  # a forked child leaves the block of its parent
-        state.switch(None)
+        _tracing.switch(None)
         end_trace()
         session.stop()
         if self.path is None:

@@ -6,13 +6,13 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from torchdata._drawing.html import page, picture_in, table
-from torchdata._showing.graph import graph_of_stats
-from torchdata._stats.diagnosis import diagnose
-from torchdata._stats.table import as_table, pipe_rows, process_rows
+from torchdata._observe.show.graph import graph_of_stats
+from torchdata._observe.show.table import as_table, pipe_rows, process_rows
+from torchdata._observe.stats.diagnosis import diagnose
 from torchdata.datapipes._pipe.showing import html_of_pipe
 
 if TYPE_CHECKING:
-    from torchdata._stats.model import LoaderStats
+    from torchdata._observe.stats.model import LoaderStats
 
 __all__ = ["html_of_loader", "html_of_stats"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torchdata._stats.model import LoaderStats, PipeStats, ProcessStats
+    from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
 __all__ = ["amount", "as_table", "duration", "percent", "pipe_rows", "process_rows", "size"]
 

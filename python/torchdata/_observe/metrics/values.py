@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torchdata._stats.model import LoaderStats, ProcessStats
+from torchdata._observe.stats.model import LoaderStats, ProcessStats
 
 __all__ = ["FAMILIES", "Family", "Grown", "Measurement", "Measuring", "measure", "rank_of", "services_in"]
 

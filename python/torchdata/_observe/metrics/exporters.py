@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from torchdata._observe.metrics.values import FAMILIES, Family, Grown, Measurement, Measuring, measure, rank_of
 from torchdata._optional import optional_import
-from torchdata._showing.values import FAMILIES, Family, Grown, Measurement, Measuring, measure, rank_of
 
 if TYPE_CHECKING:
-    from torchdata._stats.model import LoaderStats
+    from torchdata._observe.stats.model import LoaderStats
 
 __all__ = ["MetricsServer", "PeriodicLog", "PrometheusCollector", "TensorBoardHook", "instrument"]
 

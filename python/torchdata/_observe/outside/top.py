@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from torchdata._observe.outside.attaching import Attached, NoLoaderError, attach
+from torchdata._observe.show.table import amount, as_table, duration, percent, pipe_rows, process_rows, size
+from torchdata._observe.stats.diagnosis import diagnose
+from torchdata._observe.stats.model import LoaderStats
 from torchdata._optional import optional_import
-from torchdata._stats.attaching import Attached, NoLoaderError, attach
-from torchdata._stats.diagnosis import diagnose
-from torchdata._stats.model import LoaderStats
-from torchdata._stats.table import amount, as_table, duration, percent, pipe_rows, process_rows, size
 
 __all__ = ["live", "print_once"]
 

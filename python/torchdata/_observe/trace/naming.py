@@ -9,8 +9,8 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
+from torchdata._observe.stats.labels import location_of
 from torchdata._reporting import name_of
-from torchdata._stats.labels import location_of
 from torchdata.datapipes._pipe.traversal import sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 

@@ -13,7 +13,7 @@ from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from torchdata._reporting import name_of
+from torchdata._reporting import PACKAGE, name_of
 from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from torchdata._native import IterationToken
 
 __all__ = ["Flag", "describe_pipes", "location_of"]
-
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Flag(enum.IntFlag):
@@ -94,11 +92,11 @@ def location_of(pipe: Any) -> str | None:
     for attribute, value in vars(pipe).items():
         if attribute.endswith("fn") and callable(value):
             code = _code_of(value)
-            if code is not None and not code.co_filename.startswith(_PACKAGE):
+            if code is not None and not code.co_filename.startswith(PACKAGE):
                 return f"{_short(code.co_filename)}:{code.co_firstlineno}"
     iterate = inspect.unwrap(type(pipe).__iter__)
     code = getattr(iterate, "__code__", None)
-    if isinstance(code, CodeType) and not code.co_filename.startswith(_PACKAGE):
+    if isinstance(code, CodeType) and not code.co_filename.startswith(PACKAGE):
         return f"{_short(code.co_filename)}:{code.co_firstlineno}"
     return None
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchdata._stats.labels import describe_pipes
-from torchdata._stats.stacks import answer_for_stacks, answer_no_more, tidy
+from torchdata._observe.outside.stacks import answer_for_stacks, answer_no_more, tidy
+from torchdata._observe.stats.labels import describe_pipes
 
 if TYPE_CHECKING:
     from torchdata._native import Collector, Sender, StatsBoard

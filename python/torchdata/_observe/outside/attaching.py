@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from torchdata._native import StatsBoard
+from torchdata._observe.outside.stacks import ask_for_stack, kernel_state
+from torchdata._observe.show.shown import ShownStats
+from torchdata._observe.stats.model import LoaderStats, Reading
+from torchdata._observe.stats.reading import read_board, summarise
 from torchdata._redacting import HIDDEN, is_private, is_secret, printable, redacted
-from torchdata._stats.model import LoaderStats
-from torchdata._stats.reading import Reading, read_board, summarise
-from torchdata._stats.stacks import ask_for_stack, kernel_state
 
 __all__ = ["Attached", "NoLoaderError", "attach", "find"]
 
@@ -67,7 +68,7 @@ class Attached:
         """
         return read_board(self.board, self.numbers)
 
-    def stats(self, since: LoaderStats | None = None) -> LoaderStats:
+    def stats(self, since: LoaderStats | None = None) -> ShownStats:
         """Its statistics, as `DataLoader2.stats` gives them in its own process."""
         return summarise(self.reading(), None if since is None else since.reading)
 

@@ -1,21 +1,18 @@
 """The statistics of a loader as plain, immutable values.
 
-Role: what `DataLoader2.stats` returns. Built from what the processes have counted by `reading`; the table is made
-by `table`. Times are in seconds, sizes in bytes, shares between 0 and 1. None stands for what was not measured.
+Role: the data of what `DataLoader2.stats` returns. `reading` builds it from what the processes have counted. Times are
+in seconds, sizes in bytes, shares between 0 and 1. None stands for what was not measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torchdata._drawing.graph import Graph
-    from torchdata._drawing.picture import Picture
-    from torchdata._stats.reading import Reading
+__all__ = ["LoaderStats", "Page", "PipeStats", "ProcessStats", "Reading", "SlowItem"]
 
-__all__ = ["LoaderStats", "PipeStats", "ProcessStats", "SlowItem"]
+Page = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -152,6 +149,25 @@ class ProcessStats:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What was read of a board.
+
+    Attributes:
+        at: when, in nanoseconds of the monotonic clock.
+        full: whether the time of each pipe is taken.
+        pages: by index, what each process has counted.
+        cpu: by index, seconds of processor time and of waiting for it; None where the system does not tell.
+        alive: the indices of processes that run.
+    """
+
+    at: int
+    full: bool
+    pages: Mapping[int, Page]
+    cpu: Mapping[int, tuple[float, float] | None] = field(default_factory=dict)
+    alive: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class LoaderStats:
     """What a loader has counted, in all epochs or since an earlier `LoaderStats`.
 
@@ -256,30 +272,6 @@ class LoaderStats:
             process["pipes"] = list(process["pipes"])
         plain["slowest"] = [asdict(slow) for slow in self.slowest]
         return plain
-
-    def __str__(self) -> str:
-        from torchdata._stats.table import as_table
-
-        return as_table(self)
-
-    def picture(self) -> Picture:
-        """What each process runs, colored by own time, with rates on the arrows.
-
-        A notebook shows it; `.svg()` and `.png()` return it, and `.save(path)` writes it.
-        """
-        from torchdata._drawing.picture import Picture
-
-        return Picture(self._torchdata_graph())
-
-    def _torchdata_graph(self) -> Graph:
-        from torchdata._showing.graph import graph_of_stats
-
-        return graph_of_stats(self)
-
-    def _repr_html_(self) -> str:
-        from torchdata._showing.html import html_of_stats
-
-        return html_of_stats(self)
 
 
 def _merged(pipes: list[PipeStats]) -> PipeStats:

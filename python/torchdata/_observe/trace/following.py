@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torchdata import _tracing
 from torchdata._native import TraceLog, end_trace
-from torchdata._tracing import state
-from torchdata._tracing.naming import Names
+from torchdata._observe.trace.naming import Names
 
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
@@ -27,7 +27,7 @@ class _Following:
         self._names = Names(self._log)
         self._log.begin()
 
-    def register(self, datapipe: Any) -> state.Registration:
+    def register(self, datapipe: Any) -> _tracing.Registration:
         return self._log, self._names.number(datapipe), None
 
     def path_for(self, board: StatsBoard, page: int, name: str) -> str | None:
@@ -36,15 +36,15 @@ class _Following:
 
 def follow(path: str | None) -> None:
     """Writes the log of that path from now on; None: none."""
-    current = state.current
+    current = _tracing.current
     if isinstance(current, _Following) and current.path == path:
         return
-    state.switch(None)
+    _tracing.switch(None)
     if current is not None:
         end_trace()
     if path is not None:
         try:
-            state.switch(_Following(path))
+            _tracing.switch(_Following(path))
         except (
             OSError,
             RuntimeError,

@@ -1,0 +1,91 @@
+"""The note on an exception that passes through a pipeline: which pipe raised it, at which of its items.
+
+Role: the iterators of pipes hand every exception that passes them to `explain`, which is reached for nothing else.
+Runs in whichever process and thread the exception passes. It owns nothing: the exception carries its place in the
+graph.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from torchdata._redacting import redact_error
+from torchdata._reporting import add_note, attributes_of, came_from, fold, name_of, represented
+from torchdata.datapipes._pipe.traversal import sources_of, walk
+
+__all__ = ["explain", "note_index"]
+
+#: The attribute in which an exception carries the index at which a data set has failed, until a pipe is asked for more.
+_INDEX = "_torchdata_index"
+#: The attribute in which an exception carries its place in the graph.
+_ORIGIN = "_torchdata_origin"
+
+
+def explain(error: BaseException, frames: TracebackType | None, datapipe: Any, yielded: int | None) -> None:
+    """Folds the traceback of an exception that passes `datapipe`, and notes which pipe it came from.
+
+    KeyboardInterrupt, and all that is no `Exception`, keeps its frames: where a program hangs, they tell.
+
+    Args:
+        error: the exception.
+        frames: its traceback so far.
+        datapipe: the pipe whose iterator it passes.
+        yielded: how many items the pipe had yielded; None where its iteration was only to begin.
+    """
+    error.with_traceback(frames)
+    if isinstance(error, Exception):
+        fold(error)
+        redact_error(error)
+    if came_from(error) is not None:
+        return  # the note tells the place in that process
+    own = attributes_of(error)
+    if _ORIGIN not in own:
+        own[_ORIGIN] = _origin_of(error, datapipe, yielded)
+    _note(error, own[_ORIGIN], datapipe)
+
+
+def note_index(error: BaseException, index: Any) -> None:
+    """Lets the note of the first pipe that the exception passes name the index at which a data set was asked."""
+    attributes_of(error).setdefault(_INDEX, repr(index)[:80])
+
+
+def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict[str, Any]:
+    """Where an exception was raised: the first pipe that it passed. In plain words, as it is pickled with the error."""
+    sources = [represented(source) for source in sources_of(datapipe)]
+    did = "began to iterate"
+    if yielded is not None:
+        did = f"made {'their' if getattr(datapipe, 'is_several', False) else 'its'} {_ordinal(yielded + 1)} item"
+    index = attributes_of(error).pop(_INDEX, None)
+    if index is not None:
+        did = f"{did}, of index {index}"
+    return {
+        "pipe": id(datapipe),  # in this process
+        "name": name_of(datapipe),
+        "behind": f", behind {' and '.join(sources)}" if sources else "",
+        "did": did,
+        "note": None,
+    }
+
+
+def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
+    """Notes the place in the graph that ends in `last`; in place of the note before, which knew less of the graph."""
+    numbers = list(map(id, walk(last)))
+    if origin["pipe"] not in numbers:
+        return  # raised in another graph, and stored
+    which = f" ({_ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['behind']})"
+    if len(numbers) == 1:
+        which = ""
+    text = f"This exception was raised while {origin['name']}{which} {origin['did']}."
+    if origin["note"] is None:
+        add_note(error, text)
+    else:
+        notes = attributes_of(error).get("__notes__", [])
+        if origin["note"] in notes:
+            notes[notes.index(origin["note"])] = text
+    origin["note"] = text
+
+
+def _ordinal(number: int) -> str:
+    teens = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
