@@ -27,16 +27,13 @@ from torchdata.dataloader2._loader_state import (
     pack_randomness,
     unpack_randomness,
 )
-from torchdata.dataloader2._rank_states import SavedPlaces, SavedRanks, checked, ranks_of
+from torchdata.dataloader2._rank_states import SavedPlaces, SavedRanks, checked
 from torchdata.dataloader2._replaying import warn_of_replay, warn_of_unsaved
 from torchdata.dataloader2._snapshots import Position
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.interface import (
-    READING_SERVICE_STATE_KEY_NAME,
-    CheckpointableReadingServiceInterface,
-)
+from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME, contract_of
 from torchdata.datapipes._pipe.traversal import is_pipe, walk
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 
@@ -135,7 +132,7 @@ class Checkpointing:
         if unsaved is not None and not self._warned:
             self._warned = True
             warn_of_unsaved(unsaved, stacklevel=2)
-        checkpoints = isinstance(service, CheckpointableReadingServiceInterface)
+        checkpoints = contract_of(service).is_checkpointable
         pickled = identity.pickled(with_pipe)
         state = {
             SERIALIZED_DATAPIPE_KEY_NAME: pickled,
@@ -177,7 +174,7 @@ class Checkpointing:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: the loader was shut down")
             return self._left
         place = self._position.take(items_ago, looks=looks)
-        return place, self._randomness(), ranks_of(self.reading_service)
+        return place, self._randomness(), contract_of(self.reading_service).rank_in_epoch()
 
     def _note_left(self, works: bool) -> None:
         """Notes where a loader stands that is being shut down, for who asks for its state afterwards.

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from torchdata._native import Delivery
 from torchdata._stats.recorder import Recorder
-from torchdata.dataloader2._arguments import begin_with_workers_of
 from torchdata.dataloader2._identity import Identity
 from torchdata.dataloader2._idle_workers import are_idle, warn_of_idle
 from torchdata.dataloader2._iterator import LEFT, FinishedIterator
@@ -27,7 +26,7 @@ from torchdata.dataloader2._snapshots import Position
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.interface import CheckpointableReadingServiceInterface
+from torchdata.dataloader2.services.interface import contract_of
 from torchdata.dataloader2.services.sequential import holds_nothing
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
@@ -137,9 +136,7 @@ class Epochs:
         if not self._adapted:
             self._identity.note(self.datapipe)
             if service is not None:
-                if place is not None:
-                    begin_with_workers_of(place, service)
-                self._hand_over(service)
+                self._hand_over(service, place)
             position.find_output()
         if place is None:
             self._saved_places = None  # what was loaded was of an epoch before
@@ -157,7 +154,7 @@ class Epochs:
                     self.datapipe = reset(self.datapipe)
             elif not position.own_seeds:
                 set_graph_random_seed(self.datapipe, copy.copy(self._seed_generator))
-            self._recorder.begin(service, self.datapipe, self._delivery)
+            self._recorder.begin(contract_of(service), self.datapipe, self._delivery)
             self._datapipe_iter = position.iterate(place)
             position.drop(place)
         except BaseException as error:
@@ -191,17 +188,19 @@ class Epochs:
         self._restored_randomness = False
         self._initial_seed_generator = copy.copy(generator)
 
-    def _hand_over(self, service: Any) -> None:
+    def _hand_over(self, service: Any, place: dict[str, Any] | None) -> None:
         """Lets the service take over the graph; if it fails, the loader keeps the graph as it was."""
         try:
             self._skeleton, self._length = skeleton(self.datapipe), None
         except TypeError as error:
             self._length = str(error)
-        self._recorder.prepare(service)
+        contract = contract_of(service)
+        workers, *_ = (place or {}).get("processes") or (None,)
+        contract.before_initialize(self._recorder.full, workers)
         try:
             if self.reading_service_state is None:
                 self.datapipe = service.initialize(self.datapipe)
-            elif isinstance(service, CheckpointableReadingServiceInterface):
+            elif contract.is_checkpointable:
                 self.datapipe = service.restore(self.datapipe, self.reading_service_state)
             elif holds_nothing(self.reading_service_state):
                 self.datapipe = service.initialize(self.datapipe)

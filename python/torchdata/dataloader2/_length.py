@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from torchdata.dataloader2.graph import remove_dp, replace_dp, traverse_dps
 from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding, is_sharding
 from torchdata.dataloader2.graph.utils import end_of
-from torchdata.dataloader2.services.distributed import DistributedReadingService
-from torchdata.dataloader2.services.in_process import InProcessReadingService
-from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
-from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn, replaced_functions
-from torchdata.dataloader2.services.sequential import SequentialReadingService
+from torchdata.dataloader2.services.interface import ReadingServiceInterface
+from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn
 from torchdata.datapipes._pipe.checks import certain_lengths
 from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in, walk
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
@@ -75,12 +71,12 @@ class _Counted(DispatchedSource):
         return self.count
 
 
-def length_of_epoch(datapipe: Any, service: Any) -> int:
+def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
     """The number of items of an epoch.
 
     Args:
         datapipe: a skeleton of the graph as it is before the service takes it over. It is changed.
-        service: the reading service.
+        service: answers for the reading service.
 
     Raises:
         TypeError: it is not known; the message says because of which pipe.
@@ -95,10 +91,8 @@ def length_of_epoch(datapipe: Any, service: Any) -> int:
 class _Epoch:
     """An epoch of a graph on its ranks and in their workers."""
 
-    def __init__(self, datapipe: Any, service: Any) -> None:
-        self.ranks: int | None = None  # where none share out
-        self.workers = 0
-        self._take(service)
+    def __init__(self, datapipe: Any, service: ReadingServiceInterface) -> None:
+        self.workers, self.ranks = service.count_shares()
         for pipe in walk(datapipe):
             if getattr(type(pipe), "_length_reads_items", False):
                 raise TypeError(f"{type(pipe).__name__} would have to read its items to know its own")
@@ -110,22 +104,6 @@ class _Epoch:
         self.branch: Any = None
         if self.workers:
             self._cut()
-
-    def _take(self, service: Any) -> None:
-        if isinstance(service, SequentialReadingService):
-            for member in service.reading_services:
-                self._take(member)
-        elif isinstance(service, DistributedReadingService):
-            self.ranks = service.count_ranks()
-        elif isinstance(service, MultiProcessingReadingService):
-            _refuse(service, "worker_init_fn", "worker_reset_fn")
-            if replaced_functions():
-                raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
-            self.workers = service.num_workers
-        elif isinstance(service, InProcessReadingService):
-            _refuse(service, "_init_fn", "_reset_fn")
-        else:
-            raise TypeError(f"it depends on how {type(service).__name__} shares out the items")
 
     def _cut(self) -> None:
         """Cuts the graph as `MultiProcessingReadingService` does, with pipes that count at the cuts."""
@@ -178,10 +156,3 @@ class _Epoch:
 
 def _is_divided(datapipe: Any) -> bool:
     return any(is_sharding(pipe) or isinstance(pipe, _Counted) for pipe in walk(datapipe))
-
-
-def _refuse(service: Any, *functions: str) -> None:
-    for name in functions:
-        function: Callable[..., Any] | None = getattr(service, name)
-        if function is not None:
-            raise TypeError(f"{name.lstrip('_')} of the {type(service).__name__} may change the graph")

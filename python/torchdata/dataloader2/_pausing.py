@@ -9,6 +9,7 @@ import warnings
 from typing import Any
 
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
+from torchdata.dataloader2.services.interface import contract_of
 
 __all__ = ["Pausing"]
 
@@ -24,7 +25,7 @@ class Pausing:
         if service is None:
             self._is_paused = True
             pause_pipes(self.datapipe)
-        elif hasattr(service, "_pause"):
+        elif contract_of(service)._pause is not None:
             self._is_paused = True
             pause_fn = service._pause()
             if pause_fn is not None:
@@ -34,7 +35,7 @@ class Pausing:
 
     def _resume(self) -> None:
         service: Any = self.reading_service
-        if service is not None and not hasattr(service, "_resume"):
+        if service is not None and contract_of(service)._resume is None:
             self._warn_unsupported("resume")
         elif not self._is_paused:
             warnings.warn("Resume is called when `DataLoader2` is not paused. No operation is performed.", stacklevel=3)
@@ -51,7 +52,7 @@ class Pausing:
         service: Any = self.reading_service
         if service is None:
             return
-        if not hasattr(service, "_limit"):
+        if contract_of(service)._limit is None:
             self._warn_unsupported("limit")
             return
         limit_fn = service._limit(num_batches)

@@ -20,10 +20,9 @@ from torchdata.dataloader2._loader_state import (
     refuse_pickled_state,
     unpack_randomness,
 )
-from torchdata.dataloader2.services.distributed import DistributedReadingService
-from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME
+from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME, contract_of
 
-__all__ = ["SavedPlaces", "checked", "keep_seeds", "ranks_of"]
+__all__ = ["SavedPlaces", "SavedRanks", "checked"]
 
 
 #: A rank, how many there were, and whether their epoch had the seeds of one without ranks.
@@ -55,7 +54,7 @@ class SavedPlaces:
         """
         from torchdata.dataloader2.services.elastic import Shape, divided_anew, shape_of
 
-        rank, world, _ = ranks_of(loader.reading_service) or (0, 1, False)
+        rank, world, _ = contract_of(loader.reading_service).rank_in_epoch() or (0, 1, False)
         old_rank, old_world, _ = self.ranks or (0, 1, False)
         if len(self.places) < old_world and (old_rank, old_world) != (rank, world):
             raise ValueError(
@@ -77,34 +76,13 @@ class SavedPlaces:
         like that, nor the other way round.
         """
         agreed = self.ranks is not None and not self.ranks[2]
+        service = contract_of(loader.reading_service)
         if not agreed:
-            keep_seeds(loader.reading_service)
-        elif _distributed(loader.reading_service) is None:
+            service.keep_seeds()
+        elif service.rank_in_epoch() is None:
             generator = loader._seed_generator
             generator.seed(generator.generate_shared_seed())
             loader._initial_seed_generator = copy.copy(generator)
-
-
-def _distributed(service: Any) -> DistributedReadingService | None:
-    for each in getattr(service, "reading_services", [service]):
-        if isinstance(each, DistributedReadingService):
-            return each
-    return None
-
-
-def ranks_of(service: Any) -> SavedRanks | None:
-    """As what rank a loader runs; None where its service knows no ranks, or does not know them yet."""
-    found = _distributed(service)
-    if found is None or found._datapipe is None:
-        return None
-    return found._rank, found._world_size, found._keeps_seeds
-
-
-def keep_seeds(service: Any) -> None:
-    """Lets the next epoch of a service, if it has ranks, have the seeds that the loader would have without them."""
-    found = _distributed(service)
-    if found is not None:
-        found.keep_seeds()
 
 
 def checked(state: Any, *, allow_pickle: bool = True) -> tuple[dict[str, Any], SavedPlaces]:

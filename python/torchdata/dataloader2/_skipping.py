@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from torchdata.dataloader2._checkpointing import number_of_items
 from torchdata.dataloader2._iterator import DataLoader2Iterator
-from torchdata.dataloader2._rank_states import keep_seeds, ranks_of
 from torchdata.dataloader2._snapshots import Position
 from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.services.elastic import passed_over
+from torchdata.dataloader2.services.interface import contract_of
 
 __all__ = ["Skipping"]
 
@@ -78,7 +78,7 @@ class Skipping:
 
     def _seek_over(self, count: int) -> int:
         """Passes over items without making them, where that is possible; returns how many."""
-        position, ranks = self._position, ranks_of(self.reading_service)
+        position, ranks = self._position, contract_of(self.reading_service).rank_in_epoch()
         if self._delivery.slow:
             return 0
         if position.output is None and ranks is None:
@@ -108,7 +108,8 @@ class Skipping:
         if place["workers"] is None or not place["workers"]["in_order"] or place["graph"] is not None or not count:
             return None
         try:
-            later = passed_over(place, count, self._snapshot.copy(), ranks_of(self.reading_service))
+            ranks = contract_of(self.reading_service).rank_in_epoch()
+            later = passed_over(place, count, self._snapshot.copy(), ranks)
         except (TypeError, ValueError):
             return None
         self._go_on_at(later)
@@ -124,10 +125,11 @@ class Skipping:
 
     def _go_on_at(self, place: dict[str, Any]) -> None:
         """Goes on at a place of the epoch that runs."""
-        ranks = ranks_of(self.reading_service)
+        service = contract_of(self.reading_service)
+        ranks = service.rank_in_epoch()
         self._close_iteration()
-        if ranks is not None and ranks[2]:
-            keep_seeds(self.reading_service)
+        if ranks is not None and ranks.keeps_seeds:
+            service.keep_seeds()
         try:
             self._run_epoch(place)
         except BaseException:

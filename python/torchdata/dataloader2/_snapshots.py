@@ -24,6 +24,7 @@ from torchdata.dataloader2._marks import Mark
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.advancing import HOLDING, advance
+from torchdata.dataloader2.services.interface import contract_of
 from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.datapipes._pipe.record import record_of
@@ -265,7 +266,7 @@ class Position:
             if self._unknown_end is not None:
                 raise RuntimeError(self._unknown_end)
             return self._end or self._end_in_main()
-        if loader.datapipe is None or (loader.reading_service is not None and not loader._runs_in_main()):
+        if loader.datapipe is None or contract_of(loader.reading_service).has_workers():
             return None
         self._require_no_drift()
         try:

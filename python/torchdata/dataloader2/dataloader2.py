@@ -54,6 +54,7 @@ from torchdata.dataloader2.services.interface import (
 )
 from torchdata.dataloader2.services.interface import (
     ReadingServiceInterface,
+    contract_of,
 )
 from torchdata.datapipes._pipe.traversal import is_pipe, walk
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -366,7 +367,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
         """
         if self._owner_pid == os.getpid():
             return
-        if self._adapted and not self._runs_in_main():
+        if self._adapted and contract_of(self.reading_service).has_workers():
             raise RuntimeError(
                 f"this DataLoader2 belongs to process {self._owner_pid}, whose worker processes run it, and this is a "
                 "forked child of that: make a loader of your own in the child"
@@ -390,15 +391,14 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
 
         Raises:
             TypeError: it is not known: a pipe does not know its length, a function of the service may change the graph,
-                or the service is one of your own.
+                or the service does not say how it shares out the items.
         """
         if self.datapipe is None:
             raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
         self._require_pipe()
-        service = self.reading_service
-        here = service is None or (isinstance(service, InProcessReadingService) and service.keeps_graph)
-        if here or (self._adapted and isinstance(service, InProcessReadingService)):
-            length: int = len(self.datapipe)
+        service = contract_of(self.reading_service)
+        length = service.count_items(self.datapipe)
+        if length is not None:
             return length
         if not self._adapted:
             return length_of_epoch(skeleton(self.datapipe), service)
@@ -534,13 +534,6 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
         loader = cls(datapipe, None, reading_service)
         loader._take_state(state, randomness, strict, places)
         return loader
-
-    def _runs_in_main(self) -> bool:
-        """Whether no worker processes are to run the graph."""
-        services = getattr(self.reading_service, "reading_services", [self.reading_service])
-        return not any(
-            isinstance(service, MultiProcessingReadingService) and service.num_workers for service in services
-        )
 
 
 def _shut_down_open_loaders() -> None:

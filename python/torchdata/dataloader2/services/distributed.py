@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_timeout, open_group
 from torchdata.dataloader2.graph import DataPipe, find_dps, set_graph_random_seed, traverse_dps
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
-from torchdata.dataloader2.services.interface import IterResetFn, ReadingServiceInterface
+from torchdata.dataloader2.services.interface import IterResetFn, RankInEpoch, ReadingServiceInterface, Shares
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
@@ -143,6 +143,16 @@ class DistributedReadingService(ReadingServiceInterface):
         if library is not None and library.is_initialized():
             return int(library.get_world_size())
         raise TypeError(f"the number of ranks is not known before {name} is initialised")
+
+    def count_shares(self) -> Shares:
+        """One share for each rank."""
+        return Shares(ranks=self.count_ranks())
+
+    def rank_in_epoch(self) -> RankInEpoch | None:
+        """The rank, once the graph is shared out."""
+        if self._datapipe is None:
+            return None
+        return RankInEpoch(self._rank, self._world_size, self._keeps_seeds)
 
     def _open(self, timeout: float) -> RankGroup:
         return self._given_group or open_group(self._backend, timeout, "DistributedReadingService")

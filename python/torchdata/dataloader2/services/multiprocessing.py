@@ -10,7 +10,7 @@ import copy
 import math
 import multiprocessing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,12 +22,13 @@ from torchdata.dataloader2.graph.cutting import (
 )
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface
+from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.program import (
     GraphProgram,
     WorkerInfo,
     function_in_use,
+    refuse_functions,
     replaced_functions,
 )
 from torchdata.dataloader2.services.shifts import Ahead, Shifts
@@ -256,10 +257,32 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def num_workers(self, number: int) -> None:
         self._num_workers = check_int(_NAME, "num_workers", number, least=0)
 
-    def _begin_with(self, number: int) -> None:
-        """Lets "auto" begin with so many workers, because a state is gone on from that was saved with them."""
-        if number > 0:
-            self._begins_with = number
+    # -- what the loader asks ----------------------------------------------------------------------
+
+    def before_initialize(self, full_stats: bool, workers: int | None) -> None:
+        """Notes whether the time of each pipe is taken, and with how many workers "auto" begins."""
+        self._full_stats = full_stats
+        if workers:
+            self._begins_with = workers
+
+    def count_shares(self) -> Shares:
+        """One share for each worker, if no function of the user's may change the graph there."""
+        refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
+        if replaced_functions():
+            raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
+        return Shares(workers=self.num_workers)
+
+    def has_workers(self) -> bool:
+        """Whether there is a worker; without one the graph runs in main."""
+        return self.num_workers > 0
+
+    def stats_notes(self) -> Sequence[str]:
+        """What "auto" has chosen."""
+        return () if self._steering is None else self._steering.choices
+
+    def engine_processes(self) -> Children | None:
+        """The processes that are at work, once initialised."""
+        return self._children
 
     @property
     def _children(self) -> Children | None:

@@ -48,6 +48,7 @@ __all__ = [
     "function_in_use",
     "process_init_fn",
     "process_reset_fn",
+    "refuse_functions",
     "replaced_functions",
 ]
 
@@ -157,6 +158,13 @@ def replaced_functions() -> dict[str, Callable[..., Any]]:
     """By name, what users have put in the place of the two functions. A spawned process has ours."""
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
+
+
+def refuse_functions(service: Any, **functions: Callable[..., Any] | None) -> None:
+    """Raises TypeError if a service has a function of the user's, which may change the graph."""
+    for name, function in functions.items():
+        if function is not None:
+            raise TypeError(f"{name} of the {type(service).__name__} may change the graph")
 
 
 class _Share(NamedTuple):
