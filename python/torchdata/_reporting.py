@@ -181,9 +181,9 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
 
 def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
     """Notes the place in the graph that ends in `last`; in place of the note before, which knew less of the graph."""
-    from torchdata.datapipes._pipe.traversal import walk
+    from torchdata.datapipes._pipe.graph import Graph
 
-    numbers = list(map(id, walk(last)))
+    numbers = list(map(id, Graph(last)))
     if origin["pipe"] not in numbers:
         return  # raised in another graph, and stored
     which = f" ({_ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['behind']})"

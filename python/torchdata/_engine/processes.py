@@ -36,7 +36,7 @@ from torchdata._native import BellBoard, Collector, StatsBoard
 from torchdata._stats.counting import MAIN_PAGE, PIPES, Counting, Room
 from torchdata._stats.stacks import answer_no_more
 from torchdata._tracing import state as tracing
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph import Graph
 
 __all__ = ["Children", "Place"]
 
@@ -197,7 +197,7 @@ class Children(OwnsChildren):
         except Exception as error:
             if "inheritance" in str(error):
                 return program  # pickled with each process, as such objects must be
-            raise TypeError(why_unpicklable(walk(program.datapipe), start_method)) from error
+            raise TypeError(why_unpicklable(Graph(program.datapipe).pipes, start_method)) from error
 
     def _start(self, start_method: str) -> None:
         crew, count = self._crew, len(self._processes)

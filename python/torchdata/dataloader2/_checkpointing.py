@@ -34,7 +34,8 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot, unpickled
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME, contract_of
-from torchdata.datapipes._pipe.traversal import is_pipe, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.traversal import is_pipe
 from torchdata.datapipes.iter.threads.prefetching import end_threads
 
 __all__ = ["Checkpointing", "number_of_items", "unpacked_pipe"]
@@ -297,7 +298,7 @@ def _difference(own: Any, loaded: Any) -> str:
     """Where two graphs are made of different pipes, in words; empty where they are not, or one of them is none."""
     if not is_pipe(own) or not is_pipe(loaded):
         return ""
-    ours, theirs = ([type(pipe).__name__ for pipe in walk(end)] for end in (own, loaded))
+    ours, theirs = ([type(pipe).__name__ for pipe in Graph(end)] for end in (own, loaded))
     for place, (mine, other) in enumerate(zip_longest(ours, theirs)):
         if mine != other:
             return f"pipe {place + 1} from the source on is {other or 'missing'} where this loader has {mine or 'none'}"

@@ -28,7 +28,7 @@ from torchdata.dataloader2.graph.serialization import Snapshot
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.interface import contract_of
 from torchdata.dataloader2.services.sequential import holds_nothing
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
@@ -221,7 +221,7 @@ class Epochs:
             for_good: whether it will not go on, so that they fail.
         """
         if self._iterating:
-            for pipe in walk(self.datapipe):
+            for pipe in Graph(self.datapipe):
                 if isinstance(pipe, FullSync):
                     pipe.leave(for_good)
 

@@ -11,14 +11,14 @@ import copy
 from collections import deque
 from typing import Any
 
-from torchdata.dataloader2.graph import remove_dp, replace_dp, traverse_dps
 from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding, is_sharding
-from torchdata.dataloader2.graph.utils import end_of
+from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn
 from torchdata.datapipes._pipe.checks import certain_lengths
-from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
@@ -34,7 +34,7 @@ def skeleton(datapipe: Any) -> Any:
     Raises:
         TypeError: a pipe cannot be copied so: the end of the copy would end what it shares with the pipe.
     """
-    pipes = walk(datapipe)
+    pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
     for pipe in pipes:
         if hasattr(type(pipe), "__del__"):
@@ -93,26 +93,27 @@ class _Epoch:
 
     def __init__(self, datapipe: Any, service: ReadingServiceInterface) -> None:
         self.workers, self.ranks = service.count_shares()
-        for pipe in walk(datapipe):
+        graph = Graph(datapipe)
+        for pipe in graph:
             if getattr(type(pipe), "_length_reads_items", False):
                 raise TypeError(f"{type(pipe).__name__} would have to read its items to know its own")
             if self.ranks is not None and isinstance(pipe, FullSync):
-                datapipe = end_of(remove_dp(traverse_dps(datapipe), pipe))
-        self.end = datapipe
-        self.dispatching: Any = None
+                graph = Graph(put_in_place(graph, pipe, *graph.sources(pipe)))
+        self.graph = graph
+        self.dispatching: Graph | None = None
         self.dispatched, self.from_workers = _Counted(), _Counted()
-        self.branch: Any = None
+        self.branch: Graph = graph
         if self.workers:
             self._cut()
 
     def _cut(self) -> None:
         """Cuts the graph as `MultiProcessingReadingService` does, with pipes that count at the cuts."""
-        rest, self.dispatching = cut_dispatched(self.end, self.dispatched)
-        branches = find_replicable_branches(traverse_dps(rest))
+        rest, self.dispatching = cut_dispatched(self.graph, self.dispatched)
+        branches = find_replicable_branches(rest)
         if len(branches) != 1:
             raise TypeError(f"workers run one branch of the graph, and this one has {len(branches)}")
-        self.branch = branches[0]
-        self.end = end_of(replace_dp(traverse_dps(rest), self.branch, self.from_workers))
+        self.branch = rest.at(branches[0])
+        self.graph = Graph(put_in_place(rest, self.branch.end, self.from_workers))
 
     def length(self) -> int:
         """The number of items that all ranks have: they end together."""
@@ -122,37 +123,38 @@ class _Epoch:
 
     def _length_on_rank(self, rank: int | None) -> int:
         if rank is not None and self.ranks is not None:
-            for part in (self.dispatching, self.branch, self.end):
+            for part in (self.dispatching, self.branch, self.graph):
                 if part is not None:
                     apply_sharding(part, self.ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
         if self.workers:
             self.from_workers.count = self._length_of_workers()
         elif (self.ranks or 1) > 1:
-            self._require_shares_to_be_known(self.end)
-        return len(self.end)
+            self._require_shares_to_be_known(self.graph)
+        return len(self.graph.end)
 
     def _length_of_workers(self) -> int:
-        dispatched = 0 if self.dispatching is None else len(self.dispatching)
+        dispatched = 0 if self.dispatching is None else len(self.dispatching.end)
         if self.workers * (self.ranks or 1) > 1:
-            if type(self.branch) is LengthSetter and (self.ranks or 1) == 1 and _is_divided(self.branch):
-                return len(self.branch)  # the user says it of the whole
+            end = self.branch.end
+            if type(end) is LengthSetter and (self.ranks or 1) == 1 and _is_divided(self.branch):
+                return len(end)  # the user says it of the whole
             self._require_shares_to_be_known(self.branch)
         total = 0
         for worker in range(self.workers):
             self.dispatched.count = len(range(worker, dispatched, self.workers))
-            process_init_fn(self.branch, WorkerInfo(self.workers, worker))
-            total += len(self.branch)
+            process_init_fn(self.branch.end, WorkerInfo(self.workers, worker))
+            total += len(self.branch.end)
         return total
 
     @staticmethod
-    def _require_shares_to_be_known(datapipe: Any) -> None:
-        for pipe in walk(datapipe):
-            if isinstance(pipe, LengthSetter) and _is_divided(pipe):
+    def _require_shares_to_be_known(graph: Graph) -> None:
+        for pipe in graph:
+            if isinstance(pipe, LengthSetter) and _is_divided(graph.at(pipe)):
                 raise TypeError(
                     f"{type(pipe).__name__} stands behind the pipe that shares out the items, so it does not say how "
                     "many of them are whose; put `.set_length()` before that, or, without ranks, at the end"
                 )
 
 
-def _is_divided(datapipe: Any) -> bool:
-    return any(is_sharding(pipe) or isinstance(pipe, _Counted) for pipe in walk(datapipe))
+def _is_divided(graph: Graph) -> bool:
+    return any(is_sharding(pipe) or isinstance(pipe, _Counted) for pipe in graph)

@@ -27,8 +27,8 @@ from torchdata.dataloader2.services.advancing import HOLDING, advance
 from torchdata.dataloader2.services.interface import contract_of
 from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.worker_output import WorkerOutput
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.record import record_of
-from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
@@ -198,7 +198,7 @@ class Position:
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
         """Items that pipes in main, which hand on one by one, have read and neither hold nor handed on."""
-        pipes = walk(self._loader.datapipe)
+        pipes = Graph(self._loader.datapipe).pipes
         holding = [pipe for pipe in pipes if isinstance(pipe, HOLDING)]
         if len(holding) + 1 == len(pipes):
             return 0  # what the threads read is out of the reach of what cuts main off
@@ -216,14 +216,15 @@ class Position:
         loader, output = self._loader, self.output
         run = None if output is None else output.run
         try:
-            with standing_still(walk(loader.datapipe)):  # threads draw random numbers, too
-                graph, generators = save_state(loader.datapipe, described=False), save_generators()
+            pipes = Graph(loader.datapipe)
+            with standing_still(pipes.pipes):  # threads draw random numbers, too
+                graph, generators = save_state(pipes, described=False), save_generators()
         except Exception as error:  # what cannot be saved is made again
             self.unsaved = str(error)
             return None
         if output is None:
             return Mark(given, seal(graph), seal(generators))
-        entries, own = graph["pipes"], walk(loader.datapipe).index(output)
+        entries, own = graph["pipes"], pipes.index(output)
         if output.is_unread and not token_of(output).armed:  # what it yielded was of the epoch before
             entries[own] = {"type": entries[own]["type"], "how": "begin"}
         read = self._read_by_main(entries[own], output)
@@ -304,9 +305,9 @@ class Position:
 
     def find_output(self) -> None:
         """Finds out who runs what, once the service has taken over the graph."""
-        end = self._loader.datapipe
-        self.output = next((pipe for pipe in walk(end) if isinstance(pipe, WorkerOutput)), None)
-        self._only_counts = self.output is not None and _only_counts(end)
+        graph = Graph(self._loader.datapipe)
+        self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
+        self._only_counts = self.output is not None and _only_counts(graph)
         if self.output is not None:
             self.output.follow(self._loader._delivery if self._only_counts else None)
 
@@ -365,26 +366,26 @@ class Position:
     def iterate(self, resumed: dict[str, Any] | None) -> Iterator[Any]:
         """The iterator over main's part of the graph, after the service was told."""
         loader = self._loader
-        graph = None if resumed is None else resumed["graph"]
+        graph = None if resumed is None else Graph(loader.datapipe)
         self._yielded_before = 0
         if resumed is None and self.output is not None:
             forget_state(self.output)  # what was loaded into it was of the epoch before
-        if graph is not None:
-            saved = unseal(graph, "the graph of this loader state")
+        if graph is not None and resumed is not None and resumed["graph"] is not None:
+            saved = unseal(resumed["graph"], "the graph of this loader state")
             if "base" in saved:
                 from torchdata.dataloader2.services.dividing import begin_behind
 
                 begin_behind(loader.datapipe, saved)
             else:
-                load_state(loader.datapipe, saved)
+                load_state(graph, saved)
             if self.output is not None:
                 self._yielded_before = token_of(self.output).yielded
-                if "base" not in saved and _was_read_out(saved, self.output, loader.datapipe):
+                if "base" not in saved and _was_read_out(saved, self.output, graph):
                     self.output.read_out()
         if resumed is not None and resumed["generators"] is not None:  # first: threads begin with the iterator
             load_generators(unseal(resumed["generators"], "the generators of this loader state"))
-        if resumed is not None:
-            _spare_ranks(loader.datapipe, resumed["drop"])
+        if graph is not None and resumed is not None:
+            _spare_ranks(graph, resumed["drop"])
         output, is_later = self.output, loader._epochs > 1 or self._is_behind_loaded
         beginning = output.place(0) if resumed is None and is_later and output is not None else None
         iterator: Iterator[Any] = iterate(loader.datapipe)
@@ -434,7 +435,7 @@ class Position:
             if passed is None:
                 return None
             load_generators(generators)
-            _spare_ranks(loader.datapipe, 0)
+            _spare_ranks(Graph(loader.datapipe), 0)
             loader._datapipe_iter = iterate(loader.datapipe)
             loader._delivery.given += passed
         return passed
@@ -462,7 +463,7 @@ class Position:
         if not token.finished or output.is_unread:  # a cache may have spared main the workers' items of this epoch
             return graph
         saved = unseal(graph, "the graph of this loader")
-        entry = saved["pipes"][walk(self._loader.datapipe).index(output)]
+        entry = saved["pipes"][Graph(self._loader.datapipe).index(output)]
         entry |= {"how": "restore", "yielded": token.yielded, "finished": True, "state": {}}
         return seal(saved)
 
@@ -494,39 +495,39 @@ class Position:
         load_generators(generators)
 
 
-def _was_read_out(saved: dict[str, Any], output: WorkerOutput, end: Any) -> bool:
+def _was_read_out(saved: dict[str, Any], output: WorkerOutput, graph: Graph) -> bool:
     """Whether main's pipes had come to the end of the workers' items where the state of main's part was taken."""
-    return bool(saved["pipes"][walk(end).index(output)].get("finished"))
+    return bool(saved["pipes"][graph.index(output)].get("finished"))
 
 
-def _only_counts(end: Any) -> bool:
+def _only_counts(graph: Graph) -> bool:
     """Whether all pipes between the workers' output and the end hand items on one by one, and hold nothing else."""
-    return _below_counting(end, WorkerOutput) is not None
+    return _below_counting(graph, WorkerOutput) is not None
 
 
-def _below_counting(end: Any, kind: type) -> Any:
+def _below_counting(graph: Graph, kind: type) -> Any:
     """The uppermost pipe of a class, if those behind it hand items on one by one, and hold nothing else; else None."""
-    pipe = end
+    pipe = graph.end
     while not isinstance(pipe, kind):
         known = type(pipe) in HOLDING or getattr(type(pipe), "one_to_one", False)
-        sources = sources_of(pipe)
+        sources = graph.sources(pipe)
         if not known or len(sources) != 1:
             return None
         pipe = sources[0]
     return pipe
 
 
-def _spare_ranks(end: Any, drop: int) -> None:
+def _spare_ranks(graph: Graph, drop: int) -> None:
     """Lets `fullsync` at the end of a graph ask for votes from the item on that the user is given next.
 
     All ranks were given as many. What they make again differs, and so does what pipes behind `fullsync` hold.
 
     Args:
-        end: the end of the graph, into which a state was loaded, if there is one.
+        graph: the graph, into which a state was loaded, if there is one.
         drop: how many items are dropped behind that.
     """
-    fullsync = _below_counting(end, FullSync)
+    fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:
-        loaded, below = (record_of(pipe).loaded or {} for pipe in (end, fullsync))
+        loaded, below = (record_of(pipe).loaded or {} for pipe in (graph.end, fullsync))
         held = below.get("yielded", 0) - loaded.get("yielded", 0)
         fullsync.make_again(drop + loaded.get("drop", 0) - held)

@@ -56,7 +56,8 @@ from torchdata.dataloader2.services.interface import (
     ReadingServiceInterface,
     contract_of,
 )
-from torchdata.datapipes._pipe.traversal import is_pipe, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.traversal import is_pipe
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = ["DataLoader2", "DataLoader2Iterator"]
@@ -481,7 +482,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
 
     def _works(self) -> list[Work]:
         """What threads of the pipes in main work on."""
-        pipes = walk(self.datapipe) if is_pipe(self.datapipe) else []
+        pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = [pipe._threads_at_work() for pipe in pipes if hasattr(type(pipe), "_threads_at_work")]
         return [work for work in works if work is not None]
 

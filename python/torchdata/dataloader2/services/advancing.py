@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.plain import from_plain
-from torchdata.datapipes._pipe.traversal import is_iter_pipe, sources_of, walk
+from torchdata.datapipes._pipe.traversal import is_iter_pipe
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.ordering.grouping import Batcher
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
@@ -47,9 +48,11 @@ def advance(end: Any, count: int, *, reading: bool = True) -> int | None:
     Returns:
         How many there were; None where nothing can be saved. The graph is as it was then.
     """
-    pipes = walk(end)
-    above, lowest = _handing_on(end)
-    if len(above) + len(walk(lowest)) != len(pipes):
+    graph = Graph(end)
+    pipes = graph.pipes
+    above, lowest = _handing_on(graph)
+    below_it = graph.at(lowest)
+    if len(above) + len(below_it) != len(pipes):
         return None  # others read from it, too
     if any(type(pipe) is FullSync and _reads_ahead(above[:place]) for place, pipe in enumerate(above)):
         return None  # while one rank looks at these pipes, another one's beginning anew would end them
@@ -57,7 +60,7 @@ def advance(end: Any, count: int, *, reading: bool = True) -> int | None:
     if not seeks and not (reading and (above or hasattr(lowest, "_pass_over"))):
         return None
     with standing_still(pipes):
-        saved = save_state(end, described=False)
+        saved = save_state(graph, described=False)
     entries = {id(pipe): entry for pipe, entry in zip(pipes, saved["pipes"], strict=True)}
     if not is_restorable(lowest) or any("drop" in entry for entry in saved["pipes"]):
         return None  # it would be made again
@@ -66,34 +69,36 @@ def advance(end: Any, count: int, *, reading: bool = True) -> int | None:
     wanted = [count]
     for pipe in above:
         wanted.append(_of_source(pipe, entries[id(pipe)], wanted[-1]))
-    load_state(end, saved)
+    load_state(graph, saved)
     if any(entries[id(pipe)].get("finished") for pipe in (*above, lowest)):
-        passed, below = 0, saved["pipes"][: len(walk(lowest))]  # what is left is held above the end
+        passed, below = 0, saved["pipes"][: len(below_it)]  # what is left is held above the end
     else:
-        passed, below = _passed_below(lowest, wanted[-1], seeks)
+        passed, below = _passed_below(below_it, wanted[-1], seeks)
     for pipe, own in zip(reversed(above), wanted[-2::-1], strict=True):
         behind, passed = _behind(pipe, entries[id(pipe)], passed, own)
         below.append(behind)
-    load_state(end, {"version": STATE_VERSION, "pipes": below})
+    load_state(graph, {"version": STATE_VERSION, "pipes": below})
     return passed
 
 
-def _passed_below(lowest: Any, count: int, seeks: bool) -> tuple[int, list[dict[str, Any]]]:
-    """Passes over items of the lowest pipe; returns how many there were, and the state of the graph behind them."""
+def _passed_below(graph: Graph, count: int, seeks: bool) -> tuple[int, list[dict[str, Any]]]:
+    """Passes over items of a graph; returns how many there were, and its state behind them."""
+    lowest = graph.end
     iterator = iter(lowest)
     passed = 0 if seeks else _read_over(lowest, iterator, count)
-    with standing_still(walk(lowest)):
-        below = save_state(lowest, described=False)["pipes"]
+    graph = Graph(lowest)  # it has run, and may have grown
+    with standing_still(graph.pipes):
+        below = save_state(graph, described=False)["pipes"]
     if seeks and not below[-1].get("finished"):
         passed = max(0, min(count, len(lowest) - below[-1]["yielded"]))
         below[-1] = {**below[-1], "yielded": below[-1]["yielded"] + passed}
     return passed, below
 
 
-def _handing_on(end: Any) -> tuple[list[Any], Any]:
+def _handing_on(graph: Graph) -> tuple[list[Any], Any]:
     """The pipes that make each item of so many of their source, and the pipe below them."""
-    pipe, above = end, []
-    while _hands_on(pipe) and len(sources := sources_of(pipe)) == 1 and is_iter_pipe(sources[0]):
+    pipe, above = graph.end, []
+    while _hands_on(pipe) and len(sources := graph.sources(pipe)) == 1 and is_iter_pipe(sources[0]):
         above.append(pipe)
         pipe = sources[0]
     return above, pipe

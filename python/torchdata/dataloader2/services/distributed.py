@@ -12,9 +12,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_timeout, open_group
-from torchdata.dataloader2.graph import DataPipe, find_dps, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.services.interface import IterResetFn, RankInEpoch, ReadingServiceInterface, Shares
+from torchdata.datapipes._pipe.graph import Graph
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
@@ -109,7 +110,8 @@ class DistributedReadingService(ReadingServiceInterface):
         from torchdata.dataloader2.services.worker_output import WorkerOutput
         from torchdata.datapipes.iter import FullSync
 
-        if find_dps(traverse_dps(datapipe), WorkerOutput):
+        graph = Graph(datapipe)
+        if graph.first(lambda pipe: isinstance(pipe, WorkerOutput)) is not None:
             raise ValueError(
                 "DistributedReadingService comes too late to share out the items, because worker processes read them "
                 "already: put it first, as in SequentialReadingService(DistributedReadingService(), "
@@ -118,7 +120,7 @@ class DistributedReadingService(ReadingServiceInterface):
 
         group = self._open(self._timeout)
         self._rank, self._world_size, self._pg = group.rank, group.world_size, group
-        apply_sharding(datapipe, self._world_size, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        apply_sharding(graph, self._world_size, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
         if not isinstance(datapipe, FullSync):
             datapipe = FullSync(datapipe, self._timeout)
         self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)

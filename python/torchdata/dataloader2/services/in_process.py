@@ -10,11 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from torchdata.dataloader2.graph import DataPipe, replace_dp, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
+from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.services.interface import IterResetFn, PrefetchCount, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.program import WorkerInfo, function_in_use, refuse_functions
 from torchdata.datapipes._pipe.checks import check_callable, check_int
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 if TYPE_CHECKING:
@@ -74,8 +76,8 @@ class InProcessReadingService(ReadingServiceInterface):
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
         source: Any = datapipe.source_datapipe
-        replace_dp(traverse_dps(datapipe), source, source.prefetch(self._prefetch_cnt))
-        return datapipe
+        end: DataPipe = put_in_place(Graph(datapipe), source, source.prefetch(self._prefetch_cnt))
+        return end
 
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None

@@ -18,11 +18,12 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
+from torchdata.datapipes._pipe.graph import Graph, graph_of
 from torchdata.datapipes._pipe.halting import Halts
 from torchdata.datapipes._pipe.plain import from_plain, to_plain
 from torchdata.datapipes._pipe.record import Record, existing_record, record_of, token_of
 from torchdata.datapipes._pipe.torch import note_passes_of_torchs, replay_later
-from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of, walk
+from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
 
 __all__ = [
     "Beginning",
@@ -56,7 +57,8 @@ class Beginning:
 
     __slots__ = ("dropped", "generators", "moved", "parts", "passes", "since", "torchs", "whole", "yielded")
 
-    def __init__(self, pipe: Any, loaded: dict[str, Any] | None) -> None:
+    def __init__(self, graph: Graph, loaded: dict[str, Any] | None) -> None:
+        pipe = graph.end
         own = dict(with_pending(pipe, record_of(pipe), loaded)) if loaded is not None else {}
         #: Items that the loaded state says to drop, in the beginning.
         self.dropped: int = own.pop("drop", 0)
@@ -76,7 +78,7 @@ class Beginning:
         self.parts: list[tuple[Any, dict[str, Any], Any]] = []
         #: How many passes the pipes had begun that read in threads.
         self.passes: dict[int, int] = {}
-        for each in walk(pipe):
+        for each in graph:
             if hasattr(type(each), "_read_ahead"):
                 self.passes[id(each)] = each._passes
             self.torchs[id(each)] = getattr(each, "_valid_iterator_id", None)
@@ -153,7 +155,7 @@ def _note_pass(datapipe: Any) -> None:
     """Notes how the graph stands below a pipe of torch's whose next pass begins now."""
     record = record_of(datapipe)
     record.asked = datapipe._valid_iterator_id
-    _note_beginning(datapipe, record, record.loaded if awaits_iteration(datapipe) else None)
+    _note_beginning(Graph(datapipe), record, record.loaded if awaits_iteration(datapipe) else None)
     record.stamp, record.ended, record.tells_end = _tick(), False, False
 
 
@@ -311,10 +313,11 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
         nothing comes behind these but the end.
     """
     token, record = token_of(datapipe), record_of(datapipe)
-    if record.watches is None:
-        record.watches = _holds_replayed(datapipe)
-    if record.watches:
-        _note_beginning(datapipe, record, record.loaded)
+    graph = None if record.watches is False else Graph(datapipe)
+    if record.watches is None and graph is not None:
+        record.watches = _holds_replayed(graph)
+    if record.watches and graph is not None:
+        _note_beginning(graph, record, record.loaded)
     else:
         record.beginning = None
     loaded, record.loaded = record.loaded, None
@@ -341,7 +344,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 def give_later_seeds(datapipe: Any) -> None:
     """Gives the pipes of a replayed graph the seeds that they were given after the replayed pass began."""
-    for pipe in walk(datapipe):
+    for pipe in Graph(datapipe):
         record: Record | None = existing_record(pipe)
         if record is not None and record.later is not None:
             later, record.later = record.later, None
@@ -352,8 +355,8 @@ def _give_seed(pipe: Any, seed: Any) -> None:
     (pipe.override_seed if hasattr(type(pipe), "override_seed") else pipe.set_seed)(seed)
 
 
-def _note_beginning(datapipe: Any, record: Record, loaded: dict[str, Any] | None) -> None:
-    beginning = Beginning(datapipe, loaded)
+def _note_beginning(graph: Graph, record: Record, loaded: dict[str, Any] | None) -> None:
+    beginning = Beginning(graph, loaded)
     if record.beginning is not None:
         _note_growth(record, beginning)
     record.beginning = beginning
@@ -366,8 +369,8 @@ def _note_growth(record: Record, beginning: Beginning) -> None:
         record.grown = [type(pipe).__name__ for pipe in now if id(pipe) not in before]
 
 
-def _holds_replayed(datapipe: Any) -> bool:
-    return any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in walk(datapipe))
+def _holds_replayed(graph: Graph) -> bool:
+    return any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in graph)
 
 
 #: What `is_restorable` has found out of classes.
@@ -416,7 +419,7 @@ def name_of(datapipe: Any) -> str:
 def forget_state(*datapipes: Any) -> None:
     """Makes the next iteration of the pipes, and of all that they read from, start anew."""
     for datapipe in datapipes:
-        for pipe in walk(datapipe):
+        for pipe in graph_of(datapipe):
             _forget(pipe)
 
 
