@@ -18,6 +18,7 @@ from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn
 from torchdata.datapipes._pipe.checks import certain_lengths
 from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.hooks import hooks_of
 from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
@@ -95,7 +96,7 @@ class _Epoch:
         self.workers, self.ranks = service.count_shares()
         graph = Graph(datapipe)
         for pipe in graph:
-            if getattr(type(pipe), "_length_reads_items", False):
+            if hooks_of(pipe)._length_reads_items:
                 raise TypeError(f"{type(pipe).__name__} would have to read its items to know its own")
             if self.ranks is not None and isinstance(pipe, FullSync):
                 graph = Graph(put_in_place(graph, pipe, *graph.sources(pipe)))

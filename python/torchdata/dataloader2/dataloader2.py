@@ -57,6 +57,7 @@ from torchdata.dataloader2.services.interface import (
     contract_of,
 )
 from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.hooks import hooks_of
 from torchdata.datapipes._pipe.traversal import is_pipe
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
@@ -483,7 +484,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
     def _works(self) -> list[Work]:
         """What threads of the pipes in main work on."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
-        works = [pipe._threads_at_work() for pipe in pipes if hasattr(type(pipe), "_threads_at_work")]
+        works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]
 
     def _set_ended(self) -> None:

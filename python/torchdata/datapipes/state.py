@@ -43,6 +43,7 @@ from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint
 from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.graph import Graph, graph_of
+from torchdata.datapipes._pipe.hooks import hooks_of
 from torchdata.datapipes._pipe.iteration import (
     Beginning,
     awaits_iteration,
@@ -96,8 +97,7 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         # Readers before their sources: a source that stands still would keep its reader's thread from parking.
         for pipe in reversed(pipes):
-            if hasattr(type(pipe), "standing_still"):
-                stack.enter_context(pipe.standing_still())
+            stack.enter_context(hooks_of(pipe).standing_still())
         yield
 
 
@@ -163,13 +163,13 @@ class _Saving:
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers before their sources
-            goes_on = alone and getattr(type(reader), "_goes_on_alone", None)
-            if goes_on and goes_on(reader) and self._has_begun(reader):
+            hooks = hooks_of(reader)
+            if alone and hooks._goes_on_alone() and self._has_begun(reader):
                 used.add(id(reader))
             if id(reader) not in used or self._has_finished(reader):
                 continue
-            hook = getattr(type(reader), "_sources_in_use", None)
-            for source in self.graph.sources(reader) if hook is None else hook(reader):
+            in_use = hooks._sources_in_use()
+            for source in self.graph.sources(reader) if in_use is None else in_use:
                 if self._is_read_by(reader, source):
                     used.add(id(source))
         return used
@@ -189,8 +189,9 @@ class _Saving:
         """Whether the running pass of the source is of the running pass of its reader."""
         if not self._has_begun(source):
             return False
-        if hasattr(type(reader), "_reads_in_pass"):
-            return bool(reader._reads_in_pass(source))
+        reads = hooks_of(reader)._reads_in_pass(source)
+        if reads is not None:
+            return reads
         if is_torchs(reader):
             return True
         if is_torchs(source):
@@ -283,7 +284,7 @@ class _Saving:
             own["generators"] = beginning.generators
             for each, *_ in beginning.parts:
                 passes = beginning.passes.get(id(each))
-                ahead = None if passes is None or record_of(each).stamp < began else each._read_ahead(passes)
+                ahead = None if passes is None or record_of(each).stamp < began else hooks_of(each)._read_ahead(passes)
                 if ahead is not None:
                     (own if each is pipe else entries[id(each)])["ahead"] = list(ahead)
         if record_of(pipe).ended or self._has_finished(pipe):

@@ -18,40 +18,14 @@ from torchdata.dataloader2.graph.cutting import DispatchedSource
 from torchdata.dataloader2.services.advancing import advance
 from torchdata.datapipes._pipe.division import Given, given_from
 from torchdata.datapipes._pipe.graph import Graph
-from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.ordering.grouping import Batcher
-from torchdata.datapipes.iter.ordering.sharding import ShardingFilter, ShardingRoundRobinDispatcher
+from torchdata.datapipes._pipe.hooks import reads_per_item
+from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import entry_anew, entry_at, forget_state, load_entries, standing_still
 
-__all__ = ["Dividing", "begin_behind", "find_division", "hands_on", "items_before", "required_division"]
+__all__ = ["Dividing", "begin_behind", "find_division", "items_before", "required_division"]
 
 #: Shipped pipes that read ahead, and hold an error that they meet until it is its turn.
 _READING_AHEAD = ("Prefetcher", "PinMemory", "FullSync", "ThreadPoolMapper")
-
-#: Shipped pipes that make each item of one item of their source, in order.
-_HANDING_ON = frozenset(
-    {
-        *("Mapper", "Collator", "LengthSetter", "Rows2Columnar", "Dropper", "Slicer", "Flattener"),
-        *_READING_AHEAD,
-        *(
-            "FileOpener",
-            "FSSpecFileOpener",
-            "IoPathFileOpener",
-            "S3FileLoader",
-            "AISFileLoader",
-            "Decompressor",
-        ),
-        *("Saver", "FSSpecSaver", "IoPathSaver", "HashChecker", "JsonParser", "RoutedDecoder"),
-    }
-)
-
-#: Those that do so only if an attribute of theirs has this value.
-_HANDING_ON_IF = {
-    "BatchAsyncMapper": ("_flatten", True),
-    "HttpReader": ("skip_on_error", False),
-    "GDriveReader": ("skip_on_error", False),
-    "OnlineReader": ("skip_on_error", False),
-}
 
 _REMEDY = (
     "Put it before the sharding; or load the state with the same number of workers and ranks, or one that was saved "
@@ -93,11 +67,12 @@ def find_division(graph: Graph) -> Dividing | None:
         return None
     pipe, behind, batched, batchers = graph.end, [], 1, []
     while not _divides(pipe):
-        if isinstance(pipe, Batcher) and type(pipe).__iter__ is Batcher.__iter__:
-            batched *= pipe.batch_size
-            batchers.append(pipe)
-        elif not hands_on(pipe):
+        count = reads_per_item(pipe)
+        if count is None:
             raise ValueError(_refusal(pipe, graph))
+        if count > 1:
+            batched *= count
+            batchers.append(pipe)
         sources = graph.sources(pipe)
         if len(sources) != 1:
             raise ValueError(_refusal(pipe, graph))
@@ -127,29 +102,6 @@ def _divides(pipe: Any) -> bool:
     return type(pipe) in (ShardingFilter, DispatchedSource)
 
 
-def hands_on(pipe: Any) -> bool:
-    """Whether a pipe makes each item of one item of its source, in order, and keeps nothing else."""
-    kind = type(pipe)
-    if isinstance(pipe, ShardingRoundRobinDispatcher):
-        return True
-    if kind.__module__.startswith("torchdata."):
-        if kind.__name__ in _HANDING_ON:
-            return True
-        name, value = _HANDING_ON_IF.get(kind.__name__, ("", None))
-        return bool(name) and getattr(pipe, name, None) is value
-    return isinstance(pipe, IterDataPipe) and _declares(kind)
-
-
-def _declares(kind: type) -> bool:
-    """Whether `one_to_one` is said of the `__iter__` that the class has, and not of one that it has replaced."""
-    for cls in kind.__mro__:
-        if "one_to_one" in cls.__dict__:
-            return bool(cls.__dict__["one_to_one"])
-        if "__iter__" in cls.__dict__:
-            return False
-    return False
-
-
 def _check_units(divider: Any, batched: int, batchers: list[Any]) -> None:
     """Raises ValueError where what stands behind the division makes no whole units into items."""
     if isinstance(divider, DispatchedSource):
@@ -172,8 +124,11 @@ def _check_units(divider: Any, batched: int, batchers: list[Any]) -> None:
 
 def _refusal(pipe: Any, graph: Graph) -> str:
     own = not type(pipe).__module__.startswith(("torchdata.", "torch."))
-    declared = " If each of its items follows from one item of its source, in order, say so: `one_to_one = True`."
-    several = len(graph.sources(pipe)) > 1 and hands_on(pipe)
+    declared = (
+        " If each of its items follows from one item of its source, in order, say so: `one_to_one = True`; if it follows "
+        "from n of them, by `reads_per_item`."
+    )
+    several = len(graph.sources(pipe)) > 1 and reads_per_item(pipe) is not None
     why = "reads several pipes" if several else "does not make each item of one item of its source"
     return (
         f"{_name(pipe)}, which stands behind the sharding, {why}: its items depend on how many workers or ranks "

@@ -20,13 +20,13 @@ from torchdata.dataloader2.services.dividing import (
     Dividing,
     content_of,
     find_division,
-    hands_on,
     items_before,
     required_division,
 )
 from torchdata.dataloader2.services.places import base_of, lasts
 from torchdata.datapipes._pipe.division import Given, given_from
 from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.hooks import reads_per_item
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.state import save_generators
 
@@ -341,7 +341,7 @@ class _Changing:
         pipe = self.main.end
         while pipe is not self.branch.end:
             sources = self.main.sources(pipe)
-            if not hands_on(pipe) or len(sources) != 1:
+            if reads_per_item(pipe) != 1 or len(sources) != 1:
                 raise ValueError(
                     f"{type(pipe).__name__}, which stands behind the workers, keeps items of its rank, which are "
                     f"shared out anew. {_WAYS}"

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.graph import Graph, graph_of
 from torchdata.datapipes._pipe.halting import Halts
+from torchdata.datapipes._pipe.hooks import hooks_of
 from torchdata.datapipes._pipe.plain import from_plain, to_plain
 from torchdata.datapipes._pipe.record import Record, existing_record, record_of, token_of
 from torchdata.datapipes._pipe.torch import note_passes_of_torchs, replay_later
@@ -79,8 +80,9 @@ class Beginning:
         #: How many passes the pipes had begun that read in threads.
         self.passes: dict[int, int] = {}
         for each in graph:
-            if hasattr(type(each), "_read_ahead"):
-                self.passes[id(each)] = each._passes
+            passes = hooks_of(each)._passes_begun()
+            if passes is not None:
+                self.passes[id(each)] = passes
             self.torchs[id(each)] = getattr(each, "_valid_iterator_id", None)
             if each is pipe and loaded is not None:
                 self.parts.append((each, own, None))
@@ -328,7 +330,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     finished = loaded is not None and bool(loaded.get("finished"))
     is_replayed = loaded is not None and "drop" in loaded
     record.ended = resumed and finished and not is_replayed
-    if record.fed and not resumed and getattr(type(datapipe), "_begins_sources", True):
+    if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
         # What was loaded into its sources is for a pass that nobody goes on with.
         forget_below(datapipe)
         record.fed = False
@@ -431,7 +433,7 @@ def forget_below(datapipe: Any) -> None:
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
         reader = waiting.pop()
-        if not getattr(type(reader), "_begins_sources", True):
+        if not hooks_of(reader)._begins_sources:
             continue
         for source in sources_of(reader):
             if id(source) not in seen:

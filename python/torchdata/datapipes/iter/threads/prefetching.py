@@ -201,6 +201,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
         """Makes items of a loaded state again what they were when they were held ready."""
         return items
 
+    def reads_per_item(self) -> int:
+        """It hands on item by item, in order."""
+        return 1
+
     def __iter__(self) -> Iterator[T_co]:
         self._end_thread()
         data = _PrefetchData(iter(self.source_datapipe), self.buffer_size)
@@ -219,6 +223,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
         if self._halt is not None and self._halt.number == self._passes:
             self._halt.begin(data.queue)
             data.halt = self._halt
+
+    def _passes_begun(self) -> int:
+        return self._passes
 
     def _read_ahead(self, passes: int) -> Ahead | None:
         """How far the thread has read, counted from when so many passes were begun; None where there is none.
