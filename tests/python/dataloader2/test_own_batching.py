@@ -36,6 +36,8 @@ class Tuples(IterDataPipe[tuple[int, ...]]):
 class Told(Tuples):
     """The same, which says how many items it reads."""
 
+    iteration_state = ()
+
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return super().__iter__()
 
