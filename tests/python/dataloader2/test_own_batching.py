@@ -105,7 +105,8 @@ def test_skip_does_not_make_what_stands_behind_it() -> None:
     with DataLoader2(pipe) as loader:
         assert loader.skip(4) == 4
         rest = list(loader)
-    assert made == rest and len(rest) == 7
+    assert made == rest
+    assert len(rest) == 7
 
 
 @pytest.mark.parametrize("batching", [Tuples, ReadsOtherwise])

@@ -1,7 +1,7 @@
 """A reading service that is written from the documents alone has all that the services of the package have.
 
-It imports public names, and runs the graph in a thread that reads ahead through a bounded queue: out of the main thread,
-and ahead of what the user was given.
+It imports public names, and runs the graph in a thread that reads ahead through a bounded queue: out of the main
+thread, and ahead of what the user was given.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ def circular() -> Any:
 def test_it_has_all_pipes_once_with_sources_before_their_readers() -> None:
     end = branched()
     graph = Graph(end)
-    assert graph.end is end and graph.pipes[-1] is end
+    assert graph.end is end
+    assert graph.pipes[-1] is end
     assert len({id(pipe) for pipe in graph}) == len(graph) == 8
     for pipe in graph:
         assert graph.sources(pipe) == sources_of(pipe)
