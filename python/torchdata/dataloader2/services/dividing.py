@@ -125,8 +125,8 @@ def _check_units(divider: Any, batched: int, batchers: list[Any]) -> None:
 def _refusal(pipe: Any, graph: Graph) -> str:
     own = not type(pipe).__module__.startswith(("torchdata.", "torch."))
     declared = (
-        " If each of its items follows from one item of its source, in order, say so: `one_to_one = True`; if from n of "
-        "them, say n by `reads_per_item`."
+        " If each of its items follows from one item of its source, in order, say so: `one_to_one = True`; if from n "
+        "of them, say n by `reads_per_item`."
     )
     several = len(graph.sources(pipe)) > 1 and reads_per_item(pipe) is not None
     why = "reads several pipes" if several else "does not make each item of one item of its source"
