@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdata.dataloader2._loader_state import (
     ITERATION_STATE_KEY_NAME,
@@ -20,7 +20,11 @@ from torchdata.dataloader2._loader_state import (
     refuse_pickled_state,
     unpack_randomness,
 )
-from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME, contract_of
+from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME, ReadingServiceInterface
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2._pipeline import Pipeline
+    from torchdata.dataloader2._seeds import Seeds
 
 __all__ = ["SavedPlaces", "SavedRanks", "checked"]
 
@@ -41,11 +45,11 @@ class SavedPlaces:
     ranks: SavedRanks | None
     places: Mapping[int, dict[str, Any]]
 
-    def fitted(self, loader: Any, workers: int, dispatches: bool) -> dict[str, Any]:
+    def fitted(self, pipeline: Pipeline, workers: int, dispatches: bool) -> dict[str, Any]:
         """The place from which a loader goes on, whose service has taken over the graph.
 
         Args:
-            loader: the loader.
+            pipeline: the loader's.
             workers: how many workers it has.
             dispatches: whether it has a dispatching process.
 
@@ -54,7 +58,7 @@ class SavedPlaces:
         """
         from torchdata.dataloader2.services.elastic import Shape, divided_anew, shape_of
 
-        rank, world, _ = contract_of(loader.reading_service).rank_in_epoch() or (0, 1, False)
+        rank, world, _ = pipeline.contract.rank_in_epoch() or (0, 1, False)
         old_rank, old_world, _ = self.ranks or (0, 1, False)
         if len(self.places) < old_world and (old_rank, old_world) != (rank, world):
             raise ValueError(
@@ -67,22 +71,19 @@ class SavedPlaces:
         same_processes = old.workers == new.workers and old.dispatches == new.dispatches
         if old.ranks == new.ranks and same_processes:
             return place
-        return divided_anew(self.places, old, new, loader._snapshot.copy())
+        return divided_anew(self.places, old, new, pipeline.snapshot.copy())
 
-    def suit_seeds(self, loader: Any) -> None:
+    def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Lets the epoch that goes on have the seeds with which it began.
 
         Ranks agree on a seed of which all others are drawn. So an epoch that began without ranks is not gone on with
         like that, nor the other way round.
         """
         agreed = self.ranks is not None and not self.ranks[2]
-        service = contract_of(loader.reading_service)
         if not agreed:
             service.keep_seeds()
         elif service.rank_in_epoch() is None:
-            generator = loader._seed_generator
-            generator.seed(generator.generate_shared_seed())
-            loader._initial_seed_generator = copy.copy(generator)
+            seeds.agree()
 
 
 def checked(state: Any, *, allow_pickle: bool = True) -> tuple[dict[str, Any], SavedPlaces]:
