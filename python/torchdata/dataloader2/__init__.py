@@ -10,8 +10,10 @@ from torchdata.dataloader2.reading_service import (
     InProcessReadingService,
     MultiProcessingReadingService,
     PrototypeMultiProcessingReadingService,
+    RankInEpoch,
     ReadingServiceInterface,
     SequentialReadingService,
+    Shares,
 )
 from torchdata.dataloader2.shuffle_spec import ShuffleSpec
 
@@ -24,8 +26,10 @@ __all__ = [
     "MultiProcessingReadingService",
     "PauseIteration",
     "PrototypeMultiProcessingReadingService",
+    "RankInEpoch",
     "ReadingServiceInterface",
     "SequentialReadingService",
+    "Shares",
     "ShuffleSpec",
     "WorkerExitedError",
     "describe",

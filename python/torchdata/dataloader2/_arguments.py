@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["adapter_list", "begin_with_workers_of", "refuse_arguments", "require_service"]
+__all__ = ["adapter_list", "refuse_arguments", "require_service"]
 
 #: What takes the place of arguments of torch's loader; a pair of braces stands for the value.
 _INSTEAD = {
@@ -51,11 +51,3 @@ def adapter_list(adapters: Any) -> list[Any] | None:
                 f"datapipe_adapter_fn takes adapters, which are called with a pipe and return one, but got {adapter!r}"
             )
     return listed
-
-
-def begin_with_workers_of(place: dict[str, Any], service: Any) -> None:
-    """Lets services that choose the number of workers begin with those with which a place was reached."""
-    number, *_ = place.get("processes") or (0,)
-    for one in (service, *getattr(service, "reading_services", ())):
-        if hasattr(type(one), "_begin_with"):
-            one._begin_with(number)

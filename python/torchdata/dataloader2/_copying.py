@@ -1,6 +1,6 @@
 """Copies of a loader, by `copy` or pickle: loaders of their own, which have not begun.
 
-Role: a base of `DataLoader2`, of which it is a part. Runs in whichever thread copies.
+Role: what such a copy is made of. Runs in whichever thread copies.
 
 A copy has what the loader was made of and its seed; and, as long as the loader has not begun, the state that was
 loaded. It shares nothing with the loader that either of them changes.
@@ -9,78 +9,80 @@ loaded. It shares nothing with the loader that either of them changes.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from torchdata._observe.stats.recorder import Recorder
-from torchdata.dataloader2._identity import Identity
+from torchdata.dataloader2._checkpointing import StateKeeper
+from torchdata.dataloader2._epochs import EpochRun
+from torchdata.dataloader2._pipeline import Pipeline
+from torchdata.dataloader2._rank_states import SavedPlaces
+from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph.serialization import Snapshot
 
-__all__ = ["Copying"]
-
-#: What the loader was made of.
-_MADE_OF = frozenset({"datapipe_adapter_fns", "_service", "_snapshot", "_graph_name"})
-#: What a loaded state has put into it, and its generators.
-_LOADED = frozenset(
-    {
-        "_is_seeded_since",
-        "_initial_seed_generator",
-        "_place",
-        "_reset_seed",
-        "_restored_randomness",
-        "_saved_places",
-        "_seed",
-        "_seed_generator",
-        "_state_dict",
-        "reading_service_state",
-    }
-)
-#: What it gets only as it runs.
-_RUN = frozenset({"_is_seeded_since", "_left", "_names", "_reader_patience", "_warned"})
+__all__ = ["MadeOf", "made_of"]
 
 
-class Copying:
-    """The part of a loader that is copied."""
+@dataclass(frozen=True)
+class Loaded:
+    """A state that was loaded into a loader which has not begun."""
 
-    datapipe: Any
-    reading_service: Any
-    reading_service_state: bytes | None
-    datapipe_adapter_fns: Any
-    valid_iterator_id: int | None
-    _identity: Identity
-    _recorder: Recorder
-    _seed: int | None
-    _service: Snapshot
-    _snapshot: Snapshot
-    #: Names of attributes that every loader has; a subclass has others, which its copies have, too.
-    _names: frozenset[str]
+    service_state: bytes | None
+    place: tuple[dict[str, Any], bool] | None
+    saved_places: SavedPlaces | None
+    state: dict[str, Any] | None
 
-    if TYPE_CHECKING:  # what else it asks of the loader
 
-        def _adapt_service(self, service: Any) -> Any: ...
+@dataclass(frozen=True)
+class MadeOf:
+    """What a copy of a loader is made of.
 
-        def _set_up(self) -> None: ...
+    Args:
+        graph: the graph after the adapters.
+        adapters: the adapters.
+        service: the service before the adapters.
+        stats: "full" or "counts".
+        stall_warning: seconds, or None.
+        seeds: the seeds.
+        loaded: the state that was loaded; None if the loader has begun.
+    """
 
-        def _identified(self, snapshot: Snapshot) -> Identity: ...
+    graph: Snapshot
+    adapters: list[Any] | None
+    service: Snapshot
+    stats: Any
+    stall_warning: float | None
+    seeds: Seeds
+    loaded: Loaded | None
 
-    def __getstate__(self) -> dict[str, Any]:
-        own, recorder = vars(self), self._recorder
-        kept = {name: value for name, value in own.items() if name in _MADE_OF or name not in self._names | _RUN}
-        if self.valid_iterator_id is None:
-            kept.update((name, value) for name, value in own.items() if name in _LOADED)
-        else:
-            kept["_seed"] = self._seed
-        return {**kept, "_recorder": ("full" if recorder.full else "counts", recorder.stall_warning)}
+    def parts(self, serialize: Callable[[Snapshot], bytes]) -> tuple[Pipeline, Seeds, Recorder]:
+        """The pipeline, the seeds and the recorder of the copy."""
+        pipeline = Pipeline(self.graph, self.adapters, self.service, serialize, is_adapted=True)
+        return pipeline, copy.copy(self.seeds), Recorder(self.stats, self.stall_warning)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        own = vars(self)
-        own["_terminated"] = own["_ended"] = True  # until it is whole
-        own.update({name: state[name] for name in _MADE_OF})
-        self._recorder = Recorder(*state["_recorder"])
-        self.reading_service = self._adapt_service(self._service.copy())
-        self.reading_service_state = None
-        self.datapipe = self._snapshot.copy()
-        self._identity = self._identified(self._snapshot)
-        self._set_up()
-        for name, value in state.items():
-            if name not in _MADE_OF and name != "_recorder":
-                own[name] = copy.copy(value) if name.endswith("_generator") else value
+    def load_into(self, run: EpochRun, keeper: StateKeeper) -> None:
+        """Loads the state into the copy that was loaded into the loader, if one was."""
+        if self.loaded is not None:
+            run.pipeline.service_state, keeper.loaded = self.loaded.service_state, self.loaded.state
+            run.place, run.saved_places = self.loaded.place, self.loaded.saved_places
+
+
+def made_of(run: EpochRun, keeper: StateKeeper, has_begun: bool) -> MadeOf:
+    """What a copy of a loader is made of.
+
+    Args:
+        run: the loader's.
+        keeper: the loader's.
+        has_begun: whether the loader has begun, so that the copy does not go on from what was loaded.
+    """
+    pipeline, recorder, seeds, loaded = run.pipeline, run.recorder, run.seeds, None
+    if has_begun:
+        seeds = Seeds()
+        seeds.seed = run.seeds.seed
+    else:
+        loaded = Loaded(pipeline.service_state, run.place, run.saved_places, keeper.loaded)
+    stats = "full" if recorder.full else "counts"
+    return MadeOf(
+        pipeline.snapshot, pipeline.adapters, pipeline.given_service, stats, recorder.stall_warning, seeds, loaded
+    )

@@ -11,7 +11,8 @@ from typing import Any
 from torchdata.dataloader2.graph.settings import is_sharding
 from torchdata.datapipes._pipe.checks import check_callable, check_int, is_dataset
 from torchdata.datapipes._pipe.datasets import is_generator_function, is_indexed, splits_itself
-from torchdata.datapipes._pipe.traversal import is_pipe, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.traversal import is_pipe
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, ShardingRoundRobinDispatcher
 from torchdata.datapipes.map import SequenceWrapper
@@ -70,7 +71,7 @@ def pipeline_over(
         raise ValueError(f"{whose}: a sampler gives indices, but {dataset!r} is read by iterating")
     else:
         pipe = source.shuffle() if shuffle else source
-    if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in walk(pipe)):
+    if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):
         own = splits_itself(dataset)
         pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)
         pipe.set_sharding_block(batch_size)

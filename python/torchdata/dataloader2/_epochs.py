@@ -1,7 +1,7 @@
 """The epochs of a loader: beginning one, going on in one, and ending it.
 
-Role: a base of `DataLoader2`, of which it is a part. Runs in the thread that uses the loader; others
-may read it meanwhile, and one that is at an item is waited for.
+Role: owned by the loader; owns what the user is given, counted, and how far that has come. Runs in the thread that uses
+the loader; others may read it meanwhile, and one that is at an item is waited for.
 
 Of every epoch that was begun, the service is told the end exactly once: at the last item, at an error, when
 the next epoch begins without it, or at shutdown.
@@ -11,78 +11,118 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchdata._native import Delivery
 from torchdata._observe.stats.recorder import Recorder
-from torchdata.dataloader2._arguments import begin_with_workers_of
-from torchdata.dataloader2._identity import Identity
+from torchdata._threads import end_at_exit
 from torchdata.dataloader2._idle_workers import are_idle, warn_of_idle
 from torchdata.dataloader2._iterator import LEFT, FinishedIterator
-from torchdata.dataloader2._length import skeleton
+from torchdata.dataloader2._pipeline import Pipeline
 from torchdata.dataloader2._rank_states import SavedPlaces
+from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2._snapshots import Position
 from torchdata.dataloader2.graph import set_graph_random_seed
-from torchdata.dataloader2.graph.serialization import Snapshot
-from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.interface import CheckpointableReadingServiceInterface
-from torchdata.dataloader2.services.sequential import holds_nothing
-from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
-from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
-__all__ = ["Epochs"]
+__all__ = ["EpochRun"]
 
 
-class Epochs:
-    """The part of a loader that begins and ends epochs."""
+class EpochRun:
+    """The epochs of a loader.
 
-    reading_service: Any
-    reading_service_state: bytes | None
-    datapipe: Any
-    _snapshot: Snapshot
-    _identity: Identity
-    _recorder: Recorder
-    _position: Position
-    _place: tuple[dict[str, Any], bool] | None
-    _saved_places: SavedPlaces | None
-    _seed: int | None
-    _reset_seed: Any
-    _seed_generator: SeedGenerator
-    _initial_seed_generator: SeedGenerator
-    _restored_randomness: bool
-    _datapipe_iter: Any
-    _delivery: Delivery
-    _is_paused: bool
-    _reset_iter: bool
-    _adapted: bool
-    _iterating: bool
-    _epochs: int
-    _skeleton: Any
-    _length: int | str | None
-    #: Seconds that ending an epoch waits for a thread which is at an item of it; None for as long as it takes.
-    _reader_patience: float | None = None
-    #: Whether the user was told of workers that have nothing to do.
-    _knows_idle: bool = False
+    Args:
+        pipeline: the graph and the service.
+        seeds: those of the epochs.
+        recorder: is told when epochs begin and end.
 
-    if TYPE_CHECKING:  # what else it asks of the loader
+    Attributes:
+        delivery: what the user is given.
+        position: how far the epoch has come.
+        place: at which to go on, and whether to compare what is made again; None at the beginning of an epoch.
+        saved_places: where the epoch was saved at which to go on, perhaps with other processes.
+        epochs: how many were begun.
+        is_iterating: whether an epoch is under way, of whose end the service was not told yet.
+        held: by who takes a state, while the graph must stand still.
+        patience: seconds that ending an epoch waits for a thread which is at an item of it; None for as long as it
+            takes.
+    """
 
-        def _resume(self) -> None: ...
+    def __init__(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
+        self.pipeline, self.seeds, self.recorder = pipeline, seeds, recorder
+        self.delivery = Delivery()
+        end_at_exit(self.delivery.turn)
+        self.held = threading.RLock()
+        self.place: tuple[dict[str, Any], bool] | None = None
+        self.saved_places: SavedPlaces | None = None
+        self.epochs = 0
+        self.is_iterating = False
+        self.patience: float | None = None
+        self.position = Position(self)
+        #: Whether the user was told of workers that have nothing to do.
+        self._knows_idle = False
+        self._is_paused = self._is_limited = False
 
-    def _begin_epoch(self) -> None:
-        if self._is_paused:
-            self._resume()
-        self._close_iteration()
+    def forget(self) -> None:
+        """Makes the run one that has begun no epoch of the graph as it is now."""
+        self.position = Position(self)
+
+    # -- pausing -----------------------------------------------------------------------------------
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is given until `resume`."""
+        return self._is_paused
+
+    @is_paused.setter
+    def is_paused(self, paused: bool) -> None:
+        self._is_paused = paused
+        self.delivery.slow = paused or self._is_limited
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the iterator counts what it gives."""
+        return self._is_limited
+
+    @is_limited.setter
+    def is_limited(self, limited: bool) -> None:
+        self._is_limited = limited
+        self.delivery.slow = limited or self._is_paused
+
+    def pause(self) -> None:
+        """Halts what reads ahead, and gives nothing more."""
+        if self.pipeline.can("pause"):
+            self.is_paused = True
+            self.pipeline.pause()
+
+    def resume(self) -> None:
+        """Goes on with what was paused."""
+        if not self.pipeline.can("resume"):
+            return
+        if not self.is_paused:
+            warnings.warn("Resume is called when `DataLoader2` is not paused. No operation is performed.", stacklevel=3)
+            return
+        self.pipeline.resume()
+        self.is_paused = False
+
+    # -- beginning ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begins an epoch, or goes on in the one of a loaded state."""
+        if self.is_paused:
+            self.resume()
+        self.close()
         with self._unless_begun():
-            (place, strict), self._place = self._place or (None, True), None
+            (place, strict), self.place = self.place or (None, True), None
             if place is not None and place["ended"]:
                 self._pass_over(place, strict)
             elif place is not None:
-                self._run_epoch(place, strict)
+                self.run(place, strict)
             else:
-                self._run_epoch()
+                self.run()
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
@@ -90,34 +130,33 @@ class Epochs:
 
         Ctrl-C may have cut it off, or an error. The next `iter` begins it, and a state is of before it.
         """
-        before = self._place, self._saved_places, self._reset_seed, self._restored_randomness
-        generators = copy.copy(self._seed_generator), self._initial_seed_generator
-        end, epochs = self._position.end, self._epochs
-        was_read = self._datapipe_iter is not None and self._reset_iter
+        before, seeds = (self.place, self.saved_places), self.seeds.moment()
+        end, epochs = self.position.end, self.epochs
+        was_read = self.delivery.source is not None and self.delivery.begun
         try:
             yield
         except BaseException:
-            self._place, self._saved_places, self._reset_seed, self._restored_randomness = before
-            self._seed_generator, self._initial_seed_generator = generators
-            self._position.go_back(end, epochs)
-            self._reset_iter = True  # there is no epoch that the next `iter` could take over
+            self.place, self.saved_places = before
+            self.seeds.go_back(seeds)
+            self.position.go_back(end, epochs)
+            self.delivery.begun = True  # there is no epoch that the next `iter` could take over
             if not was_read:
-                self._datapipe_iter = None  # another state may be loaded
+                self.delivery.source = None  # another state may be loaded
             raise
 
     def _pass_over(self, place: dict[str, Any], strict: bool) -> None:
         """Brings the graph to the end of an epoch that has ended, and begins the next one."""
         if place["workers"] is not None or (not place["in_main"] and place["graph"] is None):
-            self._run_epoch(place, strict)
-            for _ in self._datapipe_iter:
+            self.run(place, strict)
+            for _ in self.delivery.source:
                 pass
-            self._close_iteration()
-            self._run_epoch()
+            self.close()
+            self.run()
             return
-        self._position.go_on_between(place)
-        self._run_epoch(between=place)
+        self.position.go_on_between(place)
+        self.run(between=place)
 
-    def _run_epoch(
+    def run(
         self, place: dict[str, Any] | None = None, strict: bool = True, between: dict[str, Any] | None = None
     ) -> None:
         """Begins an epoch, or goes on in it at a place.
@@ -127,134 +166,85 @@ class Epochs:
             strict: whether what is made again is compared.
             between: the end of the last epoch where an earlier run has left the loader there.
         """
-        stop_reading(self.datapipe)
+        pipeline, position, service = self.pipeline, self.position, self.pipeline.service
+        stop_reading(pipeline.datapipe)
         if place is None:
-            self._prepare_seeds()
+            self.seeds.begin_epoch()
         else:
-            self._seed_generator = copy.copy(self._initial_seed_generator)
-            self._restored_randomness = False
-        service, position = self.reading_service, self._position
-        if not self._adapted:
-            self._identity.note(self.datapipe)
+            self.seeds.go_on()
+        if not pipeline.is_taken_over:
+            pipeline.note_identity()
             if service is not None:
-                if place is not None:
-                    begin_with_workers_of(place, service)
-                self._hand_over(service)
+                pipeline.hand_over(place, self.recorder.full)
             position.find_output()
         if place is None:
-            self._saved_places = None  # what was loaded was of an epoch before
+            self.saved_places = None  # what was loaded was of an epoch before
         else:
             place = self._fitted(place, strict)
         if between is not None:
             position.load_between(between)
-        self._epochs += 1
+        self.epochs += 1
         position.begin(place, strict)
-        self._iterating = True
+        self.is_iterating = True
         try:
             if service is not None:
-                reset = service.initialize_iteration(self._seed_generator)
+                reset = service.initialize_iteration(self.seeds.generator)
                 if reset is not None:
-                    self.datapipe = reset(self.datapipe)
+                    pipeline.datapipe = reset(pipeline.datapipe)
             elif not position.own_seeds:
-                set_graph_random_seed(self.datapipe, copy.copy(self._seed_generator))
-            self._recorder.begin(service, self.datapipe, self._delivery)
-            self._datapipe_iter = position.iterate(place)
+                set_graph_random_seed(pipeline.datapipe, copy.copy(self.seeds.generator))
+            self.recorder.begin(pipeline.contract, pipeline.datapipe, self.delivery)
+            self.delivery.source = position.iterate(place)
             position.drop(place)
         except BaseException as error:
-            self._close_iteration(because=error)
+            self.close(because=error)
             raise
-        self._reset_iter = False
+        self.delivery.begun = False
 
     def _fitted(self, place: dict[str, Any], strict: bool) -> dict[str, Any]:
         """The place that was loaded, for as many workers and ranks as there are now."""
-        saved, output = self._saved_places, self._position.output
+        saved, output = self.saved_places, self.position.output
         if saved is None:
             return place
         workers, dispatches = (0, False) if output is None else (output.num_workers, output.dispatches)
         try:
-            place = saved.fitted(self, workers, dispatches)
+            place = saved.fitted(self.pipeline, workers, dispatches)
         except ValueError:
-            self._place = place, strict  # no epoch begins in its stead
+            self.place = place, strict  # no epoch begins in its stead
             raise
-        saved.suit_seeds(self)
-        self._saved_places = None
+        saved.suit_seeds(self.pipeline.contract, self.seeds)
+        self.saved_places = None
         return place
 
-    def _prepare_seeds(self) -> None:
-        generator = self._seed_generator
-        if self._seed is not None and self._reset_seed:
-            generator.seed(self._seed)
-            self._reset_seed = False
-        elif not self._restored_randomness:
-            # Spawned generators follow from the seed alone, however much was drawn: each epoch needs its own.
-            generator.seed(None if self._seed is None else generator.generate_shared_seed())
-        self._restored_randomness = False
-        self._initial_seed_generator = copy.copy(generator)
-
-    def _hand_over(self, service: Any) -> None:
-        """Lets the service take over the graph; if it fails, the loader keeps the graph as it was."""
-        try:
-            self._skeleton, self._length = skeleton(self.datapipe), None
-        except TypeError as error:
-            self._length = str(error)
-        self._recorder.prepare(service)
-        try:
-            if self.reading_service_state is None:
-                self.datapipe = service.initialize(self.datapipe)
-            elif isinstance(service, CheckpointableReadingServiceInterface):
-                self.datapipe = service.restore(self.datapipe, self.reading_service_state)
-            elif holds_nothing(self.reading_service_state):
-                self.datapipe = service.initialize(self.datapipe)
-            else:
-                raise TypeError(
-                    "Cannot restore from non-checkpointable reading service: the loaded state holds one of a reading "
-                    f"service, and {type(service).__name__} is no CheckpointableReadingServiceInterface"
-                )
-        except BaseException:
-            self.datapipe = self._snapshot.copy()
-            raise
-        self._adapted = True
-
-    def _leave_ranks(self, for_good: bool) -> None:
-        """Lets other ranks know that this one ends its epoch, if one is under way.
-
-        Args:
-            for_good: whether it will not go on, so that they fail.
-        """
-        if self._iterating:
-            for pipe in walk(self.datapipe):
-                if isinstance(pipe, FullSync):
-                    pipe.leave(for_good)
-
-    def _close_iteration(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
+    def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
         """Tells the service that the epoch is over, once. Who reads it still is told that it was left, but at its end.
 
         Args:
             at_end: whether all its items were given.
             because: the error that ended the epoch, if one did. It stays the error that the user sees.
         """
-        if not self._iterating:
+        if not self.is_iterating:
             return
-        output = self._position.output
+        output = self.position.output
         shares = output.shares if at_end and output is not None and not self._knows_idle else None
-        self._position.close()
-        self._leave_ranks(for_good=because is not None)
-        self._iterating = False
-        self._recorder.end()
+        self.position.close()
+        self.pipeline.leave_ranks(for_good=because is not None)
+        self.is_iterating = False
+        self.recorder.end()
         if because is None:
-            self._datapipe_iter = FinishedIterator(self._datapipe_iter, None if at_end else LEFT)
+            self.delivery.source = FinishedIterator(self.delivery.source, None if at_end else LEFT)
         else:
-            self._datapipe_iter = FinishedIterator(None, _ended_by(because), threading.get_ident())
+            self.delivery.source = FinishedIterator(None, _ended_by(because), threading.get_ident())
         try:
-            if self.reading_service is not None:
-                self.reading_service.finalize_iteration()
+            if self.pipeline.service is not None:
+                self.pipeline.service.finalize_iteration()
         except Exception as error:
             if because is None:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
             # A thread that reads is at an item of the graph that the next epoch resets. It is told when it has that.
-            self._delivery.turn.await_left(self._reader_patience)
+            self.delivery.turn.await_left(self.patience)
         if shares is not None and are_idle(shares):
             self._knows_idle = True
             warn_of_idle(shares)

@@ -13,9 +13,12 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar
 
-from torchdata._native import Delivery, DeliveryIterator
+from torchdata._native import DeliveryIterator
 from torchdata._reporting import fold
 from torchdata.dataloader2.error import PauseIteration
+
+if TYPE_CHECKING:
+    from torchdata.dataloader2._epochs import EpochRun
 
 __all__ = ["LEFT", "SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
 
@@ -31,22 +34,8 @@ class Loader(Protocol):
     """What the iterator needs of its loader."""
 
     valid_iterator_id: int | None
-    _is_paused: bool
-    _is_limited: bool
-    _reset_iter: bool
-    _datapipe_iter: Iterator[Any] | None
-    _delivery: Delivery
-    _position: Any
-    _held: Any
+    _run: EpochRun
     _terminated: bool
-
-    def _close_iteration(self, because: BaseException | None = None, *, at_end: bool = False) -> None: ...
-
-    def _pause(self) -> None: ...
-
-    def _resume(self) -> None: ...
-
-    def _limit(self, num_batches: int | None) -> None: ...
 
 
 class FinishedIterator(Iterator[Any]):
@@ -86,10 +75,11 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     """
 
     def __new__(cls, dataloader: Loader, iterator_id: int) -> DataLoader2Iterator[T_co]:
-        return super().__new__(cls, dataloader._delivery, iterator_id)
+        return super().__new__(cls, dataloader._run.delivery, iterator_id)
 
     def __init__(self, dataloader: Loader, iterator_id: int) -> None:
         self.dataloader = dataloader
+        self._run = dataloader._run
         self.iterator_id = iterator_id
         self.limit_counter: int | None = None
         self.limit_threshold: int | None = None
@@ -100,10 +90,10 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
 
     def _wait_until_released(self) -> None:
         """Before the next item of a loader that is paused, limited, or held while its state is taken."""
-        loader = self.dataloader
-        with loader._held:
+        run = self._run
+        with run.held:
             pass  # until who takes the state has done so
-        if loader._is_paused:
+        if run.is_paused:
             raise StopIteration
 
     def _count_to_limit(self) -> None:
@@ -113,7 +103,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
 
     def _go_on_cut(self) -> None:
         """Notes that the loader goes on though its last item was cut off."""
-        self.dataloader._position.go_on_cut()
+        self._run.position.go_on_cut()
 
     def _refuse(self) -> Never:
         """Raises the error of an iterator whose epoch was left, now or while it was asked for an item."""
@@ -129,11 +119,11 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
     def _on_end(self, end: StopIteration) -> None:
         """Ends the epoch, unless the pipeline was only paused."""
         if not isinstance(end, PauseIteration):
-            self.dataloader._close_iteration(at_end=True)
+            self._run.close(at_end=True)
 
     def _on_error(self, error: Exception) -> None:
         """Ends the epoch of which an item failed; what goes wrong thereby becomes a note of the error."""
-        self.dataloader._close_iteration(because=error)
+        self._run.close(because=error)
         fold(error)
 
     def _after_limit(self) -> None:
@@ -144,12 +134,12 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
 
     def _pause(self) -> None:
         """Pauses the loader: threads and processes halt, the state stays, until `resume()`."""
-        self.dataloader._pause()
+        self._run.pause()
         self.limit_counter = 0
 
     def resume(self) -> None:
         """Lets a paused loader go on: the same iterator yields the following items."""
-        self.dataloader._resume()
+        self._run.resume()
 
     def limit(self, num_batches: int | None) -> None:
         """Pauses the loader each time that so many items were yielded, counted from now on.
@@ -182,12 +172,12 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
                 raise ValueError(f"limit takes a number of items of at least 1, but got {num_batches}")
         self.limit_counter = 0
         self.limit_threshold = num_batches
-        self.dataloader._is_limited = num_batches is not None
-        self.dataloader._limit(num_batches)
+        self._run.is_limited = num_batches is not None
+        self._run.pipeline.limit(num_batches)
 
     def __getattr__(self, name: str) -> Any:
-        loader = self.__dict__.get("dataloader")
-        iterator = loader._datapipe_iter if loader is not None else None
+        run = self.__dict__.get("_run")
+        iterator = run.delivery.source if run is not None else None
         if iterator is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(iterator, name)

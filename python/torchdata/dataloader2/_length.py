@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from torchdata.dataloader2.graph import remove_dp, replace_dp, traverse_dps
 from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding, is_sharding
-from torchdata.dataloader2.graph.utils import end_of
-from torchdata.dataloader2.services.distributed import DistributedReadingService
-from torchdata.dataloader2.services.in_process import InProcessReadingService
-from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
-from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn, replaced_functions
-from torchdata.dataloader2.services.sequential import SequentialReadingService
+from torchdata.dataloader2.graph.utils import put_in_place
+from torchdata.dataloader2.services.interface import ReadingServiceInterface
+from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn
 from torchdata.datapipes._pipe.checks import certain_lengths
-from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.hooks import hooks_of
+from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in
 from torchdata.datapipes.iter.mapping.wrapping import LengthSetter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
@@ -38,7 +35,7 @@ def skeleton(datapipe: Any) -> Any:
     Raises:
         TypeError: a pipe cannot be copied so: the end of the copy would end what it shares with the pipe.
     """
-    pipes = walk(datapipe)
+    pipes = Graph(datapipe).pipes
     copies: dict[int, Any] = {}
     for pipe in pipes:
         if hasattr(type(pipe), "__del__"):
@@ -75,12 +72,12 @@ class _Counted(DispatchedSource):
         return self.count
 
 
-def length_of_epoch(datapipe: Any, service: Any) -> int:
+def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
     """The number of items of an epoch.
 
     Args:
         datapipe: a skeleton of the graph as it is before the service takes it over. It is changed.
-        service: the reading service.
+        service: answers for the reading service.
 
     Raises:
         TypeError: it is not known; the message says because of which pipe.
@@ -95,46 +92,29 @@ def length_of_epoch(datapipe: Any, service: Any) -> int:
 class _Epoch:
     """An epoch of a graph on its ranks and in their workers."""
 
-    def __init__(self, datapipe: Any, service: Any) -> None:
-        self.ranks: int | None = None  # where none share out
-        self.workers = 0
-        self._take(service)
-        for pipe in walk(datapipe):
-            if getattr(type(pipe), "_length_reads_items", False):
+    def __init__(self, datapipe: Any, service: ReadingServiceInterface) -> None:
+        self.workers, self.ranks = service.count_shares()
+        graph = Graph(datapipe)
+        for pipe in graph:
+            if hooks_of(pipe)._length_reads_items:
                 raise TypeError(f"{type(pipe).__name__} would have to read its items to know its own")
             if self.ranks is not None and isinstance(pipe, FullSync):
-                datapipe = end_of(remove_dp(traverse_dps(datapipe), pipe))
-        self.end = datapipe
-        self.dispatching: Any = None
+                graph = Graph(put_in_place(graph, pipe, *graph.sources(pipe)))
+        self.graph = graph
+        self.dispatching: Graph | None = None
         self.dispatched, self.from_workers = _Counted(), _Counted()
-        self.branch: Any = None
+        self.branch: Graph = graph
         if self.workers:
             self._cut()
 
-    def _take(self, service: Any) -> None:
-        if isinstance(service, SequentialReadingService):
-            for member in service.reading_services:
-                self._take(member)
-        elif isinstance(service, DistributedReadingService):
-            self.ranks = service.count_ranks()
-        elif isinstance(service, MultiProcessingReadingService):
-            _refuse(service, "worker_init_fn", "worker_reset_fn")
-            if replaced_functions():
-                raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
-            self.workers = service.num_workers
-        elif isinstance(service, InProcessReadingService):
-            _refuse(service, "_init_fn", "_reset_fn")
-        else:
-            raise TypeError(f"it depends on how {type(service).__name__} shares out the items")
-
     def _cut(self) -> None:
         """Cuts the graph as `MultiProcessingReadingService` does, with pipes that count at the cuts."""
-        rest, self.dispatching = cut_dispatched(self.end, self.dispatched)
-        branches = find_replicable_branches(traverse_dps(rest))
+        rest, self.dispatching = cut_dispatched(self.graph, self.dispatched)
+        branches = find_replicable_branches(rest)
         if len(branches) != 1:
             raise TypeError(f"workers run one branch of the graph, and this one has {len(branches)}")
-        self.branch = branches[0]
-        self.end = end_of(replace_dp(traverse_dps(rest), self.branch, self.from_workers))
+        self.branch = rest.at(branches[0])
+        self.graph = Graph(put_in_place(rest, self.branch.end, self.from_workers))
 
     def length(self) -> int:
         """The number of items that all ranks have: they end together."""
@@ -144,44 +124,38 @@ class _Epoch:
 
     def _length_on_rank(self, rank: int | None) -> int:
         if rank is not None and self.ranks is not None:
-            for part in (self.dispatching, self.branch, self.end):
+            for part in (self.dispatching, self.branch, self.graph):
                 if part is not None:
                     apply_sharding(part, self.ranks, rank, SHARDING_PRIORITIES.DISTRIBUTED)
         if self.workers:
             self.from_workers.count = self._length_of_workers()
         elif (self.ranks or 1) > 1:
-            self._require_shares_to_be_known(self.end)
-        return len(self.end)
+            self._require_shares_to_be_known(self.graph)
+        return len(self.graph.end)
 
     def _length_of_workers(self) -> int:
-        dispatched = 0 if self.dispatching is None else len(self.dispatching)
+        dispatched = 0 if self.dispatching is None else len(self.dispatching.end)
         if self.workers * (self.ranks or 1) > 1:
-            if type(self.branch) is LengthSetter and (self.ranks or 1) == 1 and _is_divided(self.branch):
-                return len(self.branch)  # the user says it of the whole
+            end = self.branch.end
+            if type(end) is LengthSetter and (self.ranks or 1) == 1 and _is_divided(self.branch):
+                return len(end)  # the user says it of the whole
             self._require_shares_to_be_known(self.branch)
         total = 0
         for worker in range(self.workers):
             self.dispatched.count = len(range(worker, dispatched, self.workers))
-            process_init_fn(self.branch, WorkerInfo(self.workers, worker))
-            total += len(self.branch)
+            process_init_fn(self.branch.end, WorkerInfo(self.workers, worker))
+            total += len(self.branch.end)
         return total
 
     @staticmethod
-    def _require_shares_to_be_known(datapipe: Any) -> None:
-        for pipe in walk(datapipe):
-            if isinstance(pipe, LengthSetter) and _is_divided(pipe):
+    def _require_shares_to_be_known(graph: Graph) -> None:
+        for pipe in graph:
+            if isinstance(pipe, LengthSetter) and _is_divided(graph.at(pipe)):
                 raise TypeError(
                     f"{type(pipe).__name__} stands behind the pipe that shares out the items, so it does not say how "
                     "many of them are whose; put `.set_length()` before that, or, without ranks, at the end"
                 )
 
 
-def _is_divided(datapipe: Any) -> bool:
-    return any(is_sharding(pipe) or isinstance(pipe, _Counted) for pipe in walk(datapipe))
-
-
-def _refuse(service: Any, *functions: str) -> None:
-    for name in functions:
-        function: Callable[..., Any] | None = getattr(service, name)
-        if function is not None:
-            raise TypeError(f"{name.lstrip('_')} of the {type(service).__name__} may change the graph")
+def _is_divided(graph: Graph) -> bool:
+    return any(is_sharding(pipe) or isinstance(pipe, _Counted) for pipe in graph)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdata.dataloader2._loader_state import (
     ITERATION_STATE_KEY_NAME,
@@ -20,10 +20,13 @@ from torchdata.dataloader2._loader_state import (
     refuse_pickled_state,
     unpack_randomness,
 )
-from torchdata.dataloader2.services.distributed import DistributedReadingService
-from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME
+from torchdata.dataloader2.services.interface import READING_SERVICE_STATE_KEY_NAME, ReadingServiceInterface
 
-__all__ = ["SavedPlaces", "checked", "keep_seeds", "ranks_of"]
+if TYPE_CHECKING:
+    from torchdata.dataloader2._pipeline import Pipeline
+    from torchdata.dataloader2._seeds import Seeds
+
+__all__ = ["SavedPlaces", "SavedRanks", "checked"]
 
 
 #: A rank, how many there were, and whether their epoch had the seeds of one without ranks.
@@ -42,11 +45,11 @@ class SavedPlaces:
     ranks: SavedRanks | None
     places: Mapping[int, dict[str, Any]]
 
-    def fitted(self, loader: Any, workers: int, dispatches: bool) -> dict[str, Any]:
+    def fitted(self, pipeline: Pipeline, workers: int, dispatches: bool) -> dict[str, Any]:
         """The place from which a loader goes on, whose service has taken over the graph.
 
         Args:
-            loader: the loader.
+            pipeline: the loader's.
             workers: how many workers it has.
             dispatches: whether it has a dispatching process.
 
@@ -55,7 +58,7 @@ class SavedPlaces:
         """
         from torchdata.dataloader2.services.elastic import Shape, divided_anew, shape_of
 
-        rank, world, _ = ranks_of(loader.reading_service) or (0, 1, False)
+        rank, world, _ = pipeline.contract.rank_in_epoch() or (0, 1, False)
         old_rank, old_world, _ = self.ranks or (0, 1, False)
         if len(self.places) < old_world and (old_rank, old_world) != (rank, world):
             raise ValueError(
@@ -68,9 +71,9 @@ class SavedPlaces:
         same_processes = old.workers == new.workers and old.dispatches == new.dispatches
         if old.ranks == new.ranks and same_processes:
             return place
-        return divided_anew(self.places, old, new, loader._snapshot.copy())
+        return divided_anew(self.places, old, new, pipeline.snapshot.copy())
 
-    def suit_seeds(self, loader: Any) -> None:
+    def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Lets the epoch that goes on have the seeds with which it began.
 
         Ranks agree on a seed of which all others are drawn. So an epoch that began without ranks is not gone on with
@@ -78,33 +81,9 @@ class SavedPlaces:
         """
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
-            keep_seeds(loader.reading_service)
-        elif _distributed(loader.reading_service) is None:
-            generator = loader._seed_generator
-            generator.seed(generator.generate_shared_seed())
-            loader._initial_seed_generator = copy.copy(generator)
-
-
-def _distributed(service: Any) -> DistributedReadingService | None:
-    for each in getattr(service, "reading_services", [service]):
-        if isinstance(each, DistributedReadingService):
-            return each
-    return None
-
-
-def ranks_of(service: Any) -> SavedRanks | None:
-    """As what rank a loader runs; None where its service knows no ranks, or does not know them yet."""
-    found = _distributed(service)
-    if found is None or found._datapipe is None:
-        return None
-    return found._rank, found._world_size, found._keeps_seeds
-
-
-def keep_seeds(service: Any) -> None:
-    """Lets the next epoch of a service, if it has ranks, have the seeds that the loader would have without them."""
-    found = _distributed(service)
-    if found is not None:
-        found.keep_seeds()
+            service.keep_seeds()
+        elif service.rank_in_epoch() is None:
+            seeds.agree()
 
 
 def checked(state: Any, *, allow_pickle: bool = True) -> tuple[dict[str, Any], SavedPlaces]:

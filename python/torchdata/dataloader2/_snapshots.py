@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchdata._engine.snapshots import seal, unseal
 from torchdata.dataloader2._marks import Mark
@@ -26,8 +26,8 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.advancing import HOLDING, advance
 from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.worker_output import WorkerOutput
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.record import record_of
-from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
@@ -40,6 +40,9 @@ from torchdata.datapipes.state import (
     standing_still,
 )
 
+if TYPE_CHECKING:
+    from torchdata.dataloader2._epochs import EpochRun
+
 __all__ = ["Position"]
 
 
@@ -47,11 +50,12 @@ class Position:
     """How far a loader has come in the epoch that runs.
 
     Args:
-        loader: whose position it is. Owns this object.
+        run: whose position it is. Owns this object.
     """
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = weakref.proxy(loader)  # no circle: a loader ends with its last reference
+    def __init__(self, run: EpochRun) -> None:
+        self._run: EpochRun = weakref.proxy(run)  # no circle: a loader ends with its last reference
+        self._pipeline, self._delivery = run.pipeline, run.delivery
         self.output: WorkerOutput | None = None
         #: Whether what stands in main hands items on one by one, so that counting tells its state.
         self._only_counts = False
@@ -98,11 +102,11 @@ class Position:
             ValueError: so many items were not given since the epoch, or this run of it, began.
             RuntimeError: nobody knows what the processes remember of earlier epochs.
         """
-        loader = self._loader
-        if not loader._iterating:
+        run = self._run
+        if not run.is_iterating:
             if items_ago:
                 raise ValueError(f"no item of an epoch was given {items_ago} items ago: none is under way")
-            return self._between() if loader._place is None else self._cut_beginning()
+            return self._between() if run.place is None else self._cut_beginning()
         mark, given = self._taken(items_ago, looks)
         place, output = mark.at(given, False), self.output
         if output is not None:
@@ -133,11 +137,10 @@ class Position:
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Mark, int]:
         """The newest mark of so many items ago, and how many items had been given by then."""
-        loader = self._loader
-        given = loader._delivery.given - items_ago
+        given = self._delivery.given - items_ago
         if given < 0:
             raise ValueError(
-                f"the state of {items_ago} items ago was asked for, but {loader._delivery.given} items were given "
+                f"the state of {items_ago} items ago was asked for, but {self._delivery.given} items were given "
                 "since the epoch began or the loader was loaded"
             )
         if given < self._cut_at:
@@ -163,9 +166,8 @@ class Position:
 
     def _mark(self) -> None:
         """Looks at main's part of the graph, if no item is being made."""
-        loader = self._loader
-        delivery = loader._delivery
-        with loader._held:
+        delivery = self._delivery
+        with self._run.held:
             slow, delivery.slow = delivery.slow, True
             try:
                 if delivery.busy or delivery.cut:
@@ -184,8 +186,8 @@ class Position:
         Raises:
             TimeoutError: a thread that reads ahead in main does not come to the end of its item.
         """
-        delivery = self._loader._delivery
-        with self._loader._held:
+        delivery = self._delivery
+        with self._run.held:
             if self._only_counts and self.output is not None:
                 self._lost = self._lost_in_main(self.output)
             else:
@@ -197,13 +199,13 @@ class Position:
 
     def _lost_in_main(self, output: WorkerOutput) -> int:
         """Items that pipes in main, which hand on one by one, have read and neither hold nor handed on."""
-        pipes = walk(self._loader.datapipe)
+        pipes = Graph(self._pipeline.datapipe).pipes
         holding = [pipe for pipe in pipes if isinstance(pipe, HOLDING)]
         if len(holding) + 1 == len(pipes):
             return 0  # what the threads read is out of the reach of what cuts main off
         with standing_still(pipes):
             held = sum(len(pipe.state_dict()["items"]) for pipe in holding)
-            return token_of(output).yielded - self._yielded_before - held - int(self._loader._delivery.given)
+            return token_of(output).yielded - self._yielded_before - held - int(self._delivery.given)
 
     def _look(self, given: int, beginning: dict[str, Any] | None = None) -> Mark | None:
         """Looks at main's part of the graph.
@@ -212,17 +214,18 @@ class Position:
             given: items that the user has by now.
             beginning: where the workers were when the epoch began, if it has only just begun.
         """
-        loader, output = self._loader, self.output
+        output = self.output
         run = None if output is None else output.run
         try:
-            with standing_still(walk(loader.datapipe)):  # threads draw random numbers, too
-                graph, generators = save_state(loader.datapipe, described=False), save_generators()
+            pipes = Graph(self._pipeline.datapipe)
+            with standing_still(pipes.pipes):  # threads draw random numbers, too
+                graph, generators = save_state(pipes, described=False), save_generators()
         except Exception as error:  # what cannot be saved is made again
             self.unsaved = str(error)
             return None
         if output is None:
             return Mark(given, seal(graph), seal(generators))
-        entries, own = graph["pipes"], walk(loader.datapipe).index(output)
+        entries, own = graph["pipes"], pipes.index(output)
         if output.is_unread and not token_of(output).armed:  # what it yielded was of the epoch before
             entries[own] = {"type": entries[own]["type"], "how": "begin"}
         read = self._read_by_main(entries[own], output)
@@ -252,24 +255,24 @@ class Position:
 
     def _cut_beginning(self) -> dict[str, Any]:
         """The place at which an epoch was to go on whose beginning has failed, or was cut off."""
-        saved = self._loader._saved_places
+        saved = self._run.saved_places
         if saved is not None and len(saved.places) > 1:
             raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
-        place: dict[str, Any] = self._loader._place[0]
-        return place
+        assert self._run.place is not None
+        return self._run.place[0]
 
     def _between(self) -> dict[str, Any] | None:
         """The place between two epochs."""
-        loader = self._loader
-        if loader._adapted and self.output is not None:
+        pipeline = self._pipeline
+        if pipeline.is_taken_over and self.output is not None:
             if self._unknown_end is not None:
                 raise RuntimeError(self._unknown_end)
             return self._end or self._end_in_main()
-        if loader.datapipe is None or (loader.reading_service is not None and not loader._runs_in_main()):
+        if pipeline.datapipe is None or pipeline.contract.has_workers():
             return None
         self._require_no_drift()
         try:
-            graph = seal(save_state(loader.datapipe, described=False)) if self._has_lasting() else None
+            graph = seal(save_state(pipeline.datapipe, described=False)) if self._has_lasting() else None
         except Exception:
             graph = None
         beginning = self._marks[0].beginning if self._marks and graph is not None else None
@@ -281,18 +284,18 @@ class Position:
             return None
         self._require_no_drift()
         try:
-            return Mark(0, seal(save_state(self._loader.datapipe, described=False)), in_main=False).at(0, True)
+            return Mark(0, seal(save_state(self._pipeline.datapipe, described=False)), in_main=False).at(0, True)
         except Exception:
             return None
 
     def _has_lasting(self) -> bool:
         """Whether epochs have left something in main's part of the graph."""
-        begun = self._loader._epochs if self._epochs_before is None else self._epochs_before
-        return bool(begun) and lasts(self._loader.datapipe)
+        begun = self._run.epochs if self._epochs_before is None else self._epochs_before
+        return bool(begun) and lasts(self._pipeline.datapipe)
 
     def _require_no_drift(self) -> None:
         """Raises RuntimeError where what lasts in main's part of the graph is of an epoch that has not begun."""
-        names = names_of_lasting(self._loader.datapipe) if self._epochs_before and self._has_lasting() else []
+        names = names_of_lasting(self._pipeline.datapipe) if self._epochs_before and self._has_lasting() else []
         if names:
             raise RuntimeError(
                 f"{names[0]} keeps a state from epoch to epoch, and the beginning of the next one was cut off, by "
@@ -303,11 +306,11 @@ class Position:
 
     def find_output(self) -> None:
         """Finds out who runs what, once the service has taken over the graph."""
-        end = self._loader.datapipe
-        self.output = next((pipe for pipe in walk(end) if isinstance(pipe, WorkerOutput)), None)
-        self._only_counts = self.output is not None and _only_counts(end)
+        graph = Graph(self._pipeline.datapipe)
+        self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
+        self._only_counts = self.output is not None and _only_counts(graph)
         if self.output is not None:
-            self.output.follow(self._loader._delivery if self._only_counts else None)
+            self.output.follow(self._delivery if self._only_counts else None)
 
     @property
     def end(self) -> tuple[dict[str, Any] | None, str | None]:
@@ -322,20 +325,19 @@ class Position:
             epochs: how many had begun by then.
         """
         self._end, self._unknown_end = end
-        self._epochs_before = epochs if self._loader._epochs > epochs else None
+        self._epochs_before = epochs if self._run.epochs > epochs else None
 
     def begin(self, resumed: dict[str, Any] | None, strict: bool) -> None:
         """Begins an epoch, before the service is told; `resumed` is the place at which it goes on, if any."""
-        self._loader._delivery.given = 0
-        self._loader._delivery.cut = False
+        self._delivery.given = 0
+        self._delivery.cut = False
         self._is_resumed = resumed is not None
         self._before = self._cut_at = self._lost = 0
         self._since = time.monotonic()
         self._seconds_before = 0.0 if resumed is None else resumed.get("seconds", 0.0)
         self._end = self._unknown_end = None
         self._base = None if resumed is None else resumed.get("base")
-        loader = self._loader
-        unseeded = loader.reading_service is None and loader._seed is None
+        unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.get("own_seeds", True))
         output = self.output
         if resumed is None:
@@ -363,30 +365,30 @@ class Position:
 
     def iterate(self, resumed: dict[str, Any] | None) -> Iterator[Any]:
         """The iterator over main's part of the graph, after the service was told."""
-        loader = self._loader
-        graph = None if resumed is None else resumed["graph"]
+        datapipe = self._pipeline.datapipe
+        graph = None if resumed is None else Graph(datapipe)
         self._yielded_before = 0
         if resumed is None and self.output is not None:
             forget_state(self.output)  # what was loaded into it was of the epoch before
-        if graph is not None:
-            saved = unseal(graph, "the graph of this loader state")
+        if graph is not None and resumed is not None and resumed["graph"] is not None:
+            saved = unseal(resumed["graph"], "the graph of this loader state")
             if "base" in saved:
                 from torchdata.dataloader2.services.dividing import begin_behind
 
-                begin_behind(loader.datapipe, saved)
+                begin_behind(datapipe, saved)
             else:
-                load_state(loader.datapipe, saved)
+                load_state(graph, saved)
             if self.output is not None:
                 self._yielded_before = token_of(self.output).yielded
-                if "base" not in saved and _was_read_out(saved, self.output, loader.datapipe):
+                if "base" not in saved and _was_read_out(saved, self.output, graph):
                     self.output.read_out()
         if resumed is not None and resumed["generators"] is not None:  # first: threads begin with the iterator
             load_generators(unseal(resumed["generators"], "the generators of this loader state"))
-        if resumed is not None:
-            _spare_ranks(loader.datapipe, resumed["drop"])
-        output, is_later = self.output, loader._epochs > 1 or self._is_behind_loaded
+        if graph is not None and resumed is not None:
+            _spare_ranks(graph, resumed["drop"])
+        output, is_later = self.output, self._run.epochs > 1 or self._is_behind_loaded
         beginning = output.place(0) if resumed is None and is_later and output is not None else None
-        iterator: Iterator[Any] = iterate(loader.datapipe)
+        iterator: Iterator[Any] = iterate(datapipe)
         if resumed is None and is_later:
             self._note_beginning(beginning)
         self._is_behind_loaded = False
@@ -400,7 +402,7 @@ class Position:
             workers: where the workers began.
         """
         output, (beginning, *_) = self.output, self._marks
-        looked = self._look(0, workers) if lasts(self._loader.datapipe) else None
+        looked = self._look(0, workers) if lasts(self._pipeline.datapipe) else None
         if looked is not None:
             self._marks = [replace(looked, beginning=beginning.beginning)]
         elif output is not None and output.lasts:
@@ -410,7 +412,7 @@ class Position:
         """Drops what was given behind the mark."""
         if resumed is None:
             return
-        delivery = self._loader._delivery
+        delivery = self._delivery
         for dropped in range(resumed["drop"]):
             try:
                 delivery.step()
@@ -426,16 +428,16 @@ class Position:
 
         Where its pipes cannot do that it does nothing, and returns None.
         """
-        loader: Any = self._loader
-        with loader._held:
+        datapipe, delivery = self._pipeline.datapipe, self._delivery
+        with self._run.held:
             generators = save_generators()
-            passed = advance(loader.datapipe, count)
+            passed = advance(datapipe, count)
             if passed is None:
                 return None
             load_generators(generators)
-            _spare_ranks(loader.datapipe, 0)
-            loader._datapipe_iter = iterate(loader.datapipe)
-            loader._delivery.given += passed
+            _spare_ranks(Graph(datapipe), 0)
+            delivery.source = iterate(datapipe)
+            delivery.given += passed
         return passed
 
     def close(self) -> None:
@@ -461,13 +463,13 @@ class Position:
         if not token.finished or output.is_unread:  # a cache may have spared main the workers' items of this epoch
             return graph
         saved = unseal(graph, "the graph of this loader")
-        entry = saved["pipes"][walk(self._loader.datapipe).index(output)]
+        entry = saved["pipes"][Graph(self._pipeline.datapipe).index(output)]
         entry |= {"how": "restore", "yielded": token.yielded, "finished": True, "state": {}}
         return seal(saved)
 
     def go_on_between(self, place: dict[str, Any]) -> None:
         """Goes on between two epochs that ran in main, before the seeds of the next one are drawn."""
-        self._ended_seeds = copy.copy(self._loader._initial_seed_generator)
+        self._ended_seeds = copy.copy(self._run.seeds.initial)
         if place["generators"] is not None:
             load_generators(unseal(place["generators"], "the generators of this loader state"))
 
@@ -480,52 +482,50 @@ class Position:
         if place["beginning"] is not None:  # what is replayed draws what it drew
             load_generators(unseal(place["beginning"], "the generators of this loader state"))
         self._is_behind_loaded = True
-        if self._ended_seeds is not None and (
-            self._loader.reading_service is not None or self._loader._seed is not None
-        ):
-            set_graph_random_seed(self._loader.datapipe, self._ended_seeds)  # as that epoch began
-        load_state(self._loader.datapipe, unseal(place["graph"], "the graph of this loader state"))
+        if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
+            set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # as that epoch began
+        load_state(self._pipeline.datapipe, unseal(place["graph"], "the graph of this loader state"))
         if self.output is not None:
             self.output.is_between_epochs = True
-        iterate(self._loader.datapipe)  # the pass that has ended; the next one begins anew
+        iterate(self._pipeline.datapipe)  # the pass that has ended; the next one begins anew
         if self.output is not None:
             self.output.is_between_epochs = False
         load_generators(generators)
 
 
-def _was_read_out(saved: dict[str, Any], output: WorkerOutput, end: Any) -> bool:
+def _was_read_out(saved: dict[str, Any], output: WorkerOutput, graph: Graph) -> bool:
     """Whether main's pipes had come to the end of the workers' items where the state of main's part was taken."""
-    return bool(saved["pipes"][walk(end).index(output)].get("finished"))
+    return bool(saved["pipes"][graph.index(output)].get("finished"))
 
 
-def _only_counts(end: Any) -> bool:
+def _only_counts(graph: Graph) -> bool:
     """Whether all pipes between the workers' output and the end hand items on one by one, and hold nothing else."""
-    return _below_counting(end, WorkerOutput) is not None
+    return _below_counting(graph, WorkerOutput) is not None
 
 
-def _below_counting(end: Any, kind: type) -> Any:
+def _below_counting(graph: Graph, kind: type) -> Any:
     """The uppermost pipe of a class, if those behind it hand items on one by one, and hold nothing else; else None."""
-    pipe = end
+    pipe = graph.end
     while not isinstance(pipe, kind):
         known = type(pipe) in HOLDING or getattr(type(pipe), "one_to_one", False)
-        sources = sources_of(pipe)
+        sources = graph.sources(pipe)
         if not known or len(sources) != 1:
             return None
         pipe = sources[0]
     return pipe
 
 
-def _spare_ranks(end: Any, drop: int) -> None:
+def _spare_ranks(graph: Graph, drop: int) -> None:
     """Lets `fullsync` at the end of a graph ask for votes from the item on that the user is given next.
 
     All ranks were given as many. What they make again differs, and so does what pipes behind `fullsync` hold.
 
     Args:
-        end: the end of the graph, into which a state was loaded, if there is one.
+        graph: the graph, into which a state was loaded, if there is one.
         drop: how many items are dropped behind that.
     """
-    fullsync = _below_counting(end, FullSync)
+    fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:
-        loaded, below = (record_of(pipe).loaded or {} for pipe in (end, fullsync))
+        loaded, below = (record_of(pipe).loaded or {} for pipe in (graph.end, fullsync))
         held = below.get("yielded", 0) - loaded.get("yielded", 0)
         fullsync.make_again(drop + loaded.get("drop", 0) - held)

@@ -13,9 +13,9 @@ import time
 from abc import abstractmethod
 from typing import Any, Literal
 
-from torchdata.dataloader2.graph import DataPipe, list_dps, remove_dp, traverse_dps
+from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings
-from torchdata.dataloader2.graph.utils import has_method
+from torchdata.dataloader2.graph.utils import has_method, put_in_place, whole
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.traversal import sources_of
@@ -215,16 +215,14 @@ class PrefetchPolicy(Adapter):
         """Sets the buffer size of prefetching pipes, or removes those that do nothing but prefetch."""
         from torchdata.datapipes.iter import Prefetcher
 
-        for pipe in list_dps(traverse_dps(datapipe)):
+        for pipe in whole(datapipe).breadth_first():
             if not isinstance(pipe, Prefetcher):
                 continue
             if self.count == "auto" or self.count > 0:
                 pipe.buffer_size = self.count
             elif type(pipe) is Prefetcher:
-                if pipe is datapipe:
-                    (datapipe,) = sources_of(pipe)
-                else:
-                    remove_dp(traverse_dps(datapipe), pipe)
+                (source,) = sources_of(pipe)
+                datapipe = put_in_place(whole(datapipe), pipe, source)
             else:
                 pipe.buffer_size = 1  # the pipe has another task besides, which the graph still needs
         return datapipe
@@ -321,6 +319,6 @@ class Headroom(Adapter):
 
 
 def _tell_all(datapipe: DataPipe, method: str, *values: Any) -> None:
-    for pipe in list_dps(traverse_dps(datapipe)):
+    for pipe in whole(datapipe).breadth_first():
         if has_method(pipe, method):
             getattr(pipe, method)(*values)

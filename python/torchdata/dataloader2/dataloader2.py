@@ -2,13 +2,13 @@
 
 Role: owns a copy of the graph and of the service, keeps the one valid iterator, and shuts the service down, whatever
 happens. Runs in the main process, in any thread: one that begins an epoch, loads a state or shuts the loader down
-excludes the others that do. Epochs, states, copies and what can be seen stand in bases of the class.
+excludes the others that do. Its parts are the pipeline, the seeds, the run of the epochs, the keeper of states and the
+recorder of statistics; each owns what is its own, and the loader locks, ends and shows them.
 """
 
 from __future__ import annotations
 
 import atexit
-import copy
 import os
 import threading
 import traceback
@@ -16,29 +16,26 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Generic, Never, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, TypeAlias, TypeVar, overload
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
-from torchdata._native import Delivery, Finalized
+from torchdata._native import Finalized
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
-from torchdata._threads import Work, end_all, end_at_exit
+from torchdata._threads import end_all
 from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_service
-from torchdata.dataloader2._checkpointing import Checkpointing, unpacked_pipe
-from torchdata.dataloader2._copying import Copying
+from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe
+from torchdata.dataloader2._copying import made_of
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
-from torchdata.dataloader2._epochs import Epochs
-from torchdata.dataloader2._identity import Identity
+from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._iterator import SHUT_DOWN, DataLoader2Iterator, FinishedIterator
-from torchdata.dataloader2._length import length_of_epoch, skeleton
 from torchdata.dataloader2._loader_state import RANDOMNESS_STATE_KEY_NAME as RANDOMNESS_STATE_KEY_NAME
 from torchdata.dataloader2._loader_state import SERIALIZED_DATAPIPE_KEY_NAME as SERIALIZED_DATAPIPE_KEY_NAME
 from torchdata.dataloader2._loader_state import unpack_randomness
-from torchdata.dataloader2._pausing import Pausing
-from torchdata.dataloader2._rank_states import SavedPlaces, checked
-from torchdata.dataloader2._seen import Seen
+from torchdata.dataloader2._pipeline import Pipeline
+from torchdata.dataloader2._rank_states import checked
+from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2._skipping import Skipping
-from torchdata.dataloader2._snapshots import Position
 from torchdata.dataloader2.adapter import Adapter
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import Snapshot
@@ -55,8 +52,15 @@ from torchdata.dataloader2.services.interface import (
 from torchdata.dataloader2.services.interface import (
     ReadingServiceInterface,
 )
-from torchdata.datapipes._pipe.traversal import is_pipe, walk
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+if TYPE_CHECKING:
+    from torchdata._drawing.graph import Graph
+    from torchdata._drawing.picture import Picture
+    from torchdata._observe.show.progress import Progress
+    from torchdata._observe.show.shown import ShownStats
+    from torchdata._observe.stats.diagnosis import Verdict
+    from torchdata._observe.stats.model import LoaderStats
 
 __all__ = ["DataLoader2", "DataLoader2Iterator"]
 
@@ -68,8 +72,16 @@ AdapterFn: TypeAlias = Adapter | Callable[[DataPipe], DataPipe]
 #: No WeakSet, which calls Python code when a loader dies: what Ctrl-C raises there is lost.
 _open_loaders: dict[int, weakref.ref[DataLoader2[Any]]] = {}
 
+#: The attributes that a loader makes for itself; those of a subclass its copies have, too.
+_OWN = frozenset(
+    {
+        *("_changing", "_ended", "_is_noted", "_keeper", "_owner_pid", "_patience", "_pipeline", "_recorder", "_run"),
+        *("_seeds", "_terminated"),
+    }
+)
 
-class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co], Finalized, Generic[T_co]):
+
+class DataLoader2(Finalized, Generic[T_co]):
     """Loads data through a pipe graph: iterate it once per epoch.
 
     To type checkers, the loader of an `IterDataPipe[T]` or a `MapDataPipe[T]` is a `DataLoader2[T]`. It is a
@@ -147,124 +159,102 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
     ) -> None:
         self._terminated = self._ended = True  # a loader whose construction fails has nothing to shut down
         refuse_arguments(of_torchs_loader)
-        self._recorder = Recorder(stats, stall_warning)
+        recorder = Recorder(stats, stall_warning)
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
         require_service(reading_service)
-        self.datapipe_adapter_fns = adapter_list(datapipe_adapter_fn)
-        self._service = Snapshot(reading_service)  # one that was in use serves no other graph
-        self.reading_service = self._adapt_service(self._service.copy())
-        self.reading_service_state: bytes | None = None
-        self.datapipe: Any = None
-        self._snapshot = Snapshot(datapipe)
-        self._take_graph(self._snapshot)
+        adapters, service = adapter_list(datapipe_adapter_fn), Snapshot(reading_service)  # one in use serves no other
+        self._set_up(Pipeline(Snapshot(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
-        self._set_up()
-
-    def _set_up(self) -> None:
+    def _set_up(self, pipeline: Pipeline, seeds: Seeds, recorder: Recorder) -> None:
         """Makes what belongs to a loader that has not begun. It is open from then on."""
-        self._delivery = Delivery()
-        end_at_exit(self._delivery.turn)
-        self._held = threading.RLock()  # by who takes a state, while the graph must stand still
+        self._pipeline, self._seeds, self._recorder = pipeline, seeds, recorder
+        self._run = EpochRun(pipeline, seeds, recorder)
+        self._keeper = StateKeeper(pipeline, seeds, self._run)
         self._changing = threading.RLock()  # by who begins an epoch, loads a state, or shuts down
-        self._position = Position(self)
-        self._place: tuple[dict[str, Any], bool] | None = None  # at which to go on, and whether to compare
-        self._epochs = 0  # that were begun
-        self._saved_places: SavedPlaces | None = None  # where it was saved, perhaps with other processes
-        self._adapted = False  # whether the service has taken over the graph
-        self._skeleton: Any = None  # of the graph as it was then, until somebody asks for the length
-        self._length: int | str | None = None  # or why it is not known
-        self._iterating = False  # whether the service was not yet told the end of the epoch
-        self._paused = self._limited = False
-
-        self._seed_generator = SeedGenerator()
-        self._initial_seed_generator = copy.copy(self._seed_generator)  # as at the beginning of the epoch
-        self._seed: int | None = None
-        self._reset_seed = True  # whether `_seed` is still to be applied
-        self._restored_randomness = False  # whether the next epoch begins with the generator as it is
-        self._state_dict: dict[str, Any] | None = None
-
         self._owner_pid = os.getpid()
         self._patience = 2.0  # seconds that `shutdown` waits for threads
         self._is_noted = True  # whether somebody may ask for the state after that
-        self._names = frozenset(vars(self))
         self._terminated = self._ended = False
         _open_loaders[id(self)] = weakref.ref(self)
 
-    # What the iterator looks at for each item lies in the extension.
+    # -- what others know by these names -----------------------------------------------------------
+
+    @property
+    def datapipe(self) -> Any:
+        """The last pipe of the graph that is read: what the adapters have made of it, and then the service."""
+        return self._pipeline.datapipe
+
+    @datapipe.setter
+    def datapipe(self, datapipe: Any) -> None:
+        self._pipeline.datapipe = datapipe
+
+    @property
+    def datapipe_adapter_fns(self) -> list[Any] | None:
+        """The adapters; None without any."""
+        return self._pipeline.adapters
+
+    @property
+    def reading_service(self) -> Any:
+        """The copy of the service that runs the graph; None without one."""
+        return self._pipeline.service
+
+    @reading_service.setter
+    def reading_service(self, service: Any) -> None:
+        self._pipeline.service = service
+
+    @property
+    def reading_service_state(self) -> bytes | None:
+        """What a loaded state holds of the service."""
+        return self._pipeline.service_state
 
     @property
     def valid_iterator_id(self) -> int | None:
         """The number of the iterator that is valid; None before the first one."""
-        valid: int | None = self._delivery.valid
+        valid: int | None = self._run.delivery.valid
         return valid
 
     @valid_iterator_id.setter
     def valid_iterator_id(self, number: int | None) -> None:
-        self._delivery.valid = number
+        self._run.delivery.valid = number
 
     @property
     def _datapipe_iter(self) -> Any:
-        return self._delivery.source
-
-    @_datapipe_iter.setter
-    def _datapipe_iter(self, iterator: Any) -> None:
-        self._delivery.source = iterator
+        return self._run.delivery.source
 
     @property
     def _reset_iter(self) -> bool:
         """Whether the next `iter` begins an epoch; not before an item was asked for."""
-        begun: bool = self._delivery.begun
+        begun: bool = self._run.delivery.begun
         return begun
-
-    @_reset_iter.setter
-    def _reset_iter(self, reset: bool) -> None:
-        self._delivery.begun = reset
 
     @property
     def _is_paused(self) -> bool:
-        return self._paused
-
-    @_is_paused.setter
-    def _is_paused(self, paused: bool) -> None:
-        self._paused = paused
-        self._delivery.slow = paused or self._limited
+        return self._run.is_paused
 
     @property
-    def _is_limited(self) -> bool:
-        return self._limited
+    def _seed_generator(self) -> SeedGenerator:
+        return self._seeds.generator
 
-    @_is_limited.setter
-    def _is_limited(self, limited: bool) -> None:
-        self._limited = limited
-        self._delivery.slow = limited or self._paused
+    @property
+    def _initial_seed_generator(self) -> SeedGenerator:
+        return self._seeds.initial
 
-    def _adapt_service(self, service: Any) -> Any:
-        for adapter in self.datapipe_adapter_fns or ():
-            if service is not None and hasattr(adapter, "adapt_reading_service"):
-                service = adapter.adapt_reading_service(service)
-                require_service(service)
-        return service
+    @property
+    def _datapipe_before_reading_service_adapt(self) -> Any:
+        """A copy of the graph as it was after the adapters and before the service."""
+        return self._pipeline.snapshot.copy()
 
-    def _take_graph(self, snapshot: Snapshot) -> None:
-        """Makes an adapted copy of the graph the loader's own, and remembers it as it is before the service."""
-        datapipe = snapshot.copy()
-        if datapipe is not None and self.datapipe_adapter_fns:
-            for adapter in self.datapipe_adapter_fns:
-                adapted = adapter(datapipe)
-                if not is_pipe(adapted):
-                    raise TypeError(f"an adapter must return the pipe to read, but {adapter!r} returned {adapted!r}")
-                datapipe = adapted
-            snapshot = Snapshot(datapipe)
-        self.datapipe = datapipe
-        self._graph_name = "no pipe yet" if datapipe is None else type(datapipe).__qualname__
-        self._snapshot = snapshot
-        self._identity = self._identified(snapshot)
+    def _restore_checkpoint_beginning_of_epoch(self) -> None:
+        """Makes the next epoch begin with the seeds with which the last one began.
 
-    @staticmethod
-    def _identified(snapshot: Snapshot) -> Identity:
-        return Identity(snapshot, _serialized)
+        To be called after a state was loaded, to run the epoch again in which the state was saved.
+        """
+        self._seeds.repeat()
+        self._run.place = None
+
+    # -- making ------------------------------------------------------------------------------------
 
     @classmethod
     def from_dataset(
@@ -322,10 +312,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
             loader.seed(seed)
         return loader
 
-    @property
-    def _datapipe_before_reading_service_adapt(self) -> Any:
-        """A copy of the graph as it was after the adapters and before the service."""
-        return self._snapshot.copy()
+    # -- reading -----------------------------------------------------------------------------------
 
     def __iter__(self) -> DataLoader2Iterator[T_co]:
         """Begins an epoch and returns its iterator, which invalidates the ones before.
@@ -342,19 +329,20 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
                 cannot take it.
         """
         self._take_over_in_child()
+        run = self._run
         with self._changing:
             if self._terminated:
                 raise RuntimeError("Cannot iterate over the DataLoader as it has already been shut down")
             if self.datapipe is None:
                 raise RuntimeError("Please provide datapipe or use load_state_dict to load datapipe from state")
-            self._require_pipe()
-            if self._reset_iter:
+            self._pipeline.require_pipe()
+            if run.delivery.begun:
                 try:
-                    self._begin_epoch()
+                    run.begin()
                 except Exception as error:
                     fold(error)
                     raise
-            self._is_limited = False
+            run.is_limited = False
             self.valid_iterator_id = 0 if self.valid_iterator_id is None else self.valid_iterator_id + 1
             return DataLoader2Iterator(self, self.valid_iterator_id)
 
@@ -366,21 +354,13 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
         """
         if self._owner_pid == os.getpid():
             return
-        if self._adapted and not self._runs_in_main():
+        if self._pipeline.is_taken_over and self._pipeline.contract.has_workers():
             raise RuntimeError(
                 f"this DataLoader2 belongs to process {self._owner_pid}, whose worker processes run it, and this is a "
                 "forked child of that: make a loader of your own in the child"
             )
-        self._held, self._changing = threading.RLock(), threading.RLock()  # a thread of the parent may hold them
+        self._run.held, self._changing = threading.RLock(), threading.RLock()  # a thread of the parent may hold them
         self._owner_pid = os.getpid()
-
-    def _require_pipe(self) -> None:
-        """Raises TypeError where the loader was given something else. What a service made of a pipe is its own."""
-        if not self._adapted and not is_pipe(self.datapipe):
-            raise TypeError(
-                f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {self.datapipe!r} of type "
-                f"{type(self.datapipe).__name__}; put data into an IterableWrapper first"
-            )
 
     def __len__(self) -> int:
         """The number of items of an epoch. Asking starts nothing.
@@ -390,27 +370,9 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
 
         Raises:
             TypeError: it is not known: a pipe does not know its length, a function of the service may change the graph,
-                or the service is one of your own.
+                or the service does not say how it shares out the items.
         """
-        if self.datapipe is None:
-            raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
-        self._require_pipe()
-        service = self.reading_service
-        here = service is None or (isinstance(service, InProcessReadingService) and service.keeps_graph)
-        if here or (self._adapted and isinstance(service, InProcessReadingService)):
-            length: int = len(self.datapipe)
-            return length
-        if not self._adapted:
-            return length_of_epoch(skeleton(self.datapipe), service)
-        if self._length is None:
-            try:
-                self._length = length_of_epoch(self._skeleton, service)
-            except TypeError as error:
-                self._length = str(error)
-            self._skeleton = None
-        if isinstance(self._length, str):
-            raise TypeError(self._length)
-        return self._length
+        return self._pipeline.length()
 
     def __bool__(self) -> bool:
         return True  # whatever its length
@@ -425,9 +387,140 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
             TypeError: the seed is no integer.
             ValueError: the seed is out of range.
         """
-        self._seed = check_seed(seed)
-        self._reset_seed = self._is_seeded_since = True
-        self._restored_randomness = False
+        self._seeds.give(check_seed(seed))
+
+    def skip(self, count: int) -> int:
+        """Passes over the next items of the epoch that runs, or of a new one: over bad data, for one.
+
+        Where pipes can seek, the items are not made: of ranges, sequences, map pipes (shuffled ones, too) and Parquet's
+        row groups, with pipes behind them that make each item of one, or batches. Of other sources what they read is
+        made, and the functions behind that are not called. Workers seek where they could go on with another number of
+        workers (see `load_state_dict`), and items are taken in order. Where the loader has no length they make the item
+        behind these, to see whether the epoch goes on, and all of them where it does not. Elsewhere the items are made
+        and dropped. What functions would have drawn from the global generators is not drawn then.
+
+        With ranks the items are those that this rank would be given. Each rank passes over its own, so all of them are
+        to call it at the same step with the same number; r ranks leave out r times as many items of the data set. Where
+        they have n workers each, up to n - 1 items are made and dropped.
+
+        The next `iter` goes on behind them.
+
+        Args:
+            count: how many items.
+
+        Returns:
+            How many there were: fewer where the epoch has ended.
+
+        Raises:
+            TypeError: `count` is no integer.
+            ValueError: `count` is negative.
+        """
+        count, run = number_of_items("count", count), self._run
+        if run.delivery.cut:
+            run.position.go_on_cut()
+        if run.delivery.begun and not run.is_iterating:
+            iterator = iter(self)
+        else:
+            self.valid_iterator_id = self.valid_iterator_id or 0
+            iterator = DataLoader2Iterator(self, self.valid_iterator_id)
+        skipped = Skipping(run).seek_over(count) if count and run.is_iterating else 0
+        while skipped < count and next(iterator, self) is not self:
+            skipped += 1
+        if run.is_iterating:
+            run.delivery.begun = False  # the next `iter` takes this epoch over
+        return skipped
+
+    # -- states ------------------------------------------------------------------------------------
+
+    def state_dict(self, *, items_ago: int = 0, with_pipe: bool | None = None) -> dict[str, Any]:
+        """The state of the loader, from which `load_state_dict` or `from_state` make one that goes on alike.
+
+        May be called at any time: between two items, before the first and after the last one, while the loader is
+        paused, from another thread or a signal handler. It changes nothing, and nothing changes what it returns. The
+        remaining items, their order, and all later epochs of the loader that goes on are those of this one. After the
+        last item, that is the rest of the epoch, which is empty, until its end was reached (`StopIteration`), and the
+        next epoch from then on. So it is where an error has ended the epoch. After `shutdown()` it is that of before.
+
+        - `serialized_datapipe`: the pipe after the adapters and before the reading service, as bytes, or None.
+        - `pipeline`: what it is made of, by which another one is known, without the secrets among its arguments.
+        - `reading_service_state`: what the service's `checkpoint` returned, or None.
+        - `randomness_state`: the seed and the generators, now and at the beginning of the epoch.
+        - `iteration_state`: the place inside the epoch; None between two epochs that follow from their seeds.
+        - `ranks`: the rank, how many there are, and whether the epoch began without any; absent without ranks.
+        - `version`: of this layout.
+        - `checksums`: of the others, by which damage is noticed before anything is unpickled.
+
+        All of it is plain data.
+
+        Args:
+            items_ago: as of how many items ago, for who has asked for so many items that were not used yet.
+            with_pipe: whether the pipe itself stands in the state, as `from_state` needs it; `load_state_dict` of a
+                loader that has the pipe does not. None: where it has at most 1 MiB.
+
+        Raises:
+            RuntimeError: the loader has no pipe.
+            TypeError: the pipe does not pickle, and the message names the attribute at fault; or it is none.
+            ValueError: so many items were not given in this epoch.
+        """
+        ago = number_of_items("items_ago", items_ago)
+        return self._keeper.take(ago, with_pipe, has_begun=self.valid_iterator_id is not None)
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
+        """Makes this loader, of which no item may have been asked for, go on where a state was saved.
+
+        The loader's own pipe is read, if it has one, which must be made of the same pipes, functions and parameters,
+        and read data of the same kind and length; else that of the state, to which the loader's adapters are applied.
+        An iterator that was made but not asked for an item yet goes on as one of the loaded loader.
+
+        States of earlier releases bring their own pipe, and a UserWarning tells where that is made of other pipes.
+
+        The service may have another number of workers than the one with which the state was saved, and of ranks, where
+        the states of all of them are given. What is left of the epoch is then shared anew in its global order. That
+        asks for a deterministic pipeline before the sharding, and behind it pipes that are one to one, or `batch(k)`
+        with `ShardingPolicy(block=k)`. Else `iter(loader)` raises a ValueError that names the pipe.
+
+        Args:
+            state_dict: what `state_dict` returned; or a dictionary of what it returned on all ranks, by rank.
+            strict: False loads it into another pipeline, too, as far as its pipes are of the same classes, and does not
+                compare what the pipeline makes again with what it made.
+            allow_pickle: whether what only pickle can hold is unpickled, which may run any code: load such a state only
+                if you trust whoever wrote it. False refuses it, and names the pipe at fault. The loader must have its
+                pipe then.
+
+        Raises:
+            RuntimeError: an item of the loader was asked for before, or it was shut down.
+            TimeoutError: a thread that read ahead for the iterator before does not end.
+            TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
+                of another pipeline, or it needs modules that are not here, or holds what must not be unpickled. The
+                loader is as it was then.
+        """
+        with self._changing:
+            if self._terminated:
+                raise RuntimeError("Cannot load a state into the DataLoader as it has already been shut down")
+            self._keeper.load(state_dict, strict, allow_pickle)
+
+    @classmethod
+    def from_state(
+        cls, state: dict[str, Any], reading_service: ReadingServiceInterface | None, *, strict: bool = True
+    ) -> DataLoader2[Any]:
+        """A new loader with the pipe of a saved state, which goes on where that was saved.
+
+        Args:
+            state: what `state_dict` returned, or that of all ranks, by rank. It is unpickled: load only what you trust.
+            reading_service: how the graph is run; takes the service's part of the state, if there is one.
+            strict: whether an error says so where the pipeline does not repeat what it did.
+
+        Raises:
+            TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
+                it needs modules that are not here; or it holds no pipe.
+        """
+        state, places = checked(state)
+        datapipe, randomness = unpacked_pipe(state), unpack_randomness(state)
+        loader = cls(datapipe, None, reading_service)
+        loader._keeper.set(state, randomness, strict, places)
+        return loader
+
+    # -- the end -----------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Ends the epoch and the reading service; the loader cannot be iterated afterwards.
@@ -444,7 +537,7 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
         self._terminated = True
         over = FinishedIterator(None, SHUT_DOWN)
         if os.getpid() != self._owner_pid:
-            self._datapipe_iter = over
+            self._run.delivery.source = over
             self._set_ended()
             return
         with self._excluding_others(self._patience):
@@ -462,28 +555,24 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
                 self._changing.release()
 
     def _shut_down(self, over: FinishedIterator) -> None:
-        self._reader_patience = self._patience
+        run, pipeline = self._run, self._pipeline
+        run.patience = self._patience
         try:
             try:
-                if self._is_noted and self._left is None:
-                    self._note_left(bool(self._works()))
-                self._leave_ranks(for_good=True)
-                self._close_iteration()
+                if self._is_noted:
+                    self._keeper.note_left(bool(pipeline.works()))
+                if run.is_iterating:
+                    pipeline.leave_ranks(for_good=True)
+                run.close()
             finally:
-                self._datapipe_iter = over
-                if self.reading_service is not None:
-                    self.reading_service.finalize()
-            end_all(self._works(), self._patience)  # which may wait for the processes of the service before
+                run.delivery.source = over
+                if pipeline.service is not None:
+                    pipeline.service.finalize()
+            end_all(pipeline.works(), self._patience)  # which may wait for the processes of the service before
         except Exception:
             self._set_ended()
             raise
         self._set_ended()  # and not where Ctrl-C cut it off: the next call goes on
-
-    def _works(self) -> list[Work]:
-        """What threads of the pipes in main work on."""
-        pipes = walk(self.datapipe) if is_pipe(self.datapipe) else []
-        works = [pipe._threads_at_work() for pipe in pipes if hasattr(type(pipe), "_threads_at_work")]
-        return [work for work in works if work is not None]
 
     def _set_ended(self) -> None:
         self._ended = True
@@ -514,33 +603,95 @@ class DataLoader2(Epochs, Checkpointing, Pausing, Skipping, Copying, Seen[T_co],
                 raise
             exc_value.add_note(f"After that, shutting the loader down failed, too: {error!r}")
 
-    @classmethod
-    def from_state(
-        cls, state: dict[str, Any], reading_service: ReadingServiceInterface | None, *, strict: bool = True
-    ) -> DataLoader2[Any]:
-        """A new loader with the pipe of a saved state, which goes on where that was saved.
+    # -- copies ------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of (see `_copying`), and the attributes of a subclass."""
+        parts = made_of(self._run, self._keeper, self.valid_iterator_id is not None)
+        return {**{name: value for name, value in vars(self).items() if name not in _OWN}, "_made_of": parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._terminated = self._ended = True  # until it is whole
+        self._set_up(*state["_made_of"].parts(_serialized))
+        state["_made_of"].load_into(self._run, self._keeper)
+        vars(self).update({name: value for name, value in state.items() if name != "_made_of"})
+
+    # -- what it says of itself --------------------------------------------------------------------
+
+    def stats(self, since: LoaderStats | None = None) -> ShownStats:
+        """What the loader has counted: rates, waits, memory, by process and by pipe. `print` shows it as a table.
+
+        It can be asked for at any time, also from another thread and after `shutdown`.
 
         Args:
-            state: what `state_dict` returned, or that of all ranks, by rank. It is unpickled: load only what you trust.
-            reading_service: how the graph is run; takes the service's part of the state, if there is one.
-            strict: whether an error says so where the pipeline does not repeat what it did.
-
-        Raises:
-            TypeError, ValueError: this is not the state of a loader, or one of another version, or a damaged one, or
-                it needs modules that are not here; or it holds no pipe.
+            since: earlier statistics of this loader, from which on to count; None counts from its first epoch.
         """
-        state, places = checked(state)
-        datapipe, randomness = unpacked_pipe(state), unpack_randomness(state)
-        loader = cls(datapipe, None, reading_service)
-        loader._take_state(state, randomness, strict, places)
-        return loader
+        return self._recorder.stats(since)
 
-    def _runs_in_main(self) -> bool:
-        """Whether no worker processes are to run the graph."""
-        services = getattr(self.reading_service, "reading_services", [self.reading_service])
-        return not any(
-            isinstance(service, MultiProcessingReadingService) and service.num_workers for service in services
-        )
+    def diagnose(self, since: LoaderStats | None = None) -> Verdict:
+        """What limits the program, in words: loading or training, which worker, which pipe, and what would help.
+
+        Args:
+            since: earlier statistics of this loader, from which on to look; None looks at all epochs.
+        """
+        from torchdata._observe.stats.diagnosis import diagnose
+
+        return diagnose(self.stats(since))
+
+    def picture(self) -> Picture:
+        """What the loader runs and has counted, drawn; before the first epoch its pipeline. See `stats().picture()`."""
+        from torchdata._drawing.picture import Picture
+
+        return Picture(self._torchdata_graph())
+
+    def progress(self, **options: Any) -> Progress[T_co]:
+        """Iterates over an epoch and shows how it goes: items a second, how much is done, how long is waited.
+
+        The bar is `tqdm`'s, or where that is not installed `rich`'s. There is none where there is no terminal, so that
+        logs stay clean, nor where neither is installed.
+
+        Args:
+            options: `description` (text before the bar), `file` (where it goes instead of stderr), `interval` (seconds
+                between two looks at the waits, 0.5) and `backend` ("tqdm" or "rich" for one of them in particular).
+
+        Example:
+            >>> from torchdata.dataloader2 import DataLoader2
+            >>> from torchdata.datapipes.iter import IterableWrapper
+            >>> [item for item in DataLoader2(IterableWrapper(range(3))).progress()]
+            [0, 1, 2]
+        """
+        from torchdata._observe.show.progress import Progress
+
+        return Progress(self, **options)
+
+    def __repr__(self) -> str:
+        from torchdata._observe.show.words import described
+
+        if "_run" not in self.__dict__:
+            return "<DataLoader2, not made>"  # its construction failed, or is under way
+        service = described(self.reading_service)
+        return f"<DataLoader2 of {self._pipeline.name}, read by {service}, {self._state_in_words()}>"
+
+    def _state_in_words(self) -> str:
+        if self._ended or self._terminated:
+            return "shut down"
+        if self.valid_iterator_id is None:
+            return "not begun"
+        if self._run.is_paused:
+            return f"paused in epoch {self._run.epochs}"
+        return f"in epoch {self._run.epochs}" if self._run.is_iterating else f"between epochs, after {self._run.epochs}"
+
+    def _repr_html_(self) -> str:
+        from torchdata._observe.show.html import html_of_loader
+
+        return html_of_loader(self)
+
+    def _torchdata_graph(self) -> Graph:
+        from torchdata._observe.show.graph import graph_of_stats
+        from torchdata.datapipes._pipe.showing import graph_of_pipe
+
+        stats = self.stats()
+        return graph_of_stats(stats) if stats.pipes else graph_of_pipe(self.datapipe)
 
 
 def _shut_down_open_loaders() -> None:

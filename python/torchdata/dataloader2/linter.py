@@ -21,7 +21,8 @@ from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.datasets import is_indexed_only, splits_itself
-from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.map.combinatorics import IndexSampler
@@ -97,12 +98,12 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
             f"lint: datapipe must be the last pipe of a graph, but got {datapipe!r} of type {type(datapipe).__name__}"
         )
     num_workers = check_int("lint", "num_workers", num_workers, least=0)
-    return [*_Linter(datapipe, num_workers, seeded).findings()]
+    return [*_Linter(Graph(datapipe), num_workers, seeded).findings()]
 
 
-def warn_of_silent_findings(datapipe: DataPipe, num_workers: int) -> None:
+def warn_of_silent_findings(graph: Graph, num_workers: int) -> None:
     """Warns of what `lint` is certain about and nothing else would tell, at the line outside of this package."""
-    for finding in lint(datapipe, num_workers):
+    for finding in _Linter(graph, num_workers, seeded=False).findings():
         if finding.silent:
             warnings.warn(str(finding), DataPipeLintWarning, stacklevel=level_outside())
 
@@ -110,16 +111,17 @@ def warn_of_silent_findings(datapipe: DataPipe, num_workers: int) -> None:
 class _Linter:
     """One look at one graph."""
 
-    def __init__(self, datapipe: DataPipe, num_workers: int, seeded: bool) -> None:
-        self.end = datapipe
+    def __init__(self, graph: Graph, num_workers: int, seeded: bool) -> None:
+        self.graph = graph
+        self.end = graph.end
         self.num_workers = num_workers
         self.seeded = seeded
-        self.pipes = walk(datapipe)
-        self.sources = {id(pipe): sources_of(pipe) for pipe in self.pipes}
-        cut = find_lca_round_robin_sharding_dp(traverse_dps(datapipe))
+        self.pipes = graph.pipes
+        self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
+        cut = find_lca_round_robin_sharding_dp(graph)
         self.cut = cut
         #: Pipes of the part that runs once, in the dispatching process.
-        self.dispatched = {id(pipe) for pipe in walk(cut)} if cut is not None else set()
+        self.dispatched = {id(pipe) for pipe in graph.at(cut)} if cut is not None else set()
         #: Pipes that stay in main: those that cannot be replicated, and their readers.
         self.in_main: set[int] = set()
         for pipe in self.pipes:
@@ -187,14 +189,14 @@ class _Linter:
             if id(pipe) in self.dispatched:
                 own[id(pipe)] = True
             elif id(pipe) not in self.in_main:
-                inputs = _inputs(pipe)
+                inputs = _inputs(self.sources[id(pipe)])
                 divided = [source for source in inputs if own.get(id(source))]
                 own[id(pipe)] = bool(divided) or _divides(pipe) or _splits_itself(pipe)
                 if 0 < len(divided) < len(inputs) and not _divides(pipe):
                     yield from self._partly_sharded(pipe, divided[0], [s for s in inputs if not own.get(id(s))])
         for branch in self._ends_in_workers():
             if not own[id(branch)]:
-                source = walk(branch)[0]
+                source = self.graph.at(branch).pipes[0]
                 silent = self._known([branch, *self._upstream(branch)])
                 doubt = "" if silent else " (unless a pipe or an iterable of your own divides them)"
                 yield Finding(
@@ -348,9 +350,8 @@ def _name(pipe: Any) -> str:
     return type(pipe).__name__.lstrip("_")
 
 
-def _inputs(pipe: Any) -> list[Any]:
-    """The pipes whose items a pipe takes; map pipes beside iter pipes are looked up in, by key."""
-    sources = sources_of(pipe)
+def _inputs(sources: list[Any]) -> list[Any]:
+    """The pipes whose items a pipe takes of its sources; map pipes beside iter pipes are looked up in, by key."""
     iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
     return iterated or sources
 

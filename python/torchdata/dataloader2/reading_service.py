@@ -14,7 +14,9 @@ from torchdata.dataloader2.services.distributed import DistributedReadingService
 from torchdata.dataloader2.services.in_process import InProcessReadingService
 from torchdata.dataloader2.services.interface import (
     CheckpointableReadingServiceInterface,
+    RankInEpoch,
     ReadingServiceInterface,
+    Shares,
 )
 from torchdata.dataloader2.services.multiprocessing import MultiProcessingReadingService
 from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn, process_reset_fn
@@ -26,8 +28,10 @@ __all__ = [
     "InProcessReadingService",
     "MultiProcessingReadingService",
     "PrototypeMultiProcessingReadingService",
+    "RankInEpoch",
     "ReadingServiceInterface",
     "SequentialReadingService",
+    "Shares",
     "WorkerInfo",
     "process_init_fn",
     "process_reset_fn",
@@ -54,8 +58,10 @@ publish(
     DistributedReadingService,
     InProcessReadingService,
     MultiProcessingReadingService,
+    RankInEpoch,
     ReadingServiceInterface,
     SequentialReadingService,
+    Shares,
     WorkerInfo,
     process_init_fn,
     process_reset_fn,

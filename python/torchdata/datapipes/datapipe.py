@@ -21,6 +21,7 @@ from torchdata.datapipes._pipe.declared import DERIVED, State, declare
 from torchdata.datapipes._pipe.explaining import explain
 from torchdata.datapipes._pipe.generators import load_generators
 from torchdata.datapipes._pipe.halting import Halts
+from torchdata.datapipes._pipe.hooks import PipeHooks
 from torchdata.datapipes._pipe.iteration import can_reset, give_later_seeds, is_restorable, start_pass
 from torchdata.datapipes._pipe.record import record_of, token_of
 from torchdata.datapipes._pipe.registry import FunctionalForms
@@ -277,7 +278,7 @@ class _PipeMeta(ABCMeta):
             cls.counterpart.offer(name, value)
 
 
-class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_PipeMeta):
+class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
     """A step of a pipeline that is read by iterating.
 
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)`
@@ -301,13 +302,6 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pi
 
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
-
-    #: Whether every item follows from one item of the source alone, in the source's order. Such a pipe, also one of a
-    #: user's, keeps no state of its own.
-    one_to_one: ClassVar[bool] = False
-
-    #: Whether its place in a pass is the number of items that it yielded, and it goes on from any in constant time.
-    seeks_by_count: ClassVar[bool] = False
 
     #: What torch's helper for snapshots reads, and (on a pipe that it has restored) sets.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
@@ -348,7 +342,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_Pi
                 state.reset(self)
 
 
-class MapDataPipe(MapForms[T_co], _PicklingHooks, Generic[T_co], metaclass=_PipeMeta):
+class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
     """A step of a pipeline that is read by index: subclasses define `__getitem__` and often `__len__`.
 
     Example:

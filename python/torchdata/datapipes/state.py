@@ -42,6 +42,8 @@ from torchdata.datapipes._pipe.declared import random_state, state
 from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint, difference
 from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
+from torchdata.datapipes._pipe.graph import Graph, graph_of
+from torchdata.datapipes._pipe.hooks import hooks_of
 from torchdata.datapipes._pipe.iteration import (
     awaits_iteration,
     beginning_of,
@@ -65,7 +67,6 @@ from torchdata.datapipes._pipe.layout import check_checksums, check_entries, che
 from torchdata.datapipes._pipe.plain import to_plain
 from torchdata.datapipes._pipe.record import NEVER, Beginning, record_of, token_of
 from torchdata.datapipes._pipe.torch import yielded_so_far
-from torchdata.datapipes._pipe.traversal import sources_of, walk
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = [
@@ -95,8 +96,7 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         # Readers before their sources: a source that stands still would keep its reader's thread from parking.
         for pipe in reversed(pipes):
-            if hasattr(type(pipe), "standing_still"):
-                stack.enter_context(pipe.standing_still())
+            stack.enter_context(hooks_of(pipe).standing_still())
         yield
 
 
@@ -108,7 +108,7 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     that it is drawn from the global generators: save `save_generators()` beside the state, too.
 
     Args:
-        datapipe: the end of the graph.
+        datapipe: the end of the graph, or the graph.
         described: whether the state tells what the pipes were made with, so that another pipeline refuses it, and has
             checksums, by which damage is noticed. Whoever saves states by the second, and sees to both by other means,
             does without.
@@ -118,13 +118,13 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
             of torch's is in the graph; or one of torch's ends it, of which nobody noticed when its pass began, or
             whether it is over (see `iterate`).
     """
-    pipes = walk(datapipe)
-    with standing_still(pipes):
-        entries = _Saving(datapipe, pipes).entries()
+    graph = graph_of(datapipe)
+    with standing_still(graph.pipes):
+        entries = _Saving(graph).entries()
     state = {"version": STATE_VERSION, "pipes": entries}
     if not described:
         return state
-    state["graph"] = fingerprint(datapipe)
+    state["graph"] = fingerprint(graph)
     return {**state, "checksums": checksums_of(state)}
 
 
@@ -133,9 +133,10 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
     That of the graph is part of its state, under `"graph"`. A state without it is loaded unseen.
     """
-    record = record_of(datapipe)
-    if record.fingerprint is None or len(record.fingerprint) != len(walk(datapipe)):
-        record.fingerprint = _fingerprint(datapipe, begun=True)
+    graph = graph_of(datapipe)
+    record = record_of(graph.end)
+    if record.fingerprint is None or len(record.fingerprint) != len(graph):
+        record.fingerprint = _fingerprint(graph, begun=True)
     return record.fingerprint
 
 
@@ -143,13 +144,11 @@ class _Saving:
     """One saving of the state of a graph.
 
     Args:
-        end: the end of the graph.
-        pipes: all pipes of the graph, sources first.
+        graph: the graph.
     """
 
-    def __init__(self, end: Any, pipes: list[Any]) -> None:
-        self.end, self.pipes = end, pipes
-        self._sources = {id(pipe): sources_of(pipe) for pipe in pipes}
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
         self._in_use = self._find_in_use(alone=True)
 
     # -- which passes belong together ------------------------------------------------------------------------------
@@ -163,13 +162,13 @@ class _Saving:
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers before their sources
-            goes_on = alone and getattr(type(reader), "_goes_on_alone", None)
-            if goes_on and goes_on(reader) and self._has_begun(reader):
+            hooks = hooks_of(reader)
+            if alone and hooks._goes_on_alone() and self._has_begun(reader):
                 used.add(id(reader))
             if id(reader) not in used or self._has_finished(reader):
                 continue
-            hook = getattr(type(reader), "_sources_in_use", None)
-            for source in self._sources[id(reader)] if hook is None else hook(reader):
+            in_use = hooks._sources_in_use()
+            for source in self.graph.sources(reader) if in_use is None else in_use:
                 if self._is_read_by(reader, source):
                     used.add(id(source))
         return used
@@ -189,8 +188,9 @@ class _Saving:
         """Whether the running pass of the source is of the running pass of its reader."""
         if not self._has_begun(source):
             return False
-        if hasattr(type(reader), "_reads_in_pass"):
-            return bool(reader._reads_in_pass(source))
+        reads = hooks_of(reader)._reads_in_pass(source)
+        if reads is not None:
+            return reads
         if is_torchs(reader):
             return True
         if is_torchs(source):
@@ -214,12 +214,8 @@ class _Saving:
             return []
         if id(self.end) not in {id(pipe) for pipe in replayed} and self._must_replay_all(replayed):
             return [self.end]
-        below = self._below(replayed)
+        below = self.graph.below(replayed)
         return [pipe for pipe in replayed if id(pipe) not in below]
-
-    def _below(self, pipes: Iterable[Any]) -> set[int]:
-        """Ids of the pipes that the given ones read from, directly or not."""
-        return {id(pipe) for root in pipes for pipe in walk(root) if pipe is not root}
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Whether nothing less than the end of the graph can be replayed.
@@ -234,12 +230,12 @@ class _Saving:
             return False
         if beginning.whole or any(map(is_torchs, replayed)) or beginning.moved != save_generators():
             return True
-        below, ids = self._below(replayed), {id(pipe) for pipe in replayed}
+        below, ids = self.graph.below(replayed), {id(pipe) for pipe in replayed}
         return any(
             id(source) in below
             for pipe in self.pipes
             if id(pipe) not in below and id(pipe) not in ids
-            for source in self._sources[id(pipe)]
+            for source in self.graph.sources(pipe)
         )
 
     # -- entries ---------------------------------------------------------------------------------------------------
@@ -255,7 +251,7 @@ class _Saving:
                 found |= self._replayed(pipe, beginning)
             elif is_torchs(pipe) and pipe is self.end:
                 raise unnoticed(pipe)
-        below = self._below(
+        below = self.graph.below(
             pipe for pipe in self.pipes if is_torchs(pipe) and id(pipe) in self._in_use and id(pipe) not in found
         )
         return [found.get(id(pipe)) or self._entry(pipe, id(pipe) in below) for pipe in self.pipes]
@@ -287,7 +283,7 @@ class _Saving:
             own["generators"] = beginning.generators
             for each, *_ in beginning.parts:
                 passes = beginning.passes.get(id(each))
-                ahead = None if passes is None or record_of(each).stamp < began else each._read_ahead(passes)
+                ahead = None if passes is None or record_of(each).stamp < began else hooks_of(each)._read_ahead(passes)
                 if ahead is not None:
                     (own if each is pipe else entries[id(each)])["ahead"] = list(ahead)
         if record_of(pipe).ended or self._has_finished(pipe):
@@ -297,7 +293,7 @@ class _Saving:
 
     def _check_grown(self, pipe: Any, beginning: Beginning) -> None:
         before = {id(each) for each, *_ in beginning.parts}
-        grown = [name_of(each) for each in walk(pipe) if id(each) not in before] or record_of(pipe).grown
+        grown = [name_of(each) for each in self.graph.at(pipe) if id(each) not in before] or record_of(pipe).grown
         if grown:
             raise TypeError(
                 f"the state of {name_of(pipe)} cannot be saved, because while it is iterated it makes pipes and keeps "
@@ -372,7 +368,7 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     or pass `allow_pickle=False`.
 
     Args:
-        datapipe: the end of the graph.
+        datapipe: the end of the graph, or the graph.
         state: what `save_state` returned.
         strict: whether pipes that were made with other arguments than those of the saved graph are an error.
         allow_pickle: whether what only pickle can hold is unpickled. False refuses such a state.
@@ -384,7 +380,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, dict) else state
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
-    pipes = walk(datapipe)
+    graph = graph_of(datapipe)
+    pipes = graph.pipes
     entries: Any = state.get("pipes")
     check_entries(entries)
     if state.get("checksums") is not None:
@@ -400,7 +397,7 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     described = state.get("graph") if strict else None
     if described is not None:
         check_fingerprint(described)
-    other = described and difference(described, _fingerprint(datapipe, begun=True), "this one")
+    other = described and difference(described, _fingerprint(graph, begun=True), "this one")
     if other:
         raise ValueError(
             f"the state was saved from another pipeline: {other}. Build the same pipeline, or pass strict=False to "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import forget_state, iterate, load_state, save_state
 from torchdata.nodes._fields import Fields
@@ -60,14 +60,14 @@ class PipePlace:
 
     def shutdown(self) -> None:
         """Ends the threads of the pipe's graph."""
-        for pipe in walk(self.pipe):
+        for pipe in Graph(self.pipe):
             shutdown = getattr(type(pipe), "shutdown", None)
             if isinstance(pipe, IterDataPipe) and shutdown is not None:
                 shutdown(pipe)
 
     def is_repeatable(self) -> bool:
         """Whether the pipe gives its items in the same order when it is put to a place again."""
-        nodes = (getattr(pipe, "source_node", None) for pipe in walk(self.pipe))
+        nodes = (getattr(pipe, "source_node", None) for pipe in Graph(self.pipe))
         return all(is_repeatable(node) for node in nodes if isinstance(node, BaseNode))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from torchdata._reporting import PACKAGE, name_of
-from torchdata.datapipes._pipe.traversal import sources_of, walk
+from torchdata.datapipes._pipe.graph import graph_of
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 if TYPE_CHECKING:
@@ -50,14 +50,15 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
     """The pipes of a graph that are counted, sources first: token, name, place, number of the reader, flags, capacity.
 
     Args:
-        datapipe: the last pipe.
+        datapipe: the last pipe, or the graph.
         full: whether their time is taken.
     """
-    pipes = [pipe for pipe in walk(datapipe) if isinstance(pipe, IterDataPipe) and hasattr(pipe, "__dict__")]
+    graph = graph_of(datapipe)
+    pipes = [pipe for pipe in graph if isinstance(pipe, IterDataPipe) and hasattr(pipe, "__dict__")]
     numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
     readers: dict[int, int] = {}
     for number, pipe in enumerate(pipes):
-        for source in sources_of(pipe):
+        for source in graph.sources(pipe):
             if id(source) in numbers:
                 readers.setdefault(numbers[id(source)], number)
     described = []

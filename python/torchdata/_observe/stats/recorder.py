@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torchdata._native import Delivery, StatsBoard
 from torchdata._observe.outside.stacks import answer_no_more
@@ -27,6 +27,16 @@ StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
 #: What says so in the environment, where the loader is not told.
 VARIABLE = "TORCHDATA_STATS"
+
+
+class Counted(Protocol):
+    """What statistics ask of a reading service."""
+
+    def engine_processes(self) -> Any:
+        """The processes that run the graph and have a board; None without such."""
+
+    def stats_notes(self) -> Sequence[str]:
+        """Sentences below the table."""
 
 
 class Recorder:
@@ -52,16 +62,10 @@ class Recorder:
         self._counting: Counting | None = None
         #: What was counted when the loader was shut down, and when that was.
         self._last: tuple[int, bool, list[Any]] | None = None
-        #: What "auto" has chosen, in words.
-        self._choices: list[str] = []
+        #: What the service says below the table.
+        self._notes: Callable[[], Sequence[str]] = tuple
 
-    def prepare(self, service: Any) -> None:
-        """Tells the services, before they start processes, whether the time of each pipe is taken."""
-        for one in _services_in(service):
-            if hasattr(type(one), "_full_stats"):
-                one._full_stats = self.full
-
-    def begin(self, service: Any, datapipe: Any, delivery: Delivery) -> None:
+    def begin(self, service: Counted, datapipe: Any, delivery: Delivery) -> None:
         """An epoch is about to begin that reads `datapipe`, and hands out items by `delivery`."""
         if self._counting is None or self._pid != os.getpid():
             self._counting = self._take_board(service)
@@ -71,15 +75,12 @@ class Recorder:
             if self._watched is None and self.stall_warning is not None:
                 self._watched = warn_of_calls(self, delivery, self.stall_warning), delivery
 
-    def _take_board(self, service: Any) -> Counting | None:
-        for one in _services_in(service):
-            steering = getattr(one, "_steering", None)
-            if steering is not None:
-                self._choices = steering.choices
-            children = getattr(one, "_children", None)
-            if children is not None and hasattr(children, "stats"):
-                warn_of_stalls(children, self.stall_warning)
-                return Counting(children.stats, MAIN_PAGE)
+    def _take_board(self, service: Counted) -> Counting | None:
+        self._notes = service.stats_notes
+        children = service.engine_processes()
+        if children is not None:
+            warn_of_stalls(children, self.stall_warning)
+            return Counting(children.stats, MAIN_PAGE)
         try:
             counting = Counting(StatsBoard(1, 1, PIPES, self.full), MAIN_PAGE)
         except OSError:
@@ -124,12 +125,5 @@ class Recorder:
         from torchdata._observe.stats.reading import summarise
 
         stats = summarise(self.reading(), None if since is None else since.reading)
-        return replace(stats, choices=tuple(self._choices)) if self._choices else stats
-
-
-def _services_in(service: Any) -> Iterator[Any]:
-    """A service and those that it consists of."""
-    if service is not None:
-        yield service
-        for one in getattr(service, "reading_services", ()):
-            yield from _services_in(one)
+        notes = self._notes()
+        return replace(stats, choices=tuple(notes)) if notes else stats

@@ -11,16 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torchdata.dataloader2.graph.utils import (
-    DataPipe,
-    DataPipeGraph,
-    end_of,
-    has_method,
-    replace_dp,
-    traverse_dps,
-)
+from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, has_method, put_in_place, whole
 from torchdata.datapipes._pipe.declared import state
-from torchdata.datapipes._pipe.traversal import sources_of, walk
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatcher
 
@@ -71,7 +64,7 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
     """
 
 
-def find_lca_round_robin_sharding_dp(graph: DataPipeGraph) -> DataPipe | None:
+def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """The pipe at whose end the graph is cut for the dispatching process, or None where nothing is dispatched.
 
     It is the first pipe (seen from the sources) through which all items of all
@@ -79,13 +72,13 @@ def find_lca_round_robin_sharding_dp(graph: DataPipeGraph) -> DataPipe | None:
     dispatched; pipes that read from each other in a circle are dispatched together.
 
     Args:
-        graph: what `traverse_dps` returned.
+        graph: the graph, or what `traverse_dps` returned.
     """
+    graph = whole(graph)
     dispatched: set[int] = set()
-    pipes = walk(end_of(graph))
-    for pipe in pipes:
+    for pipe in graph:
         if isinstance(pipe, ShardingRoundRobinDispatcher):
-            dispatched.update(map(id, walk(pipe)))
+            dispatched.update(map(id, graph.at(pipe)))
 
     cuts: dict[int, Any] = {}
 
@@ -95,45 +88,40 @@ def find_lca_round_robin_sharding_dp(graph: DataPipeGraph) -> DataPipe | None:
             return pipe
         if id(pipe) not in cuts:
             cuts[id(pipe)] = None  # what a circle gets to see of its own beginning
-            found = {id(cut): cut for cut in map(cut_of, sources_of(pipe)) if cut is not None}
+            found = {id(cut): cut for cut in map(cut_of, graph.sources(pipe)) if cut is not None}
             cuts[id(pipe)] = pipe if len(found) > 1 else next(iter(found.values()), None)
         return cuts[id(pipe)]
 
-    lowest: DataPipe | None = cut_of(end_of(graph))
+    lowest: DataPipe | None = cut_of(graph.end)
     return lowest
 
 
-def cut_dispatched(datapipe: DataPipe, source: DispatchedSource | None = None) -> tuple[DataPipe, DataPipe | None]:
+def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
     """Puts a `DispatchedSource` in the place of what is to be dispatched: (graph of the rest, graph to dispatch)."""
-    graph = traverse_dps(datapipe)
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
-        return datapipe, None
+        return graph, None
     source = DispatchedSource() if source is None else source
-    if dispatching is datapipe:
-        return source, dispatching
-    replace_dp(graph, dispatching, source)
-    return datapipe, dispatching
+    return Graph(put_in_place(graph, dispatching, source)), graph.at(dispatching)
 
 
-def find_non_dispatching_branches(graph: DataPipeGraph) -> list[DataPipe]:
+def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """The ends of the branches that no item of the dispatching process passes; workers shard these themselves.
 
     Its items come out of a `DispatchedSource`, or of the `_DummyIterDataPipe` that old code puts there.
 
     Args:
-        graph: what `traverse_dps` returned for a worker's graph.
+        graph: a worker's graph, or what `traverse_dps` returned for it.
 
     Returns:
         The last pipe of the graph alone where nothing is dispatched, and an empty list where everything is.
     """
-    end = end_of(graph)
-    pipes = walk(end)
+    graph = whole(graph)
     dispatched = (DispatchedSource, _DummyIterDataPipe)
-    fed = {id(pipe) for pipe in pipes if any(isinstance(source, dispatched) for source in walk(pipe))}
-    if id(end) not in fed:
-        return [end]
-    ends = {id(source): source for pipe in pipes if id(pipe) in fed for source in sources_of(pipe)}
+    if not any(isinstance(pipe, dispatched) for pipe in graph):
+        return [graph.end]
+    fed = {id(pipe) for pipe in graph if any(isinstance(source, dispatched) for source in graph.at(pipe))}
+    ends = {id(source): source for pipe in graph if id(pipe) in fed for source in graph.sources(pipe)}
     return [pipe for pipe_id, pipe in ends.items() if pipe_id not in fed]
 
 
@@ -141,7 +129,7 @@ def _is_replicable(datapipe: DataPipe) -> bool:
     return not has_method(datapipe, "is_replicable") or bool(datapipe.is_replicable())
 
 
-def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
+def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """The ends of the branches that may be copied into worker processes.
 
     A pipe whose `is_replicable()` is False must exist once, and so must everything that reads from it. What
@@ -149,22 +137,21 @@ def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
     to each other in a circle, one does not count as a reader of another that stands nearer to the end.
 
     Args:
-        graph: what `traverse_dps` returned.
+        graph: the graph, or what `traverse_dps` returned.
 
     Returns:
         The ends of the branches: the last pipe of the graph alone where all pipes are replicable, and an
         empty list where none is.
     """
-    end = end_of(graph)
-    pipes = walk(end)
-    reads = _reads_outside_circles(end)
-    upstream = {id(pipe): _upstream(pipe, reads) for pipe in pipes}
-    single = {id(pipe) for pipe in pipes if not all(map(_is_replicable, upstream[id(pipe)]))}
-    if id(end) not in single:
-        return [end]
+    graph = whole(graph)
+    if all(map(_is_replicable, graph)):
+        return [graph.end]
+    reads = _reads_outside_circles(graph)
+    upstream = {id(pipe): _upstream(pipe, reads) for pipe in graph}
+    single = {id(pipe) for pipe in graph if not all(map(_is_replicable, upstream[id(pipe)]))}
     candidates = {
         id(source): source
-        for pipe in pipes
+        for pipe in graph
         if id(pipe) in single
         for source in reads[id(pipe)]
         if id(source) not in single
@@ -176,14 +163,14 @@ def find_replicable_branches(graph: DataPipeGraph) -> list[DataPipe]:
     ]
 
 
-def _reads_outside_circles(end: DataPipe) -> dict[int, list[DataPipe]]:
+def _reads_outside_circles(graph: Graph) -> dict[int, list[DataPipe]]:
     """By id, what each pipe reads from, without those that read from it in turn and stand nearer to the end."""
-    distance = {id(end): 0}
-    waiting = deque([end])
+    distance = {id(graph.end): 0}
+    waiting = deque([graph.end])
     reads: dict[int, list[DataPipe]] = {}
     while waiting:
         pipe = waiting.popleft()
-        reads[id(pipe)] = sources_of(pipe)
+        reads[id(pipe)] = graph.sources(pipe)
         for source in reads[id(pipe)]:
             if id(source) not in distance:
                 distance[id(source)] = distance[id(pipe)] + 1
@@ -192,7 +179,7 @@ def _reads_outside_circles(end: DataPipe) -> dict[int, list[DataPipe]]:
         pipe_id: [
             source
             for source in sources
-            if distance[id(source)] >= distance[pipe_id] or pipe_id not in map(id, walk(source))
+            if distance[id(source)] >= distance[pipe_id] or pipe_id not in map(id, graph.at(source))
         ]
         for pipe_id, sources in reads.items()
     }

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from torchdata._redacting import HIDDEN, is_private, shown
 from torchdata.datapipes._pipe.checks import length_of
-from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.traversal import is_pipe, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = [
@@ -159,7 +160,7 @@ def _cloudpickled(obj: Any) -> bytes:
 def _why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
     """Says which attribute of which pipe (or of the service) does not stand the attempt."""
     reason = f"{type(error).__name__}: {error}"
-    for owner in walk(obj) if is_pipe(obj) else [obj]:
+    for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()
         for name, value in list(getattr(owner, "__dict__", {}).items()):
             if id(value) in own_sources:

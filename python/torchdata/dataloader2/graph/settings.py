@@ -13,14 +13,8 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from torchdata.dataloader2.graph.utils import (
-    DataPipe,
-    DataPipeGraph,
-    all_dps,
-    has_method,
-    list_dps,
-    traverse_dps,
-)
+from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, all_dps, has_method, nested, whole
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.record import record_of
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 
@@ -78,32 +72,33 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
             record_of(pipe).seeded = True
 
 
-def set_graph_random_seed(datapipe: DataPipe, seed_generator: SeedGenerator) -> DataPipe:
+def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:
     """Seeds the random pipes of a graph so that sharding stays correct.
 
     Pipes in front of a `sharding_filter` get seeds that all workers and ranks share, because each of them
     must see the same order before it picks its share. Pipes behind it get seeds that differ from worker to worker.
 
     Args:
-        datapipe: the last pipe of the graph.
+        datapipe: the last pipe of the graph, or the graph.
         seed_generator: where the seeds are drawn; in a worker, one that was spawned with the worker's id.
 
     Returns:
-        The same pipe.
+        The last pipe.
     """
-    graph = traverse_dps(datapipe)
-    filters = [pipe for pipe in all_dps(graph) if is_sharding(pipe)]
+    graph = whole(datapipe)
+    filters = [pipe for pipe in graph.depth_first() if is_sharding(pipe)]
     before: dict[int, DataPipe] = {}
     for sharding_filter in filters:
-        for pipe in list_dps(traverse_dps(sharding_filter)):
+        for pipe in graph.at(sharding_filter).breadth_first():
             before.setdefault(id(pipe), pipe)
     set_datapipes_seed(before.values(), seed_generator, distributed_shared=True)
-    set_datapipes_seed(list_dps(graph, exclude_dps=filters), seed_generator, distributed_shared=False)
-    return datapipe
+    set_datapipes_seed(graph.breadth_first(exclude=filters), seed_generator, distributed_shared=False)
+    end: DataPipe = graph.end
+    return end
 
 
 def apply_sharding(
-    datapipe: DataPipe,
+    datapipe: DataPipe | Graph,
     num_of_instances: int,
     instance_id: int,
     sharding_group: Any = SHARDING_PRIORITIES.DEFAULT,
@@ -111,7 +106,7 @@ def apply_sharding(
     """Tells every sharding pipe of the graph which share of the items is its own.
 
     Args:
-        datapipe: the last pipe of the graph.
+        datapipe: the last pipe of the graph, or the graph.
         num_of_instances: how many copies of the graph share the items.
         instance_id: which of them this one is, from 0.
         sharding_group: why the items are shared (a `SHARDING_PRIORITIES`): among ranks, among workers, or
@@ -153,8 +148,10 @@ def apply_sharding(
                 _tell_share(pipe, num_of_instances, instance_id, sharding_group)
             descend(sources, pipe if concerned else behind)
 
-    descend(traverse_dps(datapipe), None)
-    return datapipe
+    graph = whole(datapipe)
+    descend(nested(graph), None)
+    end: DataPipe = graph.end
+    return end
 
 
 def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
@@ -182,7 +179,7 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
     """
     if shuffle is None:
         return datapipe
-    shufflers: list[Any] = [pipe for pipe in all_dps(traverse_dps(datapipe)) if is_shuffler(pipe)]
+    shufflers: list[Any] = [pipe for pipe in whole(datapipe).depth_first() if is_shuffler(pipe)]
     if shuffle and not shufflers:
         warnings.warn(
             "`shuffle=True` was set, but the datapipe does not contain a `Shuffler`. Adding one at the end, with the "
@@ -199,14 +196,14 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
 def pause_pipes(datapipe: DataPipe) -> None:
     """Calls `pause()` of all pipes of the graph that have it, the last pipe first."""
-    for pipe in list_dps(traverse_dps(datapipe)):
+    for pipe in whole(datapipe).breadth_first():
         if has_method(pipe, "pause"):
             pipe.pause()
 
 
 def resume_pipes(datapipe: DataPipe) -> None:
     """Calls `resume()` of all pipes of the graph that have it, the last pipe last."""
-    for pipe in reversed(list_dps(traverse_dps(datapipe))):
+    for pipe in reversed(whole(datapipe).breadth_first()):
         if has_method(pipe, "resume"):
             pipe.resume()
 
@@ -226,7 +223,7 @@ def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:
         TypeError: `rng` is none of these.
     """
     draw = _seed_source(rng)
-    for pipe in all_dps(traverse_dps(datapipe)):
+    for pipe in whole(datapipe).depth_first():
         if is_random(pipe):
             pipe.set_seed(draw())
     return datapipe

@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeGuard
 
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.torch import twin_of
-from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in, sources_of, walk
+from torchdata.datapipes._pipe.traversal import is_pipe, pipes_in, sources_of
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = [
@@ -22,9 +23,12 @@ __all__ = [
     "find_dps",
     "has_method",
     "list_dps",
+    "nested",
+    "put_in_place",
     "remove_dp",
     "replace_dp",
     "traverse_dps",
+    "whole",
 ]
 
 DataPipe: TypeAlias = IterDataPipe[Any] | MapDataPipe[Any]
@@ -60,8 +64,26 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
         >>> traverse_dps(last) == {id(last): (last, {id(source): (source, {})})}
         True
     """
-    if not is_pipe(datapipe):
-        raise TypeError(f"a graph ends in an IterDataPipe or a MapDataPipe, but got {_described(datapipe)}")
+    return nested(whole(datapipe))
+
+
+def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
+    """The graph that ends in a pipe, or that was given as `traverse_dps` returns it.
+
+    Raises:
+        TypeError: it is no pipe.
+    """
+    if isinstance(end, Graph):
+        return end
+    if isinstance(end, dict):
+        return Graph(end_of(end))
+    if not is_pipe(end):
+        raise TypeError(f"a graph ends in an IterDataPipe or a MapDataPipe, but got {_described(end)}")
+    return Graph(end)
+
+
+def nested(graph: Graph) -> DataPipeGraph:
+    """A graph as nested dictionaries, see `traverse_dps`."""
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
@@ -69,21 +91,21 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
-        graph: DataPipeGraph = {}
+        found: DataPipeGraph = {}
         everywhere = True
-        for source in sources_of(pipe):
+        for source in graph.sources(pipe):
             if id(source) in path:
                 everywhere = False
                 continue
             below, same = sources(source, path)
-            graph[id(source)] = (source, below)
+            found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
         if everywhere:  # shared below all readers: a chain of forks and zips stays linear in size
-            finished[id(pipe)] = graph
-        return graph, everywhere
+            finished[id(pipe)] = found
+        return found, everywhere
 
-    return {id(datapipe): (datapipe, sources(datapipe, set())[0])}
+    return {id(graph.end): (graph.end, sources(graph.end, set())[0])}
 
 
 def _described(obj: Any) -> str:
@@ -141,7 +163,7 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
             if not is_pipe(pipe):
                 raise TypeError(f"exclude_dps takes a pipe or several pipes, but got {_described(pipe)}")
             if id(pipe) not in seen:
-                seen.update(map(id, walk(pipe)))
+                seen.update(map(id, Graph(pipe).pipes))
 
     found: list[DataPipe] = []
     levels = deque([graph])
@@ -186,15 +208,20 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
     if not is_pipe(new_datapipe):
         raise TypeError(f"a pipe is replaced by a pipe, but got {_described(new_datapipe)}")
     _require_member(all_dps(graph), old_datapipe)
+    return traverse_dps(put_in_place(Graph(end), old_datapipe, new_datapipe))
+
+
+def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
+    """Puts a pipe in the place of another one of a graph; returns the end of the graph as it is from then on."""
     # In a circle, what reads the old pipe is also found behind it, and is to read the new one all the same.
-    kept = _reached(new_datapipe, old_datapipe)
-    for pipe_id, pipe in _reached(end, old_datapipe).items():
+    kept = _reached(new_datapipe, old_datapipe, sources_of)
+    for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:
             _rewire(pipe, lambda source: new_datapipe if source is old_datapipe else source)
-    return traverse_dps(new_datapipe if end is old_datapipe else end)
+    return new_datapipe if graph.end is old_datapipe else graph.end
 
 
-def _reached(end: DataPipe, without: DataPipe) -> dict[int, DataPipe]:
+def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
     """By id, the pipes that `end` reads from, and itself, on ways that do not come past the pipe `without`."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
@@ -202,7 +229,7 @@ def _reached(end: DataPipe, without: DataPipe) -> dict[int, DataPipe]:
         pipe = waiting.pop()
         if pipe is not without and id(pipe) not in found:
             found[id(pipe)] = pipe
-            waiting.extend(sources_of(pipe))
+            waiting.extend(sources(pipe))
     return found
 
 

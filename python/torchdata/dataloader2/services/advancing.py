@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.hooks import PipeHooks, hooks_of, reads_per_item
 from torchdata.datapipes._pipe.plain import from_plain
-from torchdata.datapipes._pipe.traversal import is_iter_pipe, sources_of, walk
-from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.ordering.grouping import Batcher
+from torchdata.datapipes._pipe.traversal import is_iter_pipe
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.iter.threads.pinning import PinMemory
 from torchdata.datapipes.iter.threads.prefetching import Prefetcher
@@ -47,17 +47,19 @@ def advance(end: Any, count: int, *, reading: bool = True) -> int | None:
     Returns:
         How many there were; None where nothing can be saved. The graph is as it was then.
     """
-    pipes = walk(end)
-    above, lowest = _handing_on(end)
-    if len(above) + len(walk(lowest)) != len(pipes):
+    graph = Graph(end)
+    pipes = graph.pipes
+    above, lowest = _handing_on(graph)
+    below_it = graph.at(lowest)
+    if len(above) + len(below_it) != len(pipes):
         return None  # others read from it, too
     if any(type(pipe) is FullSync and _reads_ahead(above[:place]) for place, pipe in enumerate(above)):
         return None  # while one rank looks at these pipes, another one's beginning anew would end them
     seeks = _seeks(lowest)
-    if not seeks and not (reading and (above or hasattr(lowest, "_pass_over"))):
+    if not seeks and not (reading and (above or _passes_over(lowest))):
         return None
     with standing_still(pipes):
-        saved = save_state(end, described=False)
+        saved = save_state(graph, described=False)
     entries = {id(pipe): entry for pipe, entry in zip(pipes, saved["pipes"], strict=True)}
     if not is_restorable(lowest) or any("drop" in entry for entry in saved["pipes"]):
         return None  # it would be made again
@@ -66,34 +68,36 @@ def advance(end: Any, count: int, *, reading: bool = True) -> int | None:
     wanted = [count]
     for pipe in above:
         wanted.append(_of_source(pipe, entries[id(pipe)], wanted[-1]))
-    load_state(end, saved)
+    load_state(graph, saved)
     if any(entries[id(pipe)].get("finished") for pipe in (*above, lowest)):
-        passed, below = 0, saved["pipes"][: len(walk(lowest))]  # what is left is held above the end
+        passed, below = 0, saved["pipes"][: len(below_it)]  # what is left is held above the end
     else:
-        passed, below = _passed_below(lowest, wanted[-1], seeks)
+        passed, below = _passed_below(below_it, wanted[-1], seeks)
     for pipe, own in zip(reversed(above), wanted[-2::-1], strict=True):
         behind, passed = _behind(pipe, entries[id(pipe)], passed, own)
         below.append(behind)
-    load_state(end, {"version": STATE_VERSION, "pipes": below})
+    load_state(graph, {"version": STATE_VERSION, "pipes": below})
     return passed
 
 
-def _passed_below(lowest: Any, count: int, seeks: bool) -> tuple[int, list[dict[str, Any]]]:
-    """Passes over items of the lowest pipe; returns how many there were, and the state of the graph behind them."""
+def _passed_below(graph: Graph, count: int, seeks: bool) -> tuple[int, list[dict[str, Any]]]:
+    """Passes over items of a graph; returns how many there were, and its state behind them."""
+    lowest = graph.end
     iterator = iter(lowest)
     passed = 0 if seeks else _read_over(lowest, iterator, count)
-    with standing_still(walk(lowest)):
-        below = save_state(lowest, described=False)["pipes"]
+    graph = Graph(lowest)  # it has run, and may have grown
+    with standing_still(graph.pipes):
+        below = save_state(graph, described=False)["pipes"]
     if seeks and not below[-1].get("finished"):
         passed = max(0, min(count, len(lowest) - below[-1]["yielded"]))
         below[-1] = {**below[-1], "yielded": below[-1]["yielded"] + passed}
     return passed, below
 
 
-def _handing_on(end: Any) -> tuple[list[Any], Any]:
+def _handing_on(graph: Graph) -> tuple[list[Any], Any]:
     """The pipes that make each item of so many of their source, and the pipe below them."""
-    pipe, above = end, []
-    while _hands_on(pipe) and len(sources := sources_of(pipe)) == 1 and is_iter_pipe(sources[0]):
+    pipe, above = graph.end, []
+    while _hands_on(pipe) and len(sources := graph.sources(pipe)) == 1 and is_iter_pipe(sources[0]):
         above.append(pipe)
         pipe = sources[0]
     return above, pipe
@@ -101,11 +105,15 @@ def _handing_on(end: Any) -> tuple[list[Any], Any]:
 
 def _hands_on(pipe: Any) -> bool:
     """Whether a pipe makes each item of one item of its source, or of several, in order, and holds whole ones alone."""
-    if isinstance(pipe, Batcher) and type(pipe).__iter__ is Batcher.__iter__:
-        return True
     if type(pipe) is ShardingFilter or type(pipe) in HOLDING:
         return True
-    return isinstance(pipe, IterDataPipe) and is_one_to_one(pipe)
+    keeps_nothing = is_one_to_one(pipe) or getattr(type(pipe), "iteration_state", None) == ()
+    return keeps_nothing and reads_per_item(pipe) is not None
+
+
+def _batch_of(pipe: Any) -> int:
+    """How many items of its source each item of a pipe is made of that hands them on."""
+    return reads_per_item(pipe) or 1
 
 
 def _reads_ahead(pipes: list[Any]) -> bool:
@@ -114,13 +122,16 @@ def _reads_ahead(pipes: list[Any]) -> bool:
 
 def _of_source(pipe: Any, entry: dict[str, Any], count: int) -> int:
     """How many items of its source a pipe takes for so many of its own."""
-    if isinstance(pipe, Batcher):
-        return int(count * pipe.batch_size)
     if type(pipe) is ShardingFilter:
         return pipe._shard().after(_taken(entry), count) - _taken(entry) if count else 0
     if type(pipe) in HOLDING:
         return max(0, count - len(_held(pipe, entry)["items"]))
-    return count
+    return count * _batch_of(pipe)
+
+
+def _passes_over(pipe: Any) -> bool:
+    """Whether a pipe leaves out items of a pass without making them."""
+    return type(hooks_of(pipe))._pass_over is not PipeHooks._pass_over
 
 
 def _taken(entry: dict[str, Any]) -> int:
@@ -144,7 +155,8 @@ def _failed(pipe: Any, entry: dict[str, Any]) -> bool:
 
 def _seeks(pipe: Any) -> bool:
     """Whether the place of a pipe in its pass is the number of items that it yielded, and its length is known."""
-    if not getattr(type(pipe), "seeks_by_count", False) or (hasattr(pipe, "_can_seek") and not pipe._can_seek()):
+    hooks = hooks_of(pipe)
+    if not hooks.seeks_by_count or not hooks._can_seek():
         return False
     try:
         len(pipe)
@@ -155,8 +167,7 @@ def _seeks(pipe: Any) -> bool:
 
 def _read_over(pipe: Any, iterator: Iterator[Any], count: int) -> int:
     """Reads items of a pipe that are not wanted; returns how many there were."""
-    if hasattr(pipe, "_pass_over"):
-        pipe._pass_over(count)
+    hooks_of(pipe)._pass_over(count)
     return sum(1 for _ in islice(iterator, count))
 
 
@@ -174,8 +185,9 @@ def _behind(pipe: Any, entry: dict[str, Any], passed: int, wanted: int) -> tuple
     begins = entry["how"] == "begin"
     yielded = 0 if begins else entry["yielded"]
     own = passed
-    if isinstance(pipe, Batcher):
-        own = passed // pipe.batch_size if pipe.drop_last else -(-passed // pipe.batch_size)
+    size = _batch_of(pipe)
+    if size > 1:
+        own = passed // size if pipe.drop_last else -(-passed // size)
     if type(pipe) is ShardingFilter:
         share, taken = pipe._shard(), _taken(entry)
         own = share.own_before(taken + passed) - share.own_before(taken)

@@ -12,9 +12,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchdata._ranks import DEFAULT_TIMEOUT, RankGroup, check_group, check_timeout, open_group
-from torchdata.dataloader2.graph import DataPipe, find_dps, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
-from torchdata.dataloader2.services.interface import IterResetFn, ReadingServiceInterface
+from torchdata.dataloader2.services.interface import IterResetFn, RankInEpoch, ReadingServiceInterface, Shares
+from torchdata.datapipes._pipe.graph import Graph
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
@@ -109,7 +110,8 @@ class DistributedReadingService(ReadingServiceInterface):
         from torchdata.dataloader2.services.worker_output import WorkerOutput
         from torchdata.datapipes.iter import FullSync
 
-        if find_dps(traverse_dps(datapipe), WorkerOutput):
+        graph = Graph(datapipe)
+        if graph.first(lambda pipe: isinstance(pipe, WorkerOutput)) is not None:
             raise ValueError(
                 "DistributedReadingService comes too late to share out the items, because worker processes read them "
                 "already: put it first, as in SequentialReadingService(DistributedReadingService(), "
@@ -118,7 +120,7 @@ class DistributedReadingService(ReadingServiceInterface):
 
         group = self._open(self._timeout)
         self._rank, self._world_size, self._pg = group.rank, group.world_size, group
-        apply_sharding(datapipe, self._world_size, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
+        apply_sharding(graph, self._world_size, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
         if not isinstance(datapipe, FullSync):
             datapipe = FullSync(datapipe, self._timeout)
         self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
@@ -143,6 +145,16 @@ class DistributedReadingService(ReadingServiceInterface):
         if library is not None and library.is_initialized():
             return int(library.get_world_size())
         raise TypeError(f"the number of ranks is not known before {name} is initialised")
+
+    def count_shares(self) -> Shares:
+        """One share for each rank."""
+        return Shares(ranks=self.count_ranks())
+
+    def rank_in_epoch(self) -> RankInEpoch | None:
+        """The rank, once the graph is shared out."""
+        if self._datapipe is None:
+            return None
+        return RankInEpoch(self._rank, self._world_size, self._keeps_seeds)
 
     def _open(self, timeout: float) -> RankGroup:
         return self._given_group or open_group(self._backend, timeout, "DistributedReadingService")

@@ -17,41 +17,15 @@ from torchdata._engine.snapshots import unseal
 from torchdata.dataloader2.graph.cutting import DispatchedSource
 from torchdata.dataloader2.services.advancing import advance
 from torchdata.datapipes._pipe.division import Given, given_from
-from torchdata.datapipes._pipe.traversal import sources_of, walk
-from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.ordering.grouping import Batcher
-from torchdata.datapipes.iter.ordering.sharding import ShardingFilter, ShardingRoundRobinDispatcher
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.hooks import reads_per_item
+from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import entry_anew, entry_at, forget_state, load_entries, standing_still
 
-__all__ = ["Dividing", "begin_behind", "find_division", "hands_on", "items_before", "required_division"]
+__all__ = ["Dividing", "begin_behind", "find_division", "items_before", "required_division"]
 
 #: Shipped pipes that read ahead, and hold an error that they meet until it is its turn.
 _READING_AHEAD = ("Prefetcher", "PinMemory", "FullSync", "ThreadPoolMapper")
-
-#: Shipped pipes that make each item of one item of their source, in order.
-_HANDING_ON = frozenset(
-    {
-        *("Mapper", "Collator", "LengthSetter", "Rows2Columnar", "Dropper", "Slicer", "Flattener"),
-        *_READING_AHEAD,
-        *(
-            "FileOpener",
-            "FSSpecFileOpener",
-            "IoPathFileOpener",
-            "S3FileLoader",
-            "AISFileLoader",
-            "Decompressor",
-        ),
-        *("Saver", "FSSpecSaver", "IoPathSaver", "HashChecker", "JsonParser", "RoutedDecoder"),
-    }
-)
-
-#: Those that do so only if an attribute of theirs has this value.
-_HANDING_ON_IF = {
-    "BatchAsyncMapper": ("_flatten", True),
-    "HttpReader": ("skip_on_error", False),
-    "GDriveReader": ("skip_on_error", False),
-    "OnlineReader": ("skip_on_error", False),
-}
 
 _REMEDY = (
     "Put it before the sharding; or load the state with the same number of workers and ranks, or one that was saved "
@@ -64,12 +38,17 @@ class Dividing:
     """The place at which a graph is divided.
 
     Args:
-        pipe: the pipe there: a `ShardingFilter`, or the `DispatchedSource` of a worker's graph.
+        before: the graph that ends there.
         behind: the pipes behind it, from the end of the graph on.
     """
 
-    pipe: Any
+    before: Graph
     behind: list[Any]
+
+    @property
+    def pipe(self) -> Any:
+        """The pipe there: a `ShardingFilter`, or the `DispatchedSource` of a worker's graph."""
+        return self.before.end
 
     @property
     def block(self) -> int:
@@ -78,40 +57,41 @@ class Dividing:
         return block
 
 
-def find_division(end: Any) -> Dividing | None:
-    """The place at which the graph that ends in a pipe is divided; None where it is not.
+def find_division(graph: Graph) -> Dividing | None:
+    """The place at which a graph is divided; None where it is not.
 
     Raises:
         ValueError: a pipe behind it forbids that it is divided anew; the message names it.
     """
-    if not any(map(_divides, walk(end))):
+    if not any(map(_divides, graph)):
         return None
-    pipe, behind, batched, batchers = end, [], 1, []
+    pipe, behind, batched, batchers = graph.end, [], 1, []
     while not _divides(pipe):
-        if isinstance(pipe, Batcher) and type(pipe).__iter__ is Batcher.__iter__:
-            batched *= pipe.batch_size
+        count = reads_per_item(pipe)
+        if count is None:
+            raise ValueError(_refusal(pipe, graph))
+        if count > 1:
+            batched *= count
             batchers.append(pipe)
-        elif not hands_on(pipe):
-            raise ValueError(_refusal(pipe))
-        sources = sources_of(pipe)
+        sources = graph.sources(pipe)
         if len(sources) != 1:
-            raise ValueError(_refusal(pipe))
+            raise ValueError(_refusal(pipe, graph))
         behind.append(pipe)
         pipe = sources[0]
     _check_units(pipe, batched, batchers)
-    return Dividing(pipe, behind)
+    return Dividing(graph.at(pipe), behind)
 
 
-def required_division(end: Any) -> Dividing:
+def required_division(graph: Graph) -> Dividing:
     """The same where there must be one.
 
     Raises:
         ValueError: there is none; or a pipe forbids it.
     """
-    found = find_division(end)
+    found = find_division(graph)
     if found is None:
         raise ValueError(
-            f"no `sharding_filter` and no `sharding_round_robin_dispatch` divides the items that {_name(end)} "
+            f"no `sharding_filter` and no `sharding_round_robin_dispatch` divides the items that {_name(graph.end)} "
             "yields, so that each worker or rank yields them all"
         )
     return found
@@ -120,29 +100,6 @@ def required_division(end: Any) -> Dividing:
 def _divides(pipe: Any) -> bool:
     """Whether it is a place of which the sequence is shared out. Pipes of the user's, and of torch's, do not count."""
     return type(pipe) in (ShardingFilter, DispatchedSource)
-
-
-def hands_on(pipe: Any) -> bool:
-    """Whether a pipe makes each item of one item of its source, in order, and keeps nothing else."""
-    kind = type(pipe)
-    if isinstance(pipe, ShardingRoundRobinDispatcher):
-        return True
-    if kind.__module__.startswith("torchdata."):
-        if kind.__name__ in _HANDING_ON:
-            return True
-        name, value = _HANDING_ON_IF.get(kind.__name__, ("", None))
-        return bool(name) and getattr(pipe, name, None) is value
-    return isinstance(pipe, IterDataPipe) and _declares(kind)
-
-
-def _declares(kind: type) -> bool:
-    """Whether `one_to_one` is said of the `__iter__` that the class has, and not of one that it has replaced."""
-    for cls in kind.__mro__:
-        if "one_to_one" in cls.__dict__:
-            return bool(cls.__dict__["one_to_one"])
-        if "__iter__" in cls.__dict__:
-            return False
-    return False
 
 
 def _check_units(divider: Any, batched: int, batchers: list[Any]) -> None:
@@ -165,10 +122,13 @@ def _check_units(divider: Any, batched: int, batchers: list[Any]) -> None:
         )
 
 
-def _refusal(pipe: Any) -> str:
+def _refusal(pipe: Any, graph: Graph) -> str:
     own = not type(pipe).__module__.startswith(("torchdata.", "torch."))
-    declared = " If each of its items follows from one item of its source, in order, say so: `one_to_one = True`."
-    several = len(sources_of(pipe)) > 1 and hands_on(pipe)
+    declared = (
+        " If each of its items follows from one item of its source, in order, say so: `one_to_one = True`; if from n "
+        "of them, say n by `reads_per_item`."
+    )
+    several = len(graph.sources(pipe)) > 1 and reads_per_item(pipe) is not None
     why = "reads several pipes" if several else "does not make each item of one item of its source"
     return (
         f"{_name(pipe)}, which stands behind the sharding, {why}: its items depend on how many workers or ranks "
@@ -183,11 +143,11 @@ def _name(pipe: Any) -> str:
 # -- going on ----------------------------------------------------------------------------------------------
 
 
-def items_before(divider: Any, entries: list[dict[str, Any]]) -> int | None:
+def items_before(before: Graph, entries: list[dict[str, Any]]) -> int | None:
     """How many items of the divided sequence had been taken when the state of a graph was saved.
 
     Args:
-        divider: the `ShardingFilter` at which a graph like that is divided. What stands behind it may be another.
+        before: the graph up to the `ShardingFilter` at which it is divided. What stands behind that may be another.
         entries: the state.
 
     Returns:
@@ -196,7 +156,7 @@ def items_before(divider: Any, entries: list[dict[str, Any]]) -> int | None:
     Raises:
         ValueError: it is the state of another graph.
     """
-    pipes = walk(divider)  # with which the list begins, because one after the other stands behind
+    pipes = before.pipes  # with which the list begins, because one after the other stands behind
     if [entry["type"] for entry in entries[: len(pipes)]] != list(map(_name, pipes)):
         raise ValueError(
             "what stands before the sharding is not what it was: a function of the reading service (`worker_init_fn`, "
@@ -229,17 +189,18 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
     Raises:
         ValueError: a pipe of the graph forbids that; or it is another graph.
     """
-    found = required_division(end)
+    graph = Graph(end)
+    found = required_division(graph)
+    before = found.before.pipes[:-1]
     given = given_from(base["first"], base["given"])
     taken = base["taken"]
-    with standing_still(walk(end)):
+    with standing_still(graph.pipes):
         if base["entries"] is not None:
-            items_before(found.pipe, base["entries"])
-            before = walk(found.pipe)[:-1]
+            items_before(found.before, base["entries"])
             load_entries(zip(before, base["entries"], strict=False))
         else:  # neither what is left of an earlier pass is gone on with, nor what was loaded for one
             forget_state(found.pipe.source_datapipe)
-            load_entries([(pipe, entry_anew(pipe)) for pipe in walk(found.pipe)[:-1]])
+            load_entries([(pipe, entry_anew(pipe)) for pipe in before])
         if given.first * found.block > taken:
             taken += advance(found.pipe.source_datapipe, given.first * found.block - taken, reading=False) or 0
         state = {"taken": taken, "first": given.first, "beyond": list(given.beyond)}

@@ -16,18 +16,17 @@ from typing import Any
 
 from torchdata._engine.snapshots import seal
 from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
-from torchdata.dataloader2.graph.utils import traverse_dps
 from torchdata.dataloader2.services.dividing import (
     Dividing,
     content_of,
     find_division,
-    hands_on,
     items_before,
     required_division,
 )
 from torchdata.dataloader2.services.places import base_of, lasts
 from torchdata.datapipes._pipe.division import Given, given_from
-from torchdata.datapipes._pipe.traversal import sources_of, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.hooks import reads_per_item
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from torchdata.datapipes.state import save_generators
 
@@ -83,14 +82,15 @@ def divided_anew(places: Mapping[int, dict[str, Any]], old: Shape, new: Shape, g
     """
     change = f"this state was saved inside an epoch with {old}, and now there are {new}. "
     try:
-        if not lasts(graph) and not any(place["given"] or base_of(place) for place in places.values()):
+        whole = Graph(graph)
+        if not lasts(whole) and not any(place["given"] or base_of(place) for place in places.values()):
             return _from_the_beginning(next(iter(places.values())), new)
         if bool(old.workers) != bool(new.workers):
             _require_movable(next(iter(places.values())), old.dispatches or new.dispatches)
         if old.dispatches != new.dispatches:
             had, has = ("a", "no") if old.dispatches else ("no", "a")
             raise ValueError(f"It had {had} dispatching process, but this pipeline has {has} one")
-        return _Changing(places, old, new, _parts_of(graph, bool(new.workers))).place()
+        return _Changing(places, old, new, _parts_of(whole, bool(new.workers))).place()
     except ValueError as error:
         raise ValueError(change + str(error)[:1].upper() + str(error)[1:]) from None
 
@@ -99,17 +99,17 @@ def divided_anew(places: Mapping[int, dict[str, Any]], old: Shape, new: Shape, g
 class _Parts:
     """A graph by who runs it: what main reads, each worker's branch of it, what the dispatching process runs."""
 
-    main: Any
-    branch: Any
-    dispatching: Any
+    main: Graph
+    branch: Graph
+    dispatching: Graph | None
 
 
-def _parts_of(graph: Any, has_workers: bool) -> _Parts:
+def _parts_of(graph: Graph, has_workers: bool) -> _Parts:
     if not has_workers:
         return _Parts(graph, graph, None)
     main, dispatching = cut_dispatched(graph)
-    branches = find_replicable_branches(traverse_dps(main))
-    return _Parts(main, branches[0] if branches else graph, dispatching)
+    branches = find_replicable_branches(main)
+    return _Parts(main, main.at(branches[0]) if branches else graph, dispatching)
 
 
 def passed_over(
@@ -129,7 +129,7 @@ def passed_over(
         ValueError: something in the pipeline forbids it.
     """
     shape = shape_of(place, None if ranks is None else ranks[:2])
-    parts = _parts_of(graph, bool(shape.workers))
+    parts = _parts_of(Graph(graph), bool(shape.workers))
     changing = _Changing({shape.rank: place}, shape, shape, parts, passing=count, lives=True)
     changing.end_with_a_round()
     later = changing.place()
@@ -278,7 +278,7 @@ class _Changing:
         return self._behind_filter(division, known.and_shares(self._of_ranks()), list(self.places.values()))
 
     def _division_of_ranks(self) -> Dividing:
-        found = find_division(self.dispatching)
+        found = None if self.dispatching is None else find_division(self.dispatching)
         if found is None:
             raise ValueError(
                 "nothing before the dispatch divides the items among the ranks: put a `sharding_filter` before it"
@@ -317,10 +317,10 @@ class _Changing:
         """Raises ValueError where a pipe in main keeps more of its rank's items than a number."""
         if not self.new.workers and not self.old.workers:
             return
-        pipe = self.main
-        while pipe is not self.branch:
-            sources = sources_of(pipe)
-            if not hands_on(pipe) or len(sources) != 1:
+        pipe = self.main.end
+        while pipe is not self.branch.end:
+            sources = self.main.sources(pipe)
+            if reads_per_item(pipe) != 1 or len(sources) != 1:
                 raise ValueError(
                     f"{type(pipe).__name__}, which stands behind the workers, keeps items of its rank, which are "
                     f"shared out anew. {_WAYS}"
@@ -347,7 +347,7 @@ class _Changing:
                 elif entries is None or before > taken:
                     taken, entries, generators = before, found, drawn
         if entries is None and (refused or self.lives):
-            self._require_beginning(division.pipe)
+            self._require_beginning(division.before)
         content = {"base": "filter", "entries": entries, "taken": taken, **_plain(given)}
         if self.dispatching is not None:  # of which the later passes of a shuffle take their seeds, alike on all ranks
             content["generators"] = generators
@@ -363,7 +363,7 @@ class _Changing:
         entries = content["graph"]["pipes"]
         # Where all is replayed, with the generators as the pass began with them.
         generators = entries[-1].get("generators", content.get("generators"))
-        return items_before(division.pipe, entries), entries, generators
+        return items_before(division.before, entries), entries, generators
 
     def _contents(self, place: dict[str, Any]) -> list[dict[str, Any]]:
         """The snapshots of the divided graph, and where this run of it began."""
@@ -392,7 +392,7 @@ class _Changing:
                 return self._skipping(content["under"], given)
             if _passed_on(content) <= given.first:
                 return self._skipping(sealed, given)
-        if content is not None or self.lives:
+        if self.dispatching is not None and (content is not None or self.lives):
             self._require_beginning(self.dispatching)
         return self._skipping(None, given)
 
@@ -402,20 +402,19 @@ class _Changing:
         return {"content": seal(content), "filter": _plain(before), "end": _plain(given)}
 
     @staticmethod
-    def _require_beginning(pipe: Any) -> None:
+    def _require_beginning(graph: Graph) -> None:
         """Raises ValueError where the beginning of an epoch does not follow from its seeds."""
-        if lasts(pipe):
-            names = [type(each).__name__ for each in walk(pipe) if lasts_itself(each)]
+        if lasts(graph):
+            names = [type(each).__name__ for each in graph if lasts_itself(each, graph)]
             raise ValueError(
                 f"{names[0]} keeps a state from epoch to epoch, and the snapshots are of later than what was given. "
                 f"{_WAYS}"
             )
 
 
-def lasts_itself(pipe: Any) -> bool:
-    """Whether a pipe has a state that outlives an epoch."""
-    below = [each for source in sources_of(pipe) for each in walk(source)]
-    return lasts(pipe) and not any(map(lasts_itself, below))
+def lasts_itself(pipe: Any, graph: Graph) -> bool:
+    """Whether a pipe of a graph has a state that outlives an epoch."""
+    return lasts(graph.at(pipe)) and not any(lasts_itself(each, graph) for each in graph.at(pipe) if each is not pipe)
 
 
 def _dealt(workers: dict[str, Any]) -> Any:

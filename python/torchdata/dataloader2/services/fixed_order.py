@@ -17,7 +17,7 @@ from typing import Any
 from torchdata._reporting import name_of
 from torchdata.dataloader2.services.dividing import required_division
 from torchdata.dataloader2.services.elastic import lasts_itself
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES, ShardingFilter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
@@ -50,26 +50,27 @@ _RANDOM_CLASSES = (
 )
 
 
-def why_workers_matter(end: Any, branch: Any, dispatching: Any) -> str | None:
+def why_workers_matter(main: Graph, branch: Graph, dispatching: Graph | None) -> str | None:
     """Why the order depends on the number of workers, in a sentence; None where it does not.
 
     Args:
-        end: the end of the graph that main reads.
+        main: the graph that main reads.
         branch: the graph that each worker runs.
         dispatching: what the dispatching process runs; None where there is none.
     """
-    for pipe in [each for graph in (end, branch, dispatching) if graph is not None for each in walk(graph)]:
-        if isinstance(pipe, FullSync) or _is_ranks_share(pipe):
-            return "the ranks of a distributed job share out the items, which asks for as many workers on each"
-        if lasts_itself(pipe):
-            return f"{name_of(pipe)} keeps a state from epoch to epoch"
+    for graph in (main, branch, dispatching) if dispatching is not None else (main, branch):
+        for pipe in graph:
+            if isinstance(pipe, FullSync) or _is_ranks_share(pipe):
+                return "the ranks of a distributed job share out the items, which asks for as many workers on each"
+            if lasts_itself(pipe, graph):
+                return f"{name_of(pipe)} keeps a state from epoch to epoch"
     try:
         division = required_division(branch)
     except ValueError as error:
         return str(error).split(". ")[0]
     if getattr(division.pipe, "sharding_group_filter", None) == SHARDING_PRIORITIES.DISTRIBUTED:
         return "the `ShardingFilter` divides the items among ranks alone, so that each worker yields them all"
-    for pipe in walk(branch):
+    for pipe in branch:
         if _is_random(pipe):
             return f"{name_of(pipe)} draws random numbers, of which each worker has its own"
     return None

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from torchdata.dataloader2.graph import DataPipe, replace_dp, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
-from torchdata.dataloader2.services.interface import IterResetFn, PrefetchCount, ReadingServiceInterface
-from torchdata.dataloader2.services.program import WorkerInfo, function_in_use
+from torchdata.dataloader2.graph.utils import put_in_place
+from torchdata.dataloader2.services.interface import IterResetFn, PrefetchCount, ReadingServiceInterface, Shares
+from torchdata.dataloader2.services.program import WorkerInfo, function_in_use, refuse_functions
 from torchdata.datapipes._pipe.checks import check_callable, check_int
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 if TYPE_CHECKING:
@@ -74,8 +76,8 @@ class InProcessReadingService(ReadingServiceInterface):
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
         source: Any = datapipe.source_datapipe
-        replace_dp(traverse_dps(datapipe), source, source.prefetch(self._prefetch_cnt))
-        return datapipe
+        end: DataPipe = put_in_place(Graph(datapipe), source, source.prefetch(self._prefetch_cnt))
+        return end
 
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
@@ -88,10 +90,15 @@ class InProcessReadingService(ReadingServiceInterface):
             return iter_reset_fn
         return partial(_reset, self._reset_fn, seed_generator, iter_reset_fn)
 
-    @property
-    def keeps_graph(self) -> bool:
-        """Whether no function of the user's may change the graph."""
-        return self._init_fn is None and self._reset_fn is None
+    def count_items(self, datapipe: DataPipe) -> int | None:
+        """The length of the graph, unless functions of the user's may still change it."""
+        keeps_graph = self._init_fn is None and self._reset_fn is None
+        return len(cast("Any", datapipe)) if keeps_graph or self._end_datapipe is not None else None
+
+    def count_shares(self) -> Shares:
+        """There is one share."""
+        refuse_functions(self, init_fn=self._init_fn, reset_fn=self._reset_fn)
+        return Shares()
 
     def set_prefetch_counts(self, main: PrefetchCount | None, worker: PrefetchCount | None) -> None:
         """Sets `prefetch_cnt` to `main`; there are no workers."""

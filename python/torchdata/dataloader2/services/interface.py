@@ -7,15 +7,23 @@ runs the pipe graph. All methods are called in the main process, in the thread t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from torchdata.dataloader2.graph import DataPipe
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random import SeedGenerator
 
-__all__ = ["CheckpointableReadingServiceInterface", "IterResetFn", "PrefetchCount", "ReadingServiceInterface"]
+__all__ = [
+    "CheckpointableReadingServiceInterface",
+    "IterResetFn",
+    "PrefetchCount",
+    "RankInEpoch",
+    "ReadingServiceInterface",
+    "Shares",
+    "contract_of",
+]
 
 #: The key of a service's own state in the state of its loader.
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
@@ -27,15 +35,55 @@ PrefetchCount: TypeAlias = int | Literal["auto"]
 IterResetFn: TypeAlias = Callable[[DataPipe], DataPipe]
 
 
+class Shares(NamedTuple):
+    """Among how many processes a service shares out the items of an epoch.
+
+    Args:
+        workers: worker processes of each rank, each of which runs a copy of the graph up to the first pipe that is not
+            replicable; 0 if the graph runs in the process of the loader.
+        ranks: ranks of a distributed job; None without one.
+    """
+
+    workers: int = 0
+    ranks: int | None = None
+
+
+class RankInEpoch(NamedTuple):
+    """As which rank a loader runs an epoch.
+
+    Args:
+        rank: the number of this one, from 0.
+        ranks: how many there are.
+        keeps_seeds: whether the epoch has the seeds that a loader without ranks would have.
+    """
+
+    rank: int
+    ranks: int
+    keeps_seeds: bool = False
+
+
 class ReadingServiceInterface(ABC):
     """How a loader runs its pipe graph: in this process, in workers, on several machines.
 
     The loader makes a copy of the service, so a service must be picklable until `initialize` is called; open
     files, start threads and processes there and not in `__init__`.
 
-    A service may also define `_pause(pause_fn=None)`, `_resume(resume_fn=None)` and
-    `_limit(num_batches, limit_fn=None)`; `DataLoader2Iterator.limit` needs them.
+    Only `initialize` has to be written. All else has a default, and the loader asks nothing of a service beyond this
+    class. The place inside an epoch is the state of the pipe that `initialize` returns, by its `state_dict` and
+    `load_state_dict`.
+
+    Attributes:
+        _pause: halts what reads ahead, as `_pause(pause_fn=None)`; a function that it returns is applied to the graph.
+            None if the service cannot be paused.
+        _resume: lets that go on, as `_resume(resume_fn=None)`; None likewise.
+        _limit: is told a limit, as `_limit(num_batches, limit_fn=None)`; None likewise. The loader counts the items.
     """
+
+    _pause: ClassVar[Callable[..., Any] | None] = None
+    _resume: ClassVar[Callable[..., Any] | None] = None
+    _limit: ClassVar[Callable[..., Any] | None] = None
+    #: Whether `checkpoint` and `restore` are there.
+    is_checkpointable: ClassVar[bool] = False
 
     @abstractmethod
     def initialize(self, datapipe: DataPipe) -> DataPipe:
@@ -75,9 +123,63 @@ class ReadingServiceInterface(ABC):
         Called by `PrefetchPolicy`, before `initialize`. Services that read nothing ahead ignore it.
         """
 
+    # -- what the loader asks ----------------------------------------------------------------------
+
+    def before_initialize(self, full_stats: bool, workers: int | None) -> None:  # noqa: B027 - optional
+        """Tells how the graph is to be run. Called once, before `initialize` or `restore`.
+
+        Args:
+            full_stats: whether the time of each pipe is taken.
+            workers: the number of workers with which the place was reached at which the loader goes on; None at the
+                beginning of an epoch.
+        """
+
+    def count_items(self, datapipe: DataPipe) -> int | None:
+        """The number of items of an epoch, if the service knows it. Called by `len(loader)`, at any time.
+
+        Args:
+            datapipe: the graph that the loader reads: before `initialize` that of the user.
+
+        Returns:
+            None if the loader is to count it from the graph and `count_shares`.
+        """
+        return None
+
+    def count_shares(self) -> Shares:
+        """Among how many processes the items are shared out by `sharding_filter`. Called at any time, starts nothing.
+
+        Raises:
+            TypeError: it is not known, so that the loader has no length; the message says why.
+        """
+        raise TypeError(f"it depends on how {type(self).__name__} shares out the items")
+
+    def has_workers(self) -> bool:
+        """Whether worker processes run the graph, which belong to the process that started them."""
+        return False
+
+    def rank_in_epoch(self) -> RankInEpoch | None:
+        """As which rank the loader runs; None without ranks, and before `initialize`."""
+        return None
+
+    def keep_seeds(self) -> None:  # noqa: B027 - optional
+        """Lets the next epoch have the seeds of a loader without ranks, because it goes on with the epoch of one."""
+
+    def stats_notes(self) -> Sequence[str]:
+        """Sentences that stand below the table of `DataLoader2.stats`. Called at any time, from any thread."""
+        return ()
+
+    def engine_processes(self) -> Any:
+        """The processes of this package's engine that run the graph, whose counters are those of the loader.
+
+        None for a service that starts none, or processes of its own: the loader counts in the main process then.
+        """
+        return None
+
 
 class CheckpointableReadingServiceInterface(ReadingServiceInterface):
     """A reading service whose own state belongs into the state of the loader."""
+
+    is_checkpointable = True
 
     @abstractmethod
     def checkpoint(self) -> bytes:
@@ -94,3 +196,47 @@ class CheckpointableReadingServiceInterface(ReadingServiceInterface):
         Returns:
             The pipe that the loader is to read.
         """
+
+
+class _NoService(ReadingServiceInterface):
+    """Answers for a loader without a service: its graph is read as it is, with the pipes' own seeds."""
+
+    def initialize(self, datapipe: DataPipe) -> DataPipe:
+        return datapipe
+
+    def count_items(self, datapipe: DataPipe) -> int:
+        return len(datapipe)
+
+    def count_shares(self) -> Shares:
+        return Shares()
+
+
+class _Answers(ReadingServiceInterface):
+    """Answers for a service of another class, which has methods of 0.9 alone.
+
+    Args:
+        service: the service. The loader calls its methods of 0.9 itself.
+    """
+
+    def __init__(self, service: Any) -> None:
+        self._service = service
+        for name in ("_pause", "_resume", "_limit"):
+            vars(self)[name] = getattr(service, name, None)
+
+    def initialize(self, datapipe: DataPipe) -> DataPipe:
+        pipe: DataPipe = self._service.initialize(datapipe)
+        return pipe
+
+    def count_shares(self) -> Shares:
+        raise TypeError(f"it depends on how {type(self._service).__name__} shares out the items")
+
+
+def contract_of(service: Any) -> ReadingServiceInterface:
+    """What answers the questions of a loader for its service: the service itself, if it is of the interface.
+
+    Args:
+        service: the service; None reads the graph as it is. A service of another class has the defaults.
+    """
+    if isinstance(service, ReadingServiceInterface):
+        return service
+    return _NoService() if service is None else _Answers(service)

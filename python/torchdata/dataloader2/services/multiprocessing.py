@@ -10,29 +10,32 @@ import copy
 import math
 import multiprocessing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchdata._engine.workers.epochs import Children
-from torchdata.dataloader2.graph import DataPipe, replace_dp, set_graph_random_seed, traverse_dps
+from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.cutting import (
     cut_dispatched,
     find_replicable_branches,
 )
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
+from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface
+from torchdata.dataloader2.services.interface import PrefetchCount, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.places import lasts, names_of_lasting
 from torchdata.dataloader2.services.program import (
     GraphProgram,
     WorkerInfo,
     function_in_use,
+    refuse_functions,
     replaced_functions,
 )
 from torchdata.dataloader2.services.shifts import Ahead, Shifts
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.datapipes._pipe.checks import check_callable, check_int
+from torchdata.datapipes._pipe.graph import Graph
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.services.steering import Steering
@@ -159,20 +162,20 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
             return self._end_datapipe
 
-        self._warn_of_copies(datapipe)
-        datapipe, dispatching = cut_dispatched(datapipe)
-        branches = find_replicable_branches(traverse_dps(datapipe))
+        whole = Graph(datapipe)
+        self._warn_of_copies(whole)
+        graph, dispatching = cut_dispatched(whole)
+        branches = find_replicable_branches(graph)
         if len(branches) != 1:
             raise ValueError(
                 f"MultiProcessingReadingService runs one branch in its workers, but this graph has {len(branches)} "
                 f"({', '.join(type(branch).__name__ for branch in branches) or 'all pipes are non-replicable'}); "
                 "join the branches before the first pipe that is not replicable"
             )
-        branch = branches[0]
-        stays_in_main = branch is not datapipe
+        branch = graph.at(branches[0])
         self._dispatches = dispatching is not None
-        self._steer(datapipe, branch, dispatching)
-        self._shifts = self._start(branch, dispatching)
+        self._steer(graph, branch, dispatching)
+        self._shifts = self._start(branch.end, None if dispatching is None else dispatching.end)
         output = self._worker_output = WorkerOutput(
             self._shifts.children,
             lasts(branch, dispatching),
@@ -180,23 +183,19 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             names_of_lasting(branch),
             names_of_lasting(dispatching),
         )
-        if not stays_in_main:
-            self._end_datapipe = output
-            return output
-        end: Any = output
-        replace_dp(traverse_dps(datapipe), branch, end)
-        self._end_datapipe = datapipe
-        return datapipe
+        end: DataPipe = put_in_place(graph, branch.end, output)
+        self._end_datapipe = end
+        return end
 
-    def _warn_of_copies(self, datapipe: DataPipe) -> None:
+    def _warn_of_copies(self, graph: Graph) -> None:
         """Warns of items that several workers would yield, unless functions of the user's may divide them."""
         from torchdata.dataloader2.linter import warn_of_silent_findings
 
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
         if self.num_workers > 1 and no_functions and not replaced_functions():
-            warn_of_silent_findings(datapipe, self.num_workers)
+            warn_of_silent_findings(graph, self.num_workers)
 
-    def _steer(self, datapipe: DataPipe, branch: DataPipe, dispatching: DataPipe | None) -> None:
+    def _steer(self, graph: Graph, branch: Graph, dispatching: Graph | None) -> None:
         """Has `"auto"` chosen for, if something is to be chosen."""
         window = self.worker_prefetch_cnt == "auto" or self.main_prefetch_cnt == "auto"
         if self._num_workers != "auto" and not window:
@@ -205,11 +204,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
         self._steering = Steering(self, self._num_workers == "auto", window)
         if self._steering.workers:
-            why = self._why_order_depends(datapipe, branch, dispatching)
+            why = self._why_order_depends(graph, branch, dispatching)
             if why is not None:
                 self._steering.keep(f"the order of the items would depend on their number: {why}")
 
-    def _why_order_depends(self, datapipe: DataPipe, branch: DataPipe, dispatching: DataPipe | None) -> str | None:
+    def _why_order_depends(self, graph: Graph, branch: Graph, dispatching: Graph | None) -> str | None:
         from torchdata.dataloader2.services.fixed_order import why_workers_matter
 
         if not self.in_order:
@@ -219,7 +218,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
                 return f"{name} may make each worker another one"
         if replaced_functions():
             return f"{', '.join(replaced_functions())} may make each worker another one"
-        return why_workers_matter(datapipe, branch, dispatching)
+        return why_workers_matter(graph, branch, dispatching)
 
     def _start(self, branch: DataPipe, dispatching: DataPipe | None) -> Shifts:
         worker, main = self.worker_prefetch_cnt, self.main_prefetch_cnt
@@ -261,10 +260,32 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def num_workers(self, number: int) -> None:
         self._num_workers = check_int(_NAME, "num_workers", number, least=0)
 
-    def _begin_with(self, number: int) -> None:
-        """Lets "auto" begin with so many workers, because a state is gone on from that was saved with them."""
-        if number > 0:
-            self._begins_with = number
+    # -- what the loader asks ----------------------------------------------------------------------
+
+    def before_initialize(self, full_stats: bool, workers: int | None) -> None:
+        """Notes whether the time of each pipe is taken, and with how many workers "auto" begins."""
+        self._full_stats = full_stats
+        if workers:
+            self._begins_with = workers
+
+    def count_shares(self) -> Shares:
+        """One share for each worker, if no function of the user's may change the graph there."""
+        refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
+        if replaced_functions():
+            raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
+        return Shares(workers=self.num_workers)
+
+    def has_workers(self) -> bool:
+        """Whether there is a worker; without one the graph runs in main."""
+        return self.num_workers > 0
+
+    def stats_notes(self) -> Sequence[str]:
+        """What "auto" has chosen."""
+        return () if self._steering is None else self._steering.choices
+
+    def engine_processes(self) -> Children | None:
+        """The processes that are at work, once initialised."""
+        return self._children
 
     @property
     def _children(self) -> Children | None:

@@ -12,7 +12,7 @@ from typing import Any
 from torchdata._engine.snapshots import Account, Kept, KeptDealt, Resumption, is_sealed, reason_in
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.datapipes._pipe.division import given_from
-from torchdata.datapipes._pipe.traversal import walk
+from torchdata.datapipes._pipe.graph import Graph, graph_of
 
 __all__ = [
     "accounts_in",
@@ -222,15 +222,14 @@ def _of_dispatching(
     return Resumption(content, starts, turn=sum(items for items, _ in accounts) % len(accounts))
 
 
-def lasts(*datapipes: DataPipe | None) -> bool:
+def lasts(*datapipes: DataPipe | Graph | None) -> bool:
     """Whether something in the graphs outlives an epoch: the seeds alone do not tell how the next one begins then."""
-    pipes = [pipe for datapipe in datapipes if datapipe is not None for pipe in walk(datapipe)]
-    return any(map(_lasts, pipes))
+    return any(_lasts(pipe) for datapipe in datapipes if datapipe is not None for pipe in graph_of(datapipe))
 
 
-def names_of_lasting(datapipe: DataPipe | None) -> list[str]:
+def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
     """The names of the pipes of which something outlives an epoch; parts of other pipes begin anew with them."""
-    names = [] if datapipe is None else [type(pipe).__name__ for pipe in walk(datapipe) if _lasts(pipe)]
+    names = [] if datapipe is None else [type(pipe).__name__ for pipe in graph_of(datapipe) if _lasts(pipe)]
     return [name for name in names if not name.startswith("_")]
 
 

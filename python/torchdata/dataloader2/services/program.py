@@ -21,22 +21,16 @@ from torchdata._engine.snapshots import reason, seal, unseal
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._importing import loaded
-from torchdata.dataloader2.graph import (
-    DataPipe,
-    find_dps,
-    list_dps,
-    set_datapipes_seed,
-    set_graph_random_seed,
-    traverse_dps,
-)
+from torchdata.dataloader2.graph import DataPipe, set_datapipes_seed, set_graph_random_seed
 from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispatching_branches
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.services.torch_seeding import seed_torch
 from torchdata.datapipes._pipe import random as own_random
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.halting import beginning_unread
 from torchdata.datapipes._pipe.late_seeding import seed_when_imported
-from torchdata.datapipes._pipe.traversal import is_pipe, walk
+from torchdata.datapipes._pipe.traversal import is_pipe
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
@@ -50,6 +44,7 @@ __all__ = [
     "function_in_use",
     "process_init_fn",
     "process_reset_fn",
+    "refuse_functions",
     "replaced_functions",
 ]
 
@@ -102,8 +97,11 @@ def process_init_fn(
             "dispatching_req_queue and dispatching_res_queue must be None: items of the dispatching process arrive "
             "through a DispatchedSource pipe in the graph, not through queues"
         )
-    for branch in find_non_dispatching_branches(traverse_dps(datapipe)):
-        apply_sharding(branch, worker_info.num_workers, worker_info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING)
+    graph = Graph(datapipe)
+    for branch in find_non_dispatching_branches(graph):
+        apply_sharding(
+            graph.at(branch), worker_info.num_workers, worker_info.worker_id, SHARDING_PRIORITIES.MULTIPROCESSING
+        )
     if custom_init_fn is not None:
         datapipe = _require_pipe(custom_init_fn(datapipe, worker_info), "worker_init_fn", custom_init_fn)
     if worker_prefetch_cnt > 0:
@@ -138,7 +136,7 @@ def process_reset_fn(
     """
     _seed_global_generators(seed_generator, distributed_shared_seed)
     if distributed_shared_seed:
-        set_datapipes_seed(list_dps(traverse_dps(datapipe)), seed_generator, distributed_shared=True)
+        set_datapipes_seed(Graph(datapipe).breadth_first(), seed_generator, distributed_shared=True)
     else:
         set_graph_random_seed(datapipe, seed_generator)
     if iter_reset_fn is not None:
@@ -159,6 +157,13 @@ def replaced_functions() -> dict[str, Callable[..., Any]]:
     """By name, what users have put in the place of the two functions. A spawned process has ours."""
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
+
+
+def refuse_functions(service: Any, **functions: Callable[..., Any] | None) -> None:
+    """Raises TypeError if a service has a function of the user's, which may change the graph."""
+    for name, function in functions.items():
+        if function is not None:
+            raise TypeError(f"{name} of the {type(service).__name__} may change the graph")
 
 
 class _Share(NamedTuple):
@@ -210,7 +215,7 @@ class GraphProgram(EpochProgram):
 
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
         """Names the attribute that keeps the graph from being pickled, and what to do."""
-        return why_unpicklable(walk(self.datapipe), start_method)
+        return why_unpicklable(Graph(self.datapipe).pipes, start_method)
 
     def prepare(self, child: ChildInfo) -> None:
         """Connects the graph to the dispatching process, and shards it."""
@@ -218,8 +223,7 @@ class GraphProgram(EpochProgram):
         self._info = WorkerInfo(child.num_workers, child.worker_id)
         if child.dispatches:
             return
-        for source in find_dps(traverse_dps(self.datapipe), DispatchedSource):
-            assert isinstance(source, DispatchedSource)
+        for source in filter(_is_dispatched, Graph(self.datapipe)):
             source.open_stream = child.open_dispatched
             source.share = child.share
         tell_torch(child.worker_id, child.num_workers, self.datapipe)
@@ -264,10 +268,11 @@ class GraphProgram(EpochProgram):
         if self._unsaved is not None or self._passes > 1:
             return None
         try:
-            with standing_still(walk(self.datapipe)):  # threads draw random numbers, too
-                graph, generators = save_state(self.datapipe, described=False), save_generators()
-            share = self._share_in(graph)
-            content: dict[str, Any] = {"graph": graph, "generators": generators}
+            graph = Graph(self.datapipe)
+            with standing_still(graph.pipes):  # threads draw random numbers, too
+                saved, generators = save_state(graph, described=False), save_generators()
+            share = self._share_in(graph, saved)
+            content: dict[str, Any] = {"graph": saved, "generators": generators}
             if self._skip is not None:
                 content["skip"] = self._skip
             if share is not None and share.is_read_out:
@@ -280,25 +285,23 @@ class GraphProgram(EpochProgram):
             # In the place of the first snapshot; an earlier one is worth more.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
-    def _share_in(self, graph: dict[str, Any]) -> _Share | None:
+    def _share_in(self, graph: Graph, saved: dict[str, Any]) -> _Share | None:
         """From where on dispatched items are to come with a state of the graph."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
         if reached > 1:
             return None
-        pipes = walk(self.datapipe)
-        found = next(((place, pipe) for place, pipe in enumerate(pipes) if isinstance(pipe, DispatchedSource)), None)
-        if found is None or reached == 0:
+        source = graph.first(_is_dispatched)
+        if source is None or reached == 0:
             return _Share(1, read)  # what comes first may have been held by a pipe: the share is opened later
-        place, source = found
-        entry = graph["pipes"][place]
+        entry = saved["pipes"][graph.index(source)]
         goes_on = entry["how"] == "restore"
         if goes_on and not entry.get("finished"):
             items, checksum = entry["state"]["share"]
             return _Share(1, (items, checksum))
-        replayed = (pipe for pipe, each in zip(pipes, graph["pipes"], strict=True) if "drop" in each)
-        if any(source is below for pipe in replayed for below in walk(pipe)):
+        replayed = (pipe for pipe, each in zip(graph, saved["pipes"], strict=True) if "drop" in each)
+        if any(source in graph.at(pipe) for pipe in replayed):
             return None if goes_on else _Share(1)
         if self._is_behind_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
@@ -341,8 +344,7 @@ class GraphProgram(EpochProgram):
         Raises:
             RuntimeError: there was another item.
         """
-        source = next(pipe for pipe in walk(self.datapipe) if isinstance(pipe, DispatchedSource))
-        assert source.open_stream is not None
+        source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
             raise RuntimeError(
                 "this pipeline does not repeat itself, so it cannot go on from the state: the dispatching process "
@@ -390,6 +392,10 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         awaited["numpy.random"] = numpy_seed >> 32
     if parent_process() is not None:  # main's imports are the user's
         seed_when_imported(awaited)
+
+
+def _is_dispatched(pipe: Any) -> bool:
+    return isinstance(pipe, DispatchedSource)
 
 
 def _require_pipe(result: Any, argument: str, function: Any) -> DataPipe:

@@ -7,7 +7,7 @@ ends something in the reverse order. Runs in the main process and owns the servi
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdata._engine.snapshots import is_sealed, seal, unseal
@@ -18,7 +18,10 @@ from torchdata.dataloader2.services.interface import (
     CheckpointableReadingServiceInterface,
     IterResetFn,
     PrefetchCount,
+    RankInEpoch,
     ReadingServiceInterface,
+    Shares,
+    contract_of,
 )
 from torchdata.datapipes._pipe.plain import from_plain, to_plain
 
@@ -142,21 +145,61 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             datapipe = service.initialize(datapipe)
         return datapipe
 
+    # -- what the loader asks ----------------------------------------------------------------------
+
+    @property
+    def _contracts(self) -> list[ReadingServiceInterface]:
+        return list(map(contract_of, self.reading_services))
+
+    def before_initialize(self, full_stats: bool, workers: int | None) -> None:
+        """Tells all services."""
+        for service in self._contracts:
+            service.before_initialize(full_stats, workers)
+
+    def count_shares(self) -> Shares:
+        """The shares of all services: each rank has its workers."""
+        workers, ranks = 0, None
+        for service in self._contracts:
+            shares = service.count_shares()
+            workers, ranks = shares.workers or workers, ranks if shares.ranks is None else shares.ranks
+        return Shares(workers, ranks)
+
+    def has_workers(self) -> bool:
+        """Whether one of the services has."""
+        return any(service.has_workers() for service in self._contracts)
+
+    def rank_in_epoch(self) -> RankInEpoch | None:
+        """The rank by the first service that knows it."""
+        return next(filter(None, (service.rank_in_epoch() for service in self._contracts)), None)
+
+    def keep_seeds(self) -> None:
+        """Tells all services."""
+        for service in self._contracts:
+            service.keep_seeds()
+
+    def stats_notes(self) -> Sequence[str]:
+        """The sentences of all services."""
+        return [note for service in self._contracts for note in service.stats_notes()]
+
+    def engine_processes(self) -> Any:
+        """Those of the first service that has any."""
+        return next(filter(None, (service.engine_processes() for service in self._contracts)), None)
+
     def _pause(self, pause_fn: IterResetFn | None = None) -> IterResetFn | None:
-        for service in self.reading_services:
-            if hasattr(service, "_pause"):
+        for service in self._contracts:
+            if service._pause is not None:
                 pause_fn = service._pause(pause_fn)
         return pause_fn
 
     def _resume(self, resume_fn: IterResetFn | None = None) -> IterResetFn | None:
-        for service in self.reading_services:
-            if hasattr(service, "_resume"):
+        for service in self._contracts:
+            if service._resume is not None:
                 resume_fn = service._resume(resume_fn)
         return resume_fn
 
     def _limit(self, num_batches: int | None, limit_fn: Callable[..., Any] | None = None) -> Callable[..., Any] | None:
-        for service in self.reading_services:
-            if hasattr(service, "_limit"):
+        for service in self._contracts:
+            if service._limit is not None:
                 limit_fn = service._limit(num_batches, limit_fn)
         return limit_fn
 

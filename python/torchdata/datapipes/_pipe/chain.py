@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from torchdata._redacting import HIDDEN, is_private, is_secret, redacted
-from torchdata.datapipes._pipe.traversal import pipes_in, sources_of, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.traversal import pipes_in
 
 __all__ = ["chain", "parameters", "short_name"]
 
@@ -86,13 +87,14 @@ def _is_plain_container(value: Any) -> bool:
 
 def chain(datapipe: Any) -> str:
     """The graph that ends in a pipe: a line for each, sources first, numbered as in the notes of exceptions."""
-    pipes = list(walk(datapipe))
+    graph = Graph(datapipe)
+    pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}
     width = len(str(len(pipes)))
     lines = []
     for number, pipe in enumerate(pipes, 1):
         values = ", ".join(f"{name}={value}" for name, value in parameters(pipe))
-        read = [numbers[id(source)] for source in sources_of(pipe) if id(source) in numbers]
+        read = [numbers[id(source)] for source in graph.sources(pipe)]
         of = "" if read in ([], [number - 1]) else f" of {', '.join(map(str, read))}"
         lines.append(f"{number:{width}} {short_name(pipe)}({values}){of}")
     return "\n".join(lines)

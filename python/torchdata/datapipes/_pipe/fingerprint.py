@@ -18,7 +18,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
-from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
+from torchdata.datapipes._pipe.graph import graph_of
+from torchdata.datapipes._pipe.traversal import is_pipe
 
 __all__ = ["Fingerprint", "check_fingerprint", "difference", "fingerprint", "short_name"]
 
@@ -36,19 +37,18 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """What the graph that ends in a pipe is made of.
 
     Args:
-        datapipe: the end of the graph.
+        datapipe: the end of the graph, or the graph.
         begun: whether it may have been iterated. What may change thereby is not told then: of pipes of the user's, who
             keep what they like in their attributes, all but functions; of others their iteration state.
     """
-    pipes = walk(datapipe)
-    numbers = {id(pipe): number for number, pipe in enumerate(pipes)}
+    graph = graph_of(datapipe)
     return [
         {
             "class": _name_of(type(pipe)),
-            "reads": [numbers[id(source)] for source in sources_of(pipe) if id(source) in numbers],
+            "reads": [graph.index(source) for source in graph.sources(pipe)],
             "parameters": _parameters(pipe, begun),
         }
-        for pipe in pipes
+        for pipe in graph
     ]
 
 

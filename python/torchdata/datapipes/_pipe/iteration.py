@@ -17,11 +17,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
+from torchdata.datapipes._pipe.graph import Graph, graph_of
 from torchdata.datapipes._pipe.halting import Halts
+from torchdata.datapipes._pipe.hooks import hooks_of
 from torchdata.datapipes._pipe.plain import from_plain, to_plain
 from torchdata.datapipes._pipe.record import Beginning, Record, existing_record, record_of, token_of
 from torchdata.datapipes._pipe.torch import note_passes_of_torchs, replay_later
-from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of, walk
+from torchdata.datapipes._pipe.traversal import is_iter_pipe, iter_base, sources_of
 
 __all__ = [
     "awaits_iteration",
@@ -44,13 +46,14 @@ __all__ = [
 _tick = count(1).__next__
 
 
-def _how_it_begins(pipe: Any, loaded: dict[str, Any] | None) -> Beginning:
-    """How the graph of a pipe stands, whose pass begins now.
+def _how_it_begins(graph: Graph, loaded: dict[str, Any] | None) -> Beginning:
+    """Says how a graph stands whose pass begins now.
 
     Args:
-        pipe: the end of the graph.
+        graph: the graph.
         loaded: what was loaded into it for this pass, if anything.
     """
+    pipe = graph.end
     own = dict(with_pending(pipe, record_of(pipe), loaded)) if loaded is not None else {}
     found = Beginning(save_generators())
     found.dropped = own.pop("drop", 0)
@@ -60,9 +63,10 @@ def _how_it_begins(pipe: Any, loaded: dict[str, Any] | None) -> Beginning:
         found.yielded = own["yielded"]
     found.whole = "generators" in own
     found.generators = own.pop("generators", found.moved)
-    for each in walk(pipe):
-        if hasattr(type(each), "_read_ahead"):
-            found.passes[id(each)] = each._passes
+    for each in graph:
+        passes = hooks_of(each)._passes_begun()
+        if passes is not None:
+            found.passes[id(each)] = passes
         found.torchs[id(each)] = getattr(each, "_valid_iterator_id", None)
         if each is pipe and loaded is not None:
             found.parts.append((each, own, None))
@@ -134,7 +138,7 @@ def _note_pass(datapipe: Any) -> None:
     """Notes how the graph stands below a pipe of torch's whose next pass begins now."""
     record = record_of(datapipe)
     record.asked = datapipe._valid_iterator_id
-    _note_beginning(datapipe, record, record.loaded if awaits_iteration(datapipe) else None)
+    _note_beginning(Graph(datapipe), record, record.loaded if awaits_iteration(datapipe) else None)
     record.stamp, record.ended, record.tells_end = _tick(), False, False
 
 
@@ -292,10 +296,11 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
         nothing comes behind these but the end.
     """
     token, record = token_of(datapipe), record_of(datapipe)
-    if record.watches is None:
-        record.watches = _holds_replayed(datapipe)
-    if record.watches:
-        _note_beginning(datapipe, record, record.loaded)
+    graph = None if record.watches is False else Graph(datapipe)
+    if record.watches is None and graph is not None:
+        record.watches = _holds_replayed(graph)
+    if record.watches and graph is not None:
+        _note_beginning(graph, record, record.loaded)
     else:
         record.beginning = None
     loaded, record.loaded = record.loaded, None
@@ -306,7 +311,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     finished = loaded is not None and bool(loaded.get("finished"))
     is_replayed = loaded is not None and "drop" in loaded
     record.ended = resumed and finished and not is_replayed
-    if record.fed and not resumed and getattr(type(datapipe), "_begins_sources", True):
+    if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
         # What was loaded into its sources is for a pass that nobody goes on with.
         forget_below(datapipe)
         record.fed = False
@@ -322,7 +327,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 def give_later_seeds(datapipe: Any) -> None:
     """Gives the pipes of a replayed graph the seeds that they were given after the replayed pass began."""
-    for pipe in walk(datapipe):
+    for pipe in Graph(datapipe):
         record: Record | None = existing_record(pipe)
         if record is not None and record.later is not None:
             later, record.later = record.later, None
@@ -333,8 +338,8 @@ def _give_seed(pipe: Any, seed: Any) -> None:
     (pipe.override_seed if hasattr(type(pipe), "override_seed") else pipe.set_seed)(seed)
 
 
-def _note_beginning(datapipe: Any, record: Record, loaded: dict[str, Any] | None) -> None:
-    beginning = _how_it_begins(datapipe, loaded)
+def _note_beginning(graph: Graph, record: Record, loaded: dict[str, Any] | None) -> None:
+    beginning = _how_it_begins(graph, loaded)
     if record.beginning is not None:
         _note_growth(record, beginning)
     record.beginning = beginning
@@ -347,8 +352,8 @@ def _note_growth(record: Record, beginning: Beginning) -> None:
         record.grown = [type(pipe).__name__ for pipe in now if id(pipe) not in before]
 
 
-def _holds_replayed(datapipe: Any) -> bool:
-    return any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in walk(datapipe))
+def _holds_replayed(graph: Graph) -> bool:
+    return any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in graph)
 
 
 #: What `is_restorable` has found out of classes.
@@ -397,7 +402,7 @@ def name_of(datapipe: Any) -> str:
 def forget_state(*datapipes: Any) -> None:
     """Makes the next iteration of the pipes, and of all that they read from, start anew."""
     for datapipe in datapipes:
-        for pipe in walk(datapipe):
+        for pipe in graph_of(datapipe):
             _forget(pipe)
 
 
@@ -409,7 +414,7 @@ def forget_below(datapipe: Any) -> None:
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
         reader = waiting.pop()
-        if not getattr(type(reader), "_begins_sources", True):
+        if not hooks_of(reader)._begins_sources:
             continue
         for source in sources_of(reader):
             if id(source) not in seen:

@@ -7,14 +7,15 @@ from typing import Any
 from torchdata._drawing.graph import Arrow, Graph, Group, Node
 from torchdata._drawing.html import page, picture_in, table
 from torchdata.datapipes._pipe.chain import parameters, short_name
-from torchdata.datapipes._pipe.traversal import sources_of, walk
+from torchdata.datapipes._pipe.graph import Graph as PipeGraph
 
 __all__ = ["graph_of_pipe", "html_of_pipe"]
 
 
 def graph_of_pipe(datapipe: Any) -> Graph:
     """The graph that ends in a pipe, with parameters."""
-    pipes = list(walk(datapipe))
+    whole = PipeGraph(datapipe)
+    pipes = whole.pipes
     nodes = [
         Node(short_name(pipe), [f"{name}={value}" for name, value in parameters(pipe)][:4], key=number)
         for number, pipe in enumerate(pipes)
@@ -23,9 +24,8 @@ def graph_of_pipe(datapipe: Any) -> Graph:
     graph = Graph()
     graph.add(Group("", nodes))
     for head, pipe in enumerate(pipes):
-        for source in sources_of(pipe):
-            if id(source) in keys:
-                graph.arrows.append(Arrow(keys[id(source)], head))
+        for source in whole.sources(pipe):
+            graph.arrows.append(Arrow(keys[id(source)], head))
     graph.mark_ends()
     return graph
 
@@ -33,7 +33,7 @@ def graph_of_pipe(datapipe: Any) -> Graph:
 def html_of_pipe(datapipe: Any) -> str:
     """A pipeline: each pipe with its parameters, and the picture."""
     rows = [["", "pipe", "parameters"]]
-    for number, pipe in enumerate(walk(datapipe), 1):
+    for number, pipe in enumerate(PipeGraph(datapipe), 1):
         values = ", ".join(f"{name}={value}" for name, value in parameters(pipe))
         rows.append([str(number), short_name(pipe), values])
     return page("pipe", table(rows, left=3), picture_in(graph_of_pipe(datapipe)))

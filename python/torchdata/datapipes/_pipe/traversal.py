@@ -142,8 +142,14 @@ def sources_of(datapipe: Any) -> list[Any]:
     return list(found.values())
 
 
-def walk(datapipe: Any) -> list[Any]:
-    """All pipes of the graph that ends in `datapipe`, sources before those that read them, each once."""
+def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
+    """All pipes of the graph that ends in `datapipe`, sources before those that read them, each once.
+
+    Args:
+        datapipe: the last pipe.
+        known: by id, the sources of pipes that were searched already; those of all others are entered.
+    """
+    known = {} if known is None else known
     done: dict[int, Any] = {}
     opened: set[int] = set()
 
@@ -155,5 +161,8 @@ def walk(datapipe: Any) -> list[Any]:
         elif id(pipe) not in opened:
             opened.add(id(pipe))
             stack.append((pipe, True))
-            stack.extend((source, False) for source in reversed(sources_of(pipe)))
+            sources = known.get(id(pipe))
+            if sources is None:
+                sources = known[id(pipe)] = sources_of(pipe)
+            stack.extend((source, False) for source in reversed(sources))
     return list(done.values())

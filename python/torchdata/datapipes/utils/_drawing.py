@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchdata._optional import optional_import
-from torchdata.datapipes._pipe.traversal import is_pipe, sources_of, walk
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.traversal import is_pipe, sources_of
 
 if TYPE_CHECKING:
     import graphviz
@@ -68,7 +69,7 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
     drawing: graphviz.Digraph = optional_import("graphviz", extra="graph", needed_by="to_graph").Digraph(
         graph_attr={"size": "12,12"}, node_attr=_NODES
     )
-    pipes = [pipe for pipe in walk(dp) if debug or not _is_hidden(pipe)]
+    pipes = [pipe for pipe in Graph(dp) if debug or not _is_hidden(pipe)]
     names = {id(pipe): f"{_label(pipe)} {number}" for number, pipe in enumerate(pipes)}
     read = set()
     edges = []

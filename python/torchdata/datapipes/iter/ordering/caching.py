@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
@@ -91,7 +91,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     def _current_shares(self) -> tuple[Any, ...]:
         return tuple(
             (pipe.num_of_instances, pipe.instance_id, pipe._block, pipe._sharding_enabled)
-            for pipe in walk(self.source_dp)
+            for pipe in Graph(self.source_dp)
             if isinstance(pipe, ShardingFilter)
         )
 

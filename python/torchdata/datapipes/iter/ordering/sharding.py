@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.division import Division, given_from
+from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
-from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -149,7 +149,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         if not self._shard().is_whole and type(self) is ShardingFilter and can_wait(self.source_datapipe):
             indices, load = begin_unloaded(self.source_datapipe)
             return map(load, self._share_of(indices))
-        if self._divides_among_workers() and read_whole(walk(self.source_datapipe)):
+        if self._divides_among_workers() and read_whole(Graph(self.source_datapipe).pipes):
             return self._share_of(begin_whole(lambda: iter(self.source_datapipe)))
         return self._share_of(iter(self.source_datapipe))
 
@@ -240,6 +240,10 @@ class ShardingRoundRobinDispatcher(IterDataPipe[T_co]):
             )
         self.source_datapipe = source_datapipe
         self.sharding_group_filter = SHARDING_PRIORITIES.MULTIPROCESSING
+
+    def reads_per_item(self) -> int:
+        """It passes on item by item."""
+        return 1
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(self.source_datapipe)

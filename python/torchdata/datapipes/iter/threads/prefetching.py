@@ -20,10 +20,10 @@ from torchdata._native import PrefetchHold, PrefetchQueue
 from torchdata._threads import Work, are_there_any, end_at_exit, start
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
+from torchdata.datapipes._pipe.graph import Graph, graph_of
 from torchdata.datapipes._pipe.halting import Ahead, Halt, await_beginning
 from torchdata.datapipes._pipe.record import token_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.threads.depth import LEAST_DEPTH, Depth
 
@@ -201,6 +201,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
         """Makes items of a loaded state again what they were when they were held ready."""
         return items
 
+    def reads_per_item(self) -> int:
+        """It hands on item by item, in order."""
+        return 1
+
     def __iter__(self) -> Iterator[T_co]:
         self._end_thread()
         data = _PrefetchData(iter(self.source_datapipe), self.buffer_size)
@@ -219,6 +223,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
         if self._halt is not None and self._halt.number == self._passes:
             self._halt.begin(data.queue)
             data.halt = self._halt
+
+    def _passes_begun(self) -> int:
+        return self._passes
 
     def _read_ahead(self, passes: int) -> Ahead | None:
         """How far the thread has read, counted from when so many passes were begun; None where there is none.
@@ -261,7 +268,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     def _still_busy(self, what: str) -> str:
         name = type(self).__name__
-        others = [type(pipe).__name__ for pipe in walk(self.source_datapipe) if hasattr(pipe, "set_process_group")]
+        others = [type(pipe).__name__ for pipe in Graph(self.source_datapipe) if hasattr(pipe, "set_process_group")]
         cause = (
             f"{others[0]} below it waits for other ranks, which may be paused: put {name} before {others[0]}"
             if others
@@ -360,7 +367,7 @@ def end_threads(datapipe: Any) -> None:
     Raises:
         TimeoutError: one took longer than its pipe's `patience`.
     """
-    for pipe in reversed(walk(datapipe)):  # readers before their sources
+    for pipe in reversed(graph_of(datapipe).pipes):  # readers before their sources
         if isinstance(pipe, _PrefetchBase) and not hasattr(pipe, "set_process_group"):
             pipe.shutdown()
 
@@ -373,7 +380,7 @@ def stop_reading(datapipe: Any) -> None:
     Raises:
         TimeoutError: one does not come to the end of its item within its pipe's `patience`.
     """
-    for pipe in reversed(walk(datapipe)) if are_there_any() else ():  # readers before their sources
+    for pipe in reversed(graph_of(datapipe).pipes) if are_there_any() else ():  # readers before their sources
         if isinstance(pipe, _PrefetchBase):
             pipe._stop_reading()
 

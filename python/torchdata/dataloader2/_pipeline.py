@@ -1,0 +1,224 @@
+"""The pipeline of a loader: the graph, and the service that runs it.
+
+Role: owned by the loader; knows nothing of epochs and states. The graph and the service are copies of what the user
+gave, each kept as it was, so that both can be made anew. Changed by the thread that begins an epoch or loads a state.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torchdata._threads import Work
+from torchdata.dataloader2._arguments import require_service
+from torchdata.dataloader2._identity import Identity
+from torchdata.dataloader2._length import length_of_epoch, skeleton
+from torchdata.dataloader2.graph.serialization import Snapshot
+from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
+from torchdata.dataloader2.services.interface import ReadingServiceInterface, contract_of
+from torchdata.dataloader2.services.sequential import holds_nothing
+from torchdata.datapipes._pipe.graph import Graph
+from torchdata.datapipes._pipe.hooks import hooks_of
+from torchdata.datapipes._pipe.traversal import is_pipe
+from torchdata.datapipes.iter.threads.prefetching import end_threads
+from torchdata.datapipes.iter.threads.synchronizing import FullSync
+
+__all__ = ["Pipeline"]
+
+
+class Pipeline:
+    """The graph of a loader, and the service that runs it.
+
+    Args:
+        graph: the end of the graph, as the user gave it.
+        adapters: what changes the graph and the service.
+        service: the service, as the user gave it.
+        serialize: makes bytes of a graph.
+        is_adapted: whether the adapters were applied to the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Snapshot,
+        adapters: list[Any] | None,
+        service: Snapshot,
+        serialize: Callable[[Snapshot], bytes],
+        *,
+        is_adapted: bool = False,
+    ) -> None:
+        self.adapters = adapters
+        #: The service as the user gave it.
+        self.given_service = service
+        self._serialize = serialize
+        self.service = self._adapted_service()
+        #: What a loaded state holds of the service.
+        self.service_state: bytes | None = None
+        #: Whether the service has taken over the graph.
+        self.is_taken_over = False
+        self._skeleton: Any = None  # of the graph as it was then, until somebody asks for the length
+        self._length: int | str | None = None  # or why it is not known
+        self.datapipe: Any = None
+        #: The graph as it is after the adapters and before the service.
+        self.snapshot = graph
+        self.take(graph, is_adapted=is_adapted)
+
+    def _adapted_service(self) -> Any:
+        service = self.given_service.copy()
+        for adapter in self.adapters or ():
+            if service is not None and hasattr(adapter, "adapt_reading_service"):
+                service = adapter.adapt_reading_service(service)
+                require_service(service)
+        return service
+
+    def take(self, snapshot: Snapshot, *, is_adapted: bool = False) -> None:
+        """Makes a copy of a graph the loader's own, and remembers it as it is before the service.
+
+        Args:
+            snapshot: the graph.
+            is_adapted: whether the adapters were applied to it.
+        """
+        datapipe = snapshot.copy()
+        if datapipe is not None and self.adapters and not is_adapted:
+            for adapter in self.adapters:
+                changed = adapter(datapipe)
+                if not is_pipe(changed):
+                    raise TypeError(f"an adapter must return the pipe to read, but {adapter!r} returned {changed!r}")
+                datapipe = changed
+            snapshot = Snapshot(datapipe)
+        self.datapipe = datapipe
+        self.name = "no pipe yet" if datapipe is None else type(datapipe).__qualname__
+        self.snapshot = snapshot
+        self.identity = Identity(snapshot, self._serialize)
+
+    @property
+    def contract(self) -> ReadingServiceInterface:
+        """What answers for the service."""
+        return contract_of(self.service)
+
+    def require_pipe(self) -> None:
+        """Raises TypeError where the loader was given something else. What a service made of a pipe is its own."""
+        if not self.is_taken_over and not is_pipe(self.datapipe):
+            raise TypeError(
+                f"DataLoader2 loads from an IterDataPipe or a MapDataPipe, but got {self.datapipe!r} of type "
+                f"{type(self.datapipe).__name__}; put data into an IterableWrapper first"
+            )
+
+    def note_identity(self) -> None:
+        """Finds out what the graph is made of, as long as it is whole."""
+        if not self.is_taken_over:
+            self.identity.note(self.datapipe)
+
+    def hand_over(self, place: dict[str, Any] | None, full_stats: bool) -> None:
+        """Lets the service take over the graph; if it fails, the loader keeps the graph as it was.
+
+        Args:
+            place: at which the loader goes on, if it does.
+            full_stats: whether the time of each pipe is taken.
+        """
+        try:
+            self._skeleton, self._length = skeleton(self.datapipe), None
+        except TypeError as error:
+            self._length = str(error)
+        service, contract, state = self.service, self.contract, self.service_state
+        workers, *_ = (place or {}).get("processes") or (None,)
+        contract.before_initialize(full_stats, workers)
+        if state is not None and not contract.is_checkpointable and holds_nothing(state):
+            state = None
+        try:
+            if state is None:
+                self.datapipe = service.initialize(self.datapipe)
+            elif contract.is_checkpointable:
+                self.datapipe = service.restore(self.datapipe, state)
+            else:
+                raise TypeError(
+                    "Cannot restore from non-checkpointable reading service: the loaded state holds one of a reading "
+                    f"service, and {type(service).__name__} is no CheckpointableReadingServiceInterface"
+                )
+        except BaseException:
+            self.datapipe = self.snapshot.copy()
+            raise
+        self.is_taken_over = True
+
+    def take_back(self) -> None:
+        """Ends what runs the graph, and makes the service anew."""
+        if self.service is not None and self.is_taken_over:
+            self.service.finalize()
+            self.service = self._adapted_service()
+            self.is_taken_over = False
+        end_threads(self.datapipe)  # which would draw random numbers for nobody
+
+    def length(self) -> int:
+        """The number of items of an epoch.
+
+        Raises:
+            TypeError: it is not known.
+        """
+        if self.datapipe is None:
+            raise TypeError("this DataLoader2 has no length, because it has no pipe yet")
+        self.require_pipe()
+        contract = self.contract
+        length = contract.count_items(self.datapipe)
+        if length is not None:
+            return length
+        if not self.is_taken_over:
+            return length_of_epoch(skeleton(self.datapipe), contract)
+        if self._length is None:
+            try:
+                self._length = length_of_epoch(self._skeleton, contract)
+            except TypeError as error:
+                self._length = str(error)
+            self._skeleton = None
+        if isinstance(self._length, str):
+            raise TypeError(self._length)
+        return self._length
+
+    def works(self) -> list[Work]:
+        """What threads of the pipes in main work on."""
+        pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
+        works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
+        return [work for work in works if work is not None]
+
+    def leave_ranks(self, for_good: bool) -> None:
+        """Lets other ranks know that this one ends its epoch.
+
+        Args:
+            for_good: whether it will not go on, so that they fail.
+        """
+        for pipe in Graph(self.datapipe):
+            if isinstance(pipe, FullSync):
+                pipe.leave(for_good)
+
+    # -- pausing -----------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Halts what reads ahead; only if `can("pause")`."""
+        if self.service is None:
+            pause_pipes(self.datapipe)
+            return
+        pause_fn = self.service._pause()
+        if pause_fn is not None:
+            self.datapipe = pause_fn(self.datapipe)
+
+    def resume(self) -> None:
+        """Lets it go on; only if `can("resume")`."""
+        if self.service is None:
+            resume_pipes(self.datapipe)
+            return
+        resume_fn = self.service._resume()
+        if resume_fn is not None:
+            self.datapipe = resume_fn(self.datapipe)
+
+    def limit(self, num_batches: int | None) -> None:
+        """Tells the service a limit; warns if it knows none."""
+        if self.service is not None and self.can("limit"):
+            limit_fn = self.service._limit(num_batches)
+            if limit_fn is not None:
+                self.datapipe = limit_fn(self.datapipe, num_batches)
+
+    def can(self, what: str) -> bool:
+        """Whether the loader can be paused, resumed, or limited; warns if it cannot."""
+        if self.service is None or getattr(self.contract, f"_{what}") is not None:
+            return True
+        warnings.warn(f"{type(self.service).__name__}: ReadingService doesn't support `{what}`.", stacklevel=4)
+        return False

@@ -1,0 +1,114 @@
+"""`Graph`: the pipes of a graph at one moment, and who reads whom.
+
+Role: a value. Whoever changes a graph, or has let its pipes run, makes a new one; everybody else hands on the one that
+there is, because finding the pipes looks at all their attributes. Owns nothing but references to the pipes. Runs in
+whichever process holds them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torchdata.datapipes._pipe.traversal import walk
+
+__all__ = ["Graph", "graph_of"]
+
+
+class Graph:
+    """The pipes of the graph that ends in a pipe, as it is when this is made.
+
+    Args:
+        end: the last pipe.
+
+    Attributes:
+        end: the last pipe.
+        pipes: all pipes, sources before those that read them, each once.
+    """
+
+    __slots__ = ("_places", "_sources", "end", "pipes")
+
+    def __init__(self, end: Any) -> None:
+        self._sources: dict[int, list[Any]] = {}
+        self._take(end)
+
+    def _take(self, end: Any) -> None:
+        self.end = end
+        self.pipes: list[Any] = walk(end, self._sources)
+        self._places: dict[int, int] | None = None
+
+    def __contains__(self, pipe: Any) -> bool:
+        return id(pipe) in self._sources and id(pipe) in self._index()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.pipes)
+
+    def __len__(self) -> int:
+        return len(self.pipes)
+
+    def __repr__(self) -> str:
+        return f"<Graph of {', '.join(type(pipe).__name__ for pipe in self.pipes)}>"
+
+    def _index(self) -> dict[int, int]:
+        if self._places is None:
+            self._places = {id(pipe): place for place, pipe in enumerate(self.pipes)}
+        return self._places
+
+    def index(self, pipe: Any) -> int:
+        """The place of a pipe among `pipes`."""
+        return self._index()[id(pipe)]
+
+    def sources(self, pipe: Any) -> list[Any]:
+        """The pipes that a pipe of the graph reads from directly, in the order of its attributes, each once."""
+        return self._sources[id(pipe)]
+
+    def at(self, pipe: Any) -> Graph:
+        """The graph that ends in a pipe of this one."""
+        if pipe is self.end:
+            return self
+        part = object.__new__(Graph)
+        part._sources = self._sources
+        part._take(pipe)
+        return part
+
+    def below(self, pipes: Iterable[Any]) -> set[int]:
+        """Ids of the pipes that the given ones read from, directly or not."""
+        return {id(pipe) for root in pipes for pipe in walk(root, self._sources) if pipe is not root}
+
+    def depth_first(self) -> list[Any]:
+        """All pipes, each once and before its sources, one branch after the other."""
+        found: dict[int, Any] = {}
+        stack = [self.end]
+        while stack:
+            pipe = stack.pop()
+            if id(pipe) not in found:
+                found[id(pipe)] = pipe
+                stack.extend(reversed(self._sources[id(pipe)]))
+        return list(found.values())
+
+    def breadth_first(self, exclude: Iterable[Any] = ()) -> list[Any]:
+        """All pipes, each once, from the last one on, those next to it first.
+
+        Args:
+            exclude: pipes that are left out together with everything that they read from.
+        """
+        seen = {id(pipe) for root in exclude for pipe in walk(root, self._sources)}
+        found: list[Any] = []
+        waiting = deque([self.end])
+        while waiting:
+            pipe = waiting.popleft()
+            if id(pipe) not in seen:
+                seen.add(id(pipe))
+                found.append(pipe)
+                waiting.extend(self._sources[id(pipe)])
+        return found
+
+    def first(self, wanted: Callable[[Any], bool]) -> Any:
+        """The first pipe, sources first, of which a function is true; None if there is none."""
+        return next(filter(wanted, self.pipes), None)
+
+
+def graph_of(end: Any) -> Graph:
+    """The graph that ends in a pipe; a graph is itself."""
+    return end if isinstance(end, Graph) else Graph(end)

@@ -1,0 +1,128 @@
+"""What graphs, states and loaders ask of a pipe beyond its items: one protocol, with defaults for all pipes.
+
+Role: the contract between the pipes and those who look at whole graphs. A pipe answers for itself, so that nobody has
+to know its class. Runs wherever the pipe does.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torchdata.datapipes._pipe.traversal import is_iter_pipe
+
+if TYPE_CHECKING:
+    from torchdata._threads import Work
+    from torchdata.datapipes._pipe.halting import Ahead, Halt
+
+__all__ = ["PipeHooks", "hooks_of", "reads_per_item"]
+
+
+class PipeHooks:
+    """What a pipe says of itself. The bases of pipes have the defaults, which suit a pipe that reads in its `__iter__`.
+
+    Public names are for everybody who writes a pipe; the others are for pipes with threads or several readers.
+    """
+
+    #: Whether every item follows from one item of the source alone, in the source's order. Such a pipe, also one of a
+    #: user's, keeps no state of its own.
+    one_to_one: ClassVar[bool] = False
+
+    #: Whether its place in a pass is the number of items that it yielded, and it goes on from any in constant time.
+    seeks_by_count: ClassVar[bool] = False
+
+    #: Whether a last item that is made of fewer items of the source than the others is left out.
+    drop_last: Any = False
+
+    #: Whether `len` would have to read items.
+    _length_reads_items: ClassVar[bool] = False
+
+    #: Whether its sources begin their passes when it does. The children of a split leave that to the pipe they share.
+    _begins_sources: ClassVar[bool] = True
+
+    def reads_per_item(self) -> int | None:
+        """How many consecutive items of the source each item is made of, in order: 1 if `one_to_one`, n for batches.
+
+        A pipe that says so can stand behind a `sharding_filter` when the items are shared out anew, among another
+        number of workers or ranks. It says so of its own `__iter__`, and not of that of a subclass which overrides it.
+
+        Returns:
+            None if it is no such number, or differs from item to item.
+        """
+        return 1 if self.one_to_one else None
+
+    # -- seeking -----------------------------------------------------------------------------------
+
+    def _can_seek(self) -> bool:
+        """Whether this one of a class that `seeks_by_count` can do so."""
+        return True
+
+    def _pass_over(self, count: int) -> None:
+        """Lets the next items of the pass that has begun be anything, because nobody looks at them."""
+
+    # -- who reads whom ----------------------------------------------------------------------------
+
+    def _sources_in_use(self) -> list[Any] | None:
+        """The sources that the running pass goes on reading; None for all."""
+        return None
+
+    def _reads_in_pass(self, source: Any) -> bool | None:
+        """Whether the running pass of a source is of the running pass of this pipe; None: if it began later."""
+        return None
+
+    def _goes_on_alone(self) -> bool:
+        """Whether a pass goes on although nobody reads it yet."""
+        return False
+
+    # -- threads -----------------------------------------------------------------------------------
+
+    def standing_still(self) -> AbstractContextManager[None]:
+        """A context within which threads of the pipe do not touch its sources."""
+        return nullcontext()
+
+    def _threads_at_work(self) -> Work | None:
+        """What threads of this process work on, if some do."""
+        return None
+
+    def _passes_begun(self) -> int | None:
+        """How many passes its thread has begun; None if no thread of its own reads ahead."""
+        return None
+
+    def _read_ahead(self, passes: int) -> Ahead | None:
+        """How far its thread has read, counted from when so many passes were begun; None if there is none."""
+        return None
+
+    def _halt_at(self, ahead: Ahead) -> Halt:
+        """Makes the thread of a pass to come stop for a moment. Asked only if `_read_ahead` has answered."""
+        raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
+
+
+#: Answers for pipes of torch's, which have no hooks.
+_DEFAULTS = PipeHooks()
+
+
+def hooks_of(pipe: Any) -> PipeHooks:
+    """What answers for a pipe: itself, or the defaults for one of torch's."""
+    return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
+
+
+def reads_per_item(pipe: Any) -> int | None:
+    """How many items of its source each item of a pipe is made of, if its class says so of the `__iter__` it has.
+
+    Raises:
+        TypeError: what the pipe says is no positive integer.
+    """
+    if not is_iter_pipe(pipe):
+        return None
+    for cls in type(pipe).__mro__:
+        own = cls.__dict__
+        if "reads_per_item" in own:
+            count: int | None = pipe.reads_per_item()
+            if count is not None and (type(count) is not int or count < 1):
+                raise TypeError(f"reads_per_item of {type(pipe).__name__} is a positive integer or None, not {count!r}")
+            return count
+        if "one_to_one" in own:
+            return 1 if own["one_to_one"] else None
+        if "__iter__" in own:
+            return None
+    return None

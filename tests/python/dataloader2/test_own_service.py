@@ -1,0 +1,322 @@
+"""A reading service that is written from the documents alone has all that the services of the package have.
+
+It imports public names, and runs the graph in a thread that reads ahead through a bounded queue: out of the main
+thread, and ahead of what the user was given.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import threading
+import warnings
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    ReadingServiceInterface,
+    SequentialReadingService,
+    Shares,
+)
+from torchdata.dataloader2.graph import set_graph_random_seed
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
+
+END = object()
+
+
+class Elsewhere:
+    """A graph that a thread reads, up to four items ahead."""
+
+    def __init__(self, graph: Any) -> None:
+        self.graph = graph
+        self.read = 0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, skip: int) -> Iterator[Any]:
+        self.end()
+        items: queue.Queue[Any] = queue.Queue()
+        room = threading.Semaphore(4)
+        self._left = threading.Event()
+        self._room = room
+        self._thread = threading.Thread(target=self._run, args=(items, room, self._left, skip), daemon=True)
+        self._thread.start()
+        while (item := items.get()) is not END:
+            if isinstance(item, Exception):
+                raise item
+            room.release()
+            yield item
+
+    def _run(self, items: queue.Queue[Any], room: threading.Semaphore, left: threading.Event, skip: int) -> None:
+        try:
+            for item in islice(self.graph, skip, None):
+                self.read += 1
+                items.put(item)
+                room.acquire()
+                self.may_go_on.wait()
+                if left.is_set():
+                    return
+        except Exception as error:
+            items.put(error)
+        items.put(END)
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._left.set()
+            self.may_go_on.set()
+            self._room.release()
+            self._thread.join()
+            self._thread = None
+
+
+class FromElsewhere(IterDataPipe[Any]):
+    """What the loader reads: its state is the number of items that came."""
+
+    def __init__(self, elsewhere: Elsewhere) -> None:
+        self.elsewhere = elsewhere
+        self.came = 0
+
+    def reset(self) -> None:
+        self.came = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.elsewhere.begin(self.came):
+            self.came += 1
+            yield item
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"came": self.came}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.came = state_dict["came"]
+
+
+class OwnService(ReadingServiceInterface):
+    """The service: all that is in the documents."""
+
+    def initialize(self, datapipe: Any) -> Any:
+        self.elsewhere = Elsewhere(datapipe)
+        return FromElsewhere(self.elsewhere)
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        set_graph_random_seed(self.elsewhere.graph, copy.copy(seed_generator))
+        return iter_reset_fn
+
+    def finalize_iteration(self) -> None:
+        self.elsewhere.end()
+
+    def finalize(self) -> None:
+        if hasattr(self, "elsewhere"):
+            self.elsewhere.end()
+
+    def count_shares(self) -> Shares:
+        return Shares()
+
+    def _pause(self, pause_fn: Any = None) -> Any:
+        self.elsewhere.may_go_on.clear()
+        return pause_fn
+
+    def _resume(self, resume_fn: Any = None) -> Any:
+        self.elsewhere.may_go_on.set()
+        return resume_fn
+
+    def _limit(self, num_batches: int | None, limit_fn: Any = None) -> Any:
+        return limit_fn
+
+    def stats_notes(self) -> list[str]:
+        return ["one thread of its own reads ahead"]
+
+
+def shuffled(count: int = 20) -> Any:
+    return IterableWrapper(range(count)).shuffle(buffer_size=7).map(str)
+
+
+def loader_of(pipe: Any, service: Any = None, seed: int = 3) -> DataLoader2[Any]:
+    loader: DataLoader2[Any] = DataLoader2(pipe, reading_service=service or OwnService())
+    loader.seed(seed)
+    return loader
+
+
+def test_it_yields_every_item_in_an_order_of_the_epochs_seed() -> None:
+    with loader_of(shuffled()) as loader, loader_of(shuffled()) as other:
+        epochs = [list(loader), list(loader)]
+        assert epochs == [list(other), list(other)]
+    assert epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(map(str, range(20)))
+
+
+def test_a_loader_of_it_has_a_length_before_and_while_it_runs() -> None:
+    with loader_of(shuffled().batch(3)) as loader:
+        assert len(loader) == 7
+        assert len(list(loader)) == 7
+        assert len(loader) == 7
+
+
+def test_a_service_that_says_its_length_is_believed() -> None:
+    class Twice(OwnService):
+        def count_items(self, datapipe: Any) -> int:
+            return 40
+
+    with loader_of(shuffled(), Twice()) as loader:
+        assert len(loader) == 40
+
+
+def test_a_service_of_ranks_and_workers_has_the_length_of_the_least_rank() -> None:
+    class Four(OwnService):
+        def count_shares(self) -> Shares:
+            return Shares(workers=2, ranks=2)
+
+    with loader_of(IterableWrapper(range(11)).sharding_filter().batch(2), Four()) as loader:
+        assert len(loader) == 3  # the second rank has two workers with 3 and 2 items
+
+
+@pytest.mark.parametrize("given", [0, 1, 5, 19, 20])
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_state_of_mid_epoch_goes_on_with_the_exact_tail_in_a_new_loader(given: int, behind: bool) -> None:
+    with loader_of(shuffled()) as loader:
+        list(loader) if behind else None
+        iterator = iter(loader)
+        first = list(islice(iterator, given))
+        state = loader.state_dict()
+        tail = list(iterator)
+        following = list(loader)
+    with loader_of(shuffled(), seed=99) as other:
+        other.load_state_dict(state)
+        assert list(other) == tail
+        assert list(other) == following
+    assert sorted(first + tail) == sorted(map(str, range(20)))
+
+
+def test_a_state_after_the_last_item_and_before_the_end_has_an_empty_rest() -> None:
+    with DataLoader2.from_state(_state_after_all(), OwnService()) as loader:
+        assert list(loader) == []
+        assert len(list(loader)) == 20
+
+
+def _state_after_all() -> dict[str, Any]:
+    with loader_of(shuffled()) as loader:
+        assert len(list(islice(loader, 20))) == 20
+        return loader.state_dict()
+
+
+def test_a_limit_pauses_it_and_its_thread_stands_still() -> None:
+    with loader_of(shuffled()) as loader:
+        iterator = iter(loader)
+        iterator.limit(4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = list(iterator)
+        elsewhere = loader.reading_service.elsewhere
+        assert len(found) == 4
+        assert not elsewhere.may_go_on.is_set()
+        assert list(iterator) == []
+        iterator.resume()
+        assert elsewhere.may_go_on.is_set()
+        iterator.limit(None)
+        assert len(list(iterator)) == 16
+
+
+def test_its_statistics_are_those_of_main_and_what_it_says() -> None:
+    with loader_of(shuffled()) as loader:
+        list(loader)
+        stats = loader.stats()
+    assert "one thread of its own reads ahead" in str(stats)
+    assert [pipe.name for pipe in stats.pipes] == ["FromElsewhere"]
+    assert stats.pipes[0].items_out == 20
+
+
+def test_it_is_told_of_the_time_of_pipes_and_how_many_workers_there_were() -> None:
+    told: list[tuple[bool, int | None]] = []
+
+    class Told(OwnService):
+        def before_initialize(self, full_stats: bool, workers: int | None) -> None:
+            told.append((full_stats, workers))
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Told:
+            return self  # which tells this test
+
+    with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
+        list(loader)
+        list(loader)
+    assert told == [(True, None)]
+
+
+class _Alone:
+    rank, world_size = 0, 1
+
+    def broadcast(self, value: int) -> int:
+        return value
+
+    def all_reduce_min(self, value: int) -> int:
+        return value
+
+
+def test_it_stands_behind_a_distributed_service_with_length_place_and_pausing() -> None:
+    def service() -> SequentialReadingService:
+        return SequentialReadingService(DistributedReadingService(process_group=_Alone()), OwnService())
+
+    with loader_of(shuffled(), service()) as loader:
+        iterator = iter(loader)
+        assert len(loader) == 20
+        first = list(islice(iterator, 6))
+        with pytest.warns(UserWarning, match="doesn't support `checkpoint`"):  # it has no state beside the place
+            state = loader.state_dict()
+        iterator.limit(2)
+        paused = list(iterator)
+        assert len(paused) == 2
+        iterator.resume()
+        iterator.limit(None)
+        tail = paused + list(iterator)
+        assert "one thread of its own" in str(loader.stats())
+    with loader_of(shuffled(), service()) as other:
+        other.load_state_dict(state)
+        with pytest.warns(UserWarning, match="doesn't support `restore`"):
+            assert list(other) == tail
+    assert len(set(first + tail)) == 20
+
+
+class _Plain:
+    """A service as 0.9 had them, of no class of the package."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def initialize(self, datapipe: Any) -> Any:
+        self.calls.append("initialize")
+        return datapipe
+
+    def finalize(self) -> None:
+        self.calls.append("finalize")
+
+    def initialize_iteration(self, seed_generator: Any, iter_reset_fn: Any = None) -> Any:
+        self.calls.append("begin")
+        return iter_reset_fn
+
+    def finalize_iteration(self) -> None:
+        self.calls.append("end")
+
+
+def test_a_service_with_the_methods_of_0_9_alone_works_as_it_did() -> None:
+    loader: DataLoader2[Any] = DataLoader2(IterableWrapper(range(5)), reading_service=_Plain())  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="depends on how _Plain shares out the items"):
+        len(loader)
+    assert list(loader) == list(range(5))
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    state = loader.state_dict()
+    with pytest.warns(UserWarning, match="_Plain: ReadingService doesn't support `limit`"):
+        iterator.limit(2)
+    with pytest.warns(UserWarning, match="_Plain: ReadingService doesn't support `pause`"):
+        assert list(iterator) == [1, 2, 3, 4]
+    loader.shutdown()
+    assert loader.reading_service.calls == ["initialize", "begin", "end", "begin", "end", "finalize"]
+    other: DataLoader2[Any] = DataLoader2(IterableWrapper(range(5)), reading_service=_Plain())  # type: ignore[call-overload]
+    other.load_state_dict(state)
+    assert list(other) == [1, 2, 3, 4]
+    other.shutdown()
