@@ -84,7 +84,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<buffers::ArenaBuffer>()?;
     module.add_class::<transport::sender::Sender>()?;
     module.add_class::<transport::collector::Collector>()?;
-    module.add_class::<transport::item_stream::ItemStream>()?;
+    module.add_class::<transport::collector::ItemStream>()?;
     module.add_class::<protocol::PyObedience>()?;
     module.add_class::<protocol::PyReplacing>()?;
     module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;

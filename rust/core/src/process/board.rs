@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use super::backend::system;
 use super::bell::{Bell, Parker};
 use super::region::Region;
-use super::system::system;
 use crate::error::OpenError;
 
 /// Sleeps as the system has it.

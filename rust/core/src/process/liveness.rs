@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::backend::system;
 use super::inherited::Descriptor;
 use super::signals::without_signals;
-use super::system::system;
 use crate::error::{self, OpenError};
 
 /// A watch on another process that cannot mistake a recycled process number for it.

@@ -36,17 +36,6 @@ impl System for Portable {
 
     fn advise_huge(&self, _map: &MmapRaw, _offset: usize, _len: usize) {}
 
-    #[cfg(target_os = "linux")]
-    unsafe fn punch(&self, start: *mut u8, len: usize) -> io::Result<()> {
-        // SAFETY: as promised by the caller.
-        unsafe { super::linux::punch(start, len) }
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    unsafe fn punch(&self, _start: *mut u8, _len: usize) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         nap(word, seen, timeout);
     }

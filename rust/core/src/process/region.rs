@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use super::backend::system;
 use super::inherited::Mapping;
-use super::system::system;
 use crate::error::{self, OpenError};
 
 /// A mapped piece of shared memory.

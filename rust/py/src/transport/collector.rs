@@ -9,26 +9,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use torchdata_core::exclusive::{Exclusive, Held};
 use torchdata_core::link::consumer::Unit;
 use torchdata_core::protocol::{Books, Collecting, Stream};
 use torchdata_core::stats::WaitRef;
 
-use super::item_stream::ItemStream;
 use super::kinds as kind;
 use super::links::bell;
 use super::links::{PyBellBoard, PyLink};
 use super::owning::OwningProcess;
 use super::reader::{Given, Peer, Reader, Signs, Stall, Taken, decode};
-use super::replacing::{Mortal, Replacing};
 use super::snapshots::{
     Content, Entry, Kept, KeptDealt, Relay, account, entry, kept, kept_dealt, unkept, unkept_dealt,
 };
 use super::stats::PyStatsBoard;
 use super::waiting::wait_until;
+use super::watched::{Mortal, Replacing};
 use crate::errors;
 use crate::gil_cell::GilCell;
 use crate::pipes::delivery::Delivery;
@@ -569,5 +569,47 @@ impl Collector {
         {
             held.peers.iter_mut().for_each(|peer| peer.consumer.leave());
         }
+    }
+}
+
+/// An iterator over the items that a `Collector` receives in one epoch; of a worker's share, in one pass.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct ItemStream {
+    collector: Py<Collector>,
+    epoch: u32,
+    /// The pass; 0 before the first item was asked for.
+    pass: AtomicU64,
+}
+
+impl ItemStream {
+    pub(super) fn new(collector: Py<Collector>, epoch: u32, pass: u64) -> Self {
+        Self { collector, epoch, pass: AtomicU64::new(pass) }
+    }
+}
+
+#[pymethods]
+impl ItemStream {
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.collector.get().next(py, self.epoch, &self.pass)
+    }
+
+    /// Appends the next item to a list. Where a signal handler raises, it lies there, or was not taken.
+    fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
+        let item = self.collector.get().next(hand.py(), self.epoch, &self.pass)?;
+        hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.collector)
+    }
+}
+
+impl Drop for ItemStream {
+    fn drop(&mut self) {
+        self.collector.get().leave(self.epoch, *self.pass.get_mut());
     }
 }

@@ -1,7 +1,6 @@
 //! Items between processes: who sends, who receives, and the memory between them.
 
 pub mod collector;
-pub mod item_stream;
 mod kinds;
 pub mod links;
 mod outlet;
@@ -13,3 +12,4 @@ pub mod sender;
 pub mod snapshots;
 pub mod stats;
 pub mod waiting;
+mod watched;

@@ -19,9 +19,9 @@ use torchdata_core::stats::{PageRef, WaitRef, add};
 use torchdata_core::trace::Kind;
 
 use super::kinds as kind;
-use super::replacing::{Mortal, Replacing};
 use super::snapshots::{self, Content, Opened, Relay, Relayed};
 use super::waiting::wait_among;
+use super::watched::{Mortal, Replacing};
 use crate::codec;
 use crate::errors;
 use crate::gil_cell::GilCell;

@@ -7,47 +7,15 @@
 use std::collections::VecDeque;
 
 use pyo3::prelude::*;
-use torchdata_core::error::OpenError;
 use torchdata_core::link::consumer::Unit;
-use torchdata_core::process::liveness::Watch;
 use torchdata_core::protocol::Account;
 
 use super::kinds as kind;
 use super::links::PyLink;
 use super::reader::{Peer, Reader, Taken, weight};
 use super::snapshots::{self, Entry, Kept, KeptDealt, entry, kept, kept_dealt};
+use super::watched::{Mortal, Replacing};
 use crate::errors;
-
-/// A process that may die.
-pub struct Mortal(Option<Watch>);
-
-impl Mortal {
-    /// One that is there, or has not been reaped yet.
-    pub fn watch(pid: i32) -> Result<Self, OpenError> {
-        Watch::open(pid).map(|watch| Self(Some(watch)))
-    }
-
-    /// One that may be gone already.
-    pub fn of(pid: i32) -> Self {
-        Self(Watch::open(pid).ok())
-    }
-
-    pub fn has_died(&self) -> bool {
-        self.0.as_ref().is_none_or(Watch::exited)
-    }
-
-    /// Whether any of these has died.
-    pub fn any_died(all: &[(usize, Self)]) -> bool {
-        let watches = || all.iter().map(|(_, process)| process.0.as_ref());
-        watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())
-    }
-}
-
-/// Who says what becomes of the dead (see `Collector.watch_and_replace`).
-pub struct Replacing {
-    pub on_death: Py<PyAny>,
-    pub on_replace: Py<PyAny>,
-}
 
 /// What was received: by peer, how much and the newest snapshot; the dispatching process's that fits to these.
 type Received = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
