@@ -10,6 +10,7 @@ use torchdata_core::process::{self, fork, signals};
 mod buffers;
 mod codec;
 mod descriptors;
+mod enter;
 mod errors;
 mod finalized;
 mod forking;

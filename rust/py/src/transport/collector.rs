@@ -6,8 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -29,6 +28,7 @@ use super::snapshots::{
 use super::stats::PyStatsBoard;
 use super::waiting::wait_until;
 use super::watched::{Mortal, Replacing};
+use crate::enter;
 use crate::errors;
 use crate::gil_cell::GilCell;
 use crate::pipes::delivery::Delivery;
@@ -66,22 +66,21 @@ impl Collector {
     /// The reader for somebody who has told whoever reads to leave: waits until it has left.
     fn reader_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
         self.owner.check()?; // who reads may be a thread of our parent, which never leaves here
-        let mut pause = Duration::from_micros(20);
-        loop {
-            if let Some(reader) = self.reader.try_hold() {
-                return Ok(reader);
-            }
-            if self.reader.is_held_here() {
+        let mut held = None;
+        enter::poll(py, None, |_| {
+            held = self.reader.try_hold();
+            if held.is_none() && self.reader.is_held_here() {
                 return Err(PyRuntimeError::new_err(
                     "an epoch cannot begin while this thread waits for an item of the last one (in a signal handler, say): \
                      leave the loop first",
                 ));
             }
-            self.signs.own.ring();
-            py.detach(|| thread::sleep(pause));
-            py.check_signals()?;
-            pause = (pause * 2).min(Duration::from_millis(2));
-        }
+            if held.is_none() {
+                self.signs.own.ring();
+            }
+            Ok(held.is_some())
+        })?;
+        Ok(held.expect("a poll without a limit ends with what it looked for"))
     }
 }
 

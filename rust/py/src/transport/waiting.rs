@@ -7,6 +7,8 @@ use pyo3::prelude::*;
 use torchdata_core::process::board::BellRef;
 use torchdata_core::stats::WaitRef;
 
+use crate::enter::{self, Slices};
+
 /// Looks before the first sleep. Short: with more runnable threads than cores, whoever spins keeps from running
 /// the one it waits for.
 const SPINS: u32 = 40;
@@ -16,11 +18,6 @@ const SPINS: u32 = 40;
 const YIELDS: u32 = 10;
 /// A sleep that ends sooner was one too many: whoever waits gives way for as long as before.
 const NEAR: Duration = Duration::from_micros(50);
-/// First sleep; it doubles up to `LONGEST_SLICE`. Short, because a producer that was fast and turns slow may leave a
-/// few items without a ring (see `torchdata_core::link::wake`).
-const FIRST_SLICE: Duration = Duration::from_millis(1);
-/// No wait goes on for longer than this without a look at signals, peers and time-outs.
-const LONGEST_SLICE: Duration = Duration::from_millis(100);
 /// How often whoever depends on other processes looks whether these are alive, without the GIL: nothing rings for a death. Two
 /// system calls in this time, some thousandths of a core.
 const GLANCE: Duration = Duration::from_millis(10);
@@ -86,17 +83,10 @@ pub fn wait_among(
     }
     asleep();
     let since = Instant::now();
-    let mut slice = FIRST_SLICE;
-    loop {
-        if py.detach(|| sleep(bell, slice, bereft, &mut ready)) {
-            let next = if since.elapsed() < NEAR { YIELDS } else { turns / 2 };
-            TURNS.store(next, Relaxed);
-            return Ok(());
-        }
-        py.check_signals()?;
-        tick(py)?;
-        slice = (slice * 2).min(LONGEST_SLICE);
-    }
+    let until_ready = |slice| sleep(bell, slice, bereft, &mut ready);
+    enter::wait(py, None, Slices::GROWING, until_ready, |py| tick(py).map(|()| false))?;
+    TURNS.store(if since.elapsed() < NEAR { YIELDS } else { turns / 2 }, Relaxed);
+    Ok(())
 }
 
 /// Sleeps until `ready` or the end of the slice. Rings for something else (the item of a worker whose turn has not come)
