@@ -240,7 +240,7 @@ pub struct World {
     pub ends: Vec<ReadEnd>,
     pub held: Vec<VecDeque<Unit>>,
     pub waits: bool,
-    pub bereaved: bool,
+    pub has_died: bool,
     /// Old rule: the epoch was stopped by a death.
     pub stopped: bool,
     pub delivered: u8,
@@ -342,7 +342,7 @@ impl Model for Setting {
             ends: vec![ReadEnd::default(); self.workers],
             held: vec![VecDeque::new(); self.workers],
             waits: false,
-            bereaved: false,
+            has_died: false,
             stopped: false,
             delivered: 0,
             seen: 0,

@@ -349,19 +349,19 @@ impl Consumer {
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
-        self.tell(self.receiving.relief());
+        self.tell(self.receiving.one_more());
     }
 
     /// Lets a producer that was halted make one more item: somebody else waits for it to come on.
-    pub fn relieve(&mut self) {
-        let relief = self.receiving.relief();
-        if self.told != relief {
-            self.tell(relief);
+    pub fn grant_one_more(&mut self) {
+        let one_more = self.receiving.one_more();
+        if self.told != one_more {
+            self.tell(one_more);
         }
     }
 
     /// Halts a producer again that was relieved.
-    pub fn settle(&mut self) {
+    pub fn restore_grant(&mut self) {
         let grant = self.receiving.grant();
         if self.told != grant {
             self.tell(grant);

@@ -27,13 +27,13 @@ pub enum Next {
 pub struct Collecting {
     turn: RoundRobin,
     /// Whether a process has died that was watched.
-    bereaved: bool,
+    has_died: bool,
 }
 
 impl Collecting {
     /// Collects from so many peers, in strict turn or as they come.
     pub fn new(peers: usize, in_order: bool) -> Self {
-        Self { turn: RoundRobin::new(peers, in_order), bereaved: false }
+        Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
 
     /// Begins an epoch.
@@ -70,7 +70,7 @@ impl Collecting {
 
     fn otherwise(&mut self, arrived: impl FnMut(usize) -> bool, mut starves: impl FnMut(usize) -> bool) -> Next {
         let Some(current) = self.turn.next() else { return Next::Over };
-        if self.bereaved {
+        if self.has_died {
             return Next::Fail;
         }
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
@@ -101,13 +101,13 @@ impl Collecting {
     }
 
     /// Notes that a process has died. What was sent before is delivered as far as the turns go; then [`Next::Fail`] comes.
-    pub fn bereave(&mut self) {
-        self.bereaved = true;
+    pub fn note_death(&mut self) {
+        self.has_died = true;
     }
 
     /// Notes that other processes have taken the places of all that had died.
     pub fn replaced(&mut self) {
-        self.bereaved = false;
+        self.has_died = false;
     }
 
     /// Whether a peer has ended.

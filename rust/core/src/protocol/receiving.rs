@@ -75,7 +75,7 @@ impl Receiving {
     }
 
     /// The grant of a reader that takes in what it has not asked for, so that the writer comes on: at least one more item.
-    pub fn relief(&self) -> Grant {
+    pub fn one_more(&self) -> Grant {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window.max(1))))
     }
 

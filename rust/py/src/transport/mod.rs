@@ -1,10 +1,16 @@
 //! Items between processes: who sends, who receives, and the memory between them.
 
+mod access;
+mod clock;
 pub mod collector;
+mod interrupt;
 mod kinds;
 pub mod links;
+mod meters;
 mod outlet;
 mod owning;
+mod peers;
+mod progress;
 mod reader;
 mod repeating;
 mod replacing;

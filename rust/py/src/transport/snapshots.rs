@@ -19,7 +19,7 @@ use torchdata_core::error::Corrupted;
 use torchdata_core::glances::Glances;
 use torchdata_core::link::consumer::{Buffer, Lease, Unit};
 use torchdata_core::link::producer::{Part, Producer};
-use torchdata_core::protocol::{Account, Dealt, Share, Snapshot};
+use torchdata_core::protocol::{Account, Books, Dealt, Place, Share, Snapshot};
 
 use super::kinds as kind;
 use crate::errors;
@@ -234,4 +234,15 @@ pub fn kept_dealt(py: Python<'_>, one: &Dealt<Content>) -> KeptDealt {
 
 pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
     Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
+}
+
+/// Places as Python has them: by peer, what was received of it and the newest snapshot before that; the dispatching process's
+/// snapshot that fits to these.
+pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
+
+pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[Place<'_, Content>]) -> KeptPlaces {
+    let shares: Vec<_> = places.iter().map(|place| place.snapshot.map(|one| one.share).unwrap_or_default()).collect();
+    let dealt = books.dealt_before(&shares).map(|one| kept_dealt(py, one));
+    let kept = |place: &Place<'_, Content>| (entry(place.given), place.snapshot.map(|one| kept(py, one)));
+    (places.iter().map(kept).collect(), dealt)
 }
