@@ -206,7 +206,7 @@ impl Arena {
         let header = self.layout.header();
         let mut allocator = self.lock();
         loop {
-            let available = allocator.returns.available(&header.return_tail.0)?;
+            let available = allocator.returns.available(&header.return_tail)?;
             if available == 0 {
                 return Ok(());
             }
@@ -216,13 +216,13 @@ impl Arena {
                 let offset = returned_offset(position, entry).ok_or(Corrupted("a returned block was overwritten"))?;
                 allocator.returned(offset)?;
             }
-            allocator.returns.release(&header.return_head.0, available);
+            allocator.returns.release(&header.return_head, available);
         }
     }
 
     /// Whether the consumer has returned blocks that were not taken back yet.
     pub fn reclaimable(&self) -> Result<bool, Corrupted> {
-        Ok(self.lock().returns.available(&self.layout.header().return_tail.0)? > 0)
+        Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
     /// Takes blocks back, and gives those free pages to the system that have not been used for some seconds.

@@ -112,12 +112,12 @@ impl Returns {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
         // Where memory is corrupted the blocks stay here; the next read of the producer's side reports it.
-        while queue.cursor.has_room(&header.return_head.0, 1) == Ok(true)
+        while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
             let position = queue.cursor.tail();
             self.layout.return_slot(position).store(return_entry(position, offset), Ordering::Relaxed);
-            queue.cursor.publish(&header.return_tail.0, 1);
+            queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
         // A producer that makes the next item, or waits for leave to, has no use for a wake-up by each array that dies.
@@ -273,7 +273,7 @@ impl Consumer {
     fn grant(&mut self, grant: Grant) {
         self.told = grant;
         // SYNC(grant): pairs with Producer::permit.
-        self.layout.header().granted.0.store(grant.word(), Ordering::Release);
+        self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
     /// Tells the producer that no more of this pass is wanted.
@@ -294,16 +294,16 @@ impl Consumer {
 
     /// Tells the producer that `count` messages were dealt with, and in which `place` this process was then: a number of its own.
     pub fn acknowledge(&self, count: u64, place: u64) {
-        self.layout.header().obeyed_at.0.store(seal(place), Ordering::Relaxed);
+        self.layout.header().obeyed_at.store(seal(place), Ordering::Relaxed);
         // SYNC(acknowledge): pairs with Producer::acknowledged and Probe::obeyed_at.
-        self.layout.header().acknowledged.0.store(seal(count), Ordering::Release);
+        self.layout.header().acknowledged.store(seal(count), Ordering::Release);
         self.peer.ring();
     }
 
     /// Whether the producer's process waits for somebody else before it can go on (see [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
         // SYNC(starve): pairs with Announcer::starve. A damaged word is put right at the producer's next look around.
-        let epoch = open(self.layout.header().starving.0.load(Ordering::Acquire));
+        let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
 
@@ -339,7 +339,7 @@ impl Consumer {
         let grant = self.receiving.take();
         self.grant(grant);
         let window = self.receiving.window();
-        if self.unrung.saturating_mul(2) >= window || self.cursor.available(&self.layout.header().tail.0) == Ok(0) {
+        if self.unrung.saturating_mul(2) >= window || self.cursor.available(&self.layout.header().tail) == Ok(0) {
             self.ring_producer();
         }
     }
@@ -376,7 +376,7 @@ impl Consumer {
 
     /// Gives a unit's bytes back, and wakes a producer that sleeps for want of them when half the ring is free again.
     fn release(&mut self, total: u64) {
-        self.cursor.release(&self.layout.header().head.0, total);
+        self.cursor.release(&self.layout.header().head, total);
         self.unrung_bytes += total;
         if self.unrung_bytes * 2 >= self.layout.config.ring_capacity {
             self.ring_producer();
@@ -386,7 +386,7 @@ impl Consumer {
     /// Whether something waits to be read: a unit of this stream, or what is left of earlier ones.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
-        Ok(!self.early && self.cursor.available(&self.layout.header().tail.0)? > 0)
+        Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
     }
 
     /// Bytes that this side holds in leases.
@@ -409,13 +409,13 @@ impl Consumer {
     /// Units of earlier streams are dropped undecoded and their blocks go back; those of later ones stay where they are.
     pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
         loop {
-            let available = self.cursor.available(&self.layout.header().tail.0)?;
+            let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
                 // The caller is about to sleep: the producer must not, for want of what was given back so far.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
-                self.cursor.check(&self.layout.header().head.0)?;
+                self.cursor.check(&self.layout.header().head)?;
                 return Ok(false);
             }
             let head = self.cursor.head();

@@ -187,27 +187,27 @@ impl Producer {
             return Ok(Permit::Now);
         }
         // SYNC(grant): pairs with Consumer::grant; nothing but the word itself is read through it.
-        let word = self.layout.header().granted.0.load(Ordering::Acquire);
+        let word = self.layout.header().granted.load(Ordering::Acquire);
         self.sending.permit(word).ok_or(Corrupted("what a consumer wants cannot be read"))
     }
 
     /// Where the consumer is.
     pub fn reader(&self) -> Result<Reader, Corrupted> {
         // SYNC(grant): pairs with Consumer::grant.
-        let word = self.layout.header().granted.0.load(Ordering::Acquire);
+        let word = self.layout.header().granted.load(Ordering::Acquire);
         self.sending.reader(word).ok_or(Corrupted("what a consumer wants cannot be read"))
     }
 
     /// Orders an epoch or the end, ahead of the command (see `protocol::Command::order`): for producers of control links.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
-        self.layout.header().order.0.store(seal(order), Ordering::Release);
+        self.layout.header().order.store(seal(order), Ordering::Release);
     }
 
     /// How many messages the consumer has dealt with.
     pub fn acknowledged(&self) -> Result<u64, Corrupted> {
         // SYNC(acknowledge): pairs with Consumer::acknowledge.
-        let word = self.layout.header().acknowledged.0.load(Ordering::Acquire);
+        let word = self.layout.header().acknowledged.load(Ordering::Acquire);
         open(word).ok_or(Corrupted("the count of messages that were obeyed cannot be read"))
     }
 
@@ -219,7 +219,7 @@ impl Producer {
 
     /// Whether blocks are on their way that the consumer has not taken yet: waiting may bring them back.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
-        let head = self.cursor.refresh(&self.layout.header().head.0)?;
+        let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
     }
 
@@ -244,7 +244,7 @@ impl Producer {
     /// Whether a unit with `blocks` buffers and `payload` bytes inline can be pushed now.
     pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
         let Some(header) = UnitHeader::new(0, 0, blocks, payload) else { return Ok(false) };
-        self.cursor.has_room(&self.layout.header().head.0, self.needed(u64::from(header.total)))
+        self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
     }
 
     /// Bytes that a unit of `total` bytes takes at the current place, the pad before it included.
@@ -327,7 +327,7 @@ impl Producer {
         }
         let total = u64::from(unit.total);
         let needed = self.needed(total);
-        if !self.cursor.has_room(&self.layout.header().head.0, needed)? {
+        if !self.cursor.has_room(&self.layout.header().head, needed)? {
             return Ok((Push::Full, 0));
         }
         if needed > total {
@@ -364,7 +364,7 @@ impl Producer {
                 self.last_blocks = start + total;
             }
         }
-        self.cursor.publish(&self.layout.header().tail.0, needed);
+        self.cursor.publish(&self.layout.header().tail, needed);
         Ok((Push::Done, digest.finish(check.since(before), payload.len())))
     }
 

@@ -27,7 +27,7 @@ pub trait Parker {
 
 /// The shared half of a doorbell.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C)]
 pub struct Bell {
     /// Changes with every ring that found a sleeper; wraps around.
     word: AtomicU32,
@@ -116,7 +116,7 @@ impl Bell {
 /// The argument is that of the bell once more. Who waits raises the word, fences and looks; who provides publishes, fences
 /// and looks at the word. Either the look sees what was published, or the provider sees the word, and rings.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(transparent)]
 pub struct Wanted(AtomicU32);
 
 impl Default for Wanted {
