@@ -80,7 +80,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::stats::PyStatsBoard>()?;
     module.add_class::<trace::PyTraceLog>()?;
     module.add_function(wrap_pyfunction!(trace::end_trace, module)?)?;
-    module.add_function(wrap_pyfunction!(trace::trace_thread, module)?)?;
     module.add_class::<buffers::LeasedBuffer>()?;
     module.add_class::<buffers::ArenaBuffer>()?;
     module.add_class::<transport::sender::Sender>()?;

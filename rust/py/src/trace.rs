@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::stats::nanoseconds;
-use torchdata_core::trace::{Kind, Log, Record, thread_number};
+use torchdata_core::trace::{Kind, Log, Record};
 
 use crate::errors;
 
@@ -77,12 +77,6 @@ impl PyTraceLog {
 pub fn end_trace() {
     ON.store(false, Relaxed);
     drop(CURRENT.lock().unwrap_or_else(PoisonError::into_inner).take());
-}
-
-/// The number by which the system, and a trace, knows this thread.
-#[pyfunction]
-pub fn trace_thread() -> u32 {
-    thread_number()
 }
 
 /// Now, if a log is written.

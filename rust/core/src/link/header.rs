@@ -230,7 +230,7 @@ impl Layout {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };
         // SAFETY: it lies in the region, which stays mapped as long as this layout.
-        unsafe { FlowRef::new(flow, Arc::clone(self) as _, false) }
+        unsafe { FlowRef::new(flow, Arc::clone(self) as _) }
     }
 
     /// Pointer to byte `position` (taken modulo the capacity) of the data ring.

@@ -225,7 +225,7 @@ impl PageRef {
         flow.peer.store(peer, Relaxed);
         flow.direction.store(if sends { 1 } else { 2 }, Relaxed);
         // SAFETY: the flow lies in the memory of the board.
-        Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _, true) })
+        Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
     /// Its number.
@@ -269,11 +269,6 @@ impl PageRef {
     /// The epoch is over here; says nothing where none is under way.
     pub fn end_span(&self) {
         self.span().end(nanoseconds());
-    }
-
-    /// Whether an epoch is under way.
-    pub fn in_span(&self) -> bool {
-        self.span().since.load(Relaxed) != 0
     }
 
     /// Says how this process is asked for its stack: the signal, and the descriptor that it writes to. 0: not at all.

@@ -236,7 +236,7 @@ impl Log {
 }
 
 /// The number by which the system knows this thread.
-pub fn thread_number() -> u32 {
+fn thread_number() -> u32 {
     thread_local!(static NUMBER: Cell<(u32, u32)> = const { Cell::new((0, 0)) });
     NUMBER.with(|known| {
         let (process, number) = known.get();

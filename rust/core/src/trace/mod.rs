@@ -6,4 +6,4 @@
 
 mod log;
 
-pub use log::{Kind, Log, Record, thread_number};
+pub use log::{Kind, Log, Record};
