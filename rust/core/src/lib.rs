@@ -5,7 +5,6 @@
 pub mod error;
 pub mod exclusive;
 pub mod formats;
-pub mod glances;
 pub mod integrity;
 pub mod link;
 pub mod prefetch_queue;
@@ -13,6 +12,7 @@ pub mod primitive;
 pub mod process;
 pub mod protocol;
 pub mod round_robin;
+pub mod sampled_clock;
 pub mod sampling;
 pub mod seed;
 pub mod strided;

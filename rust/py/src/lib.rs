@@ -53,7 +53,7 @@ fn system_lacks() -> bool {
 
 /// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile, and
 /// the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers this.)
-fn settle(py: Python<'_>) -> PyResult<()> {
+fn initialize(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>(); // whoever takes an exception compares it with this
     py.detach(|| Python::attach(|_| ())); // whoever attaches looks whether the interpreter is up
     fork::generation();
@@ -64,7 +64,7 @@ fn settle(py: Python<'_>) -> PyResult<()> {
 /// lock: a Python without one takes it back where it imports this module.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    settle(module.py())?;
+    initialize(module.py())?;
     forking::register()?;
     module.add("Finalized", finalized::finalized_type(module.py())?)?;
     module.add_class::<pipes::token::IterationToken>()?;

@@ -13,10 +13,10 @@ use super::header::Layout;
 use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UnitHeader, sampled_len};
 use super::wake::WakePolicy;
 use crate::error::Corrupted;
-use crate::glances::Glances;
 use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
 use crate::protocol::{Account, Permit, Reader, Sending, Stream};
+use crate::sampled_clock::SampledClock;
 use crate::stats::{FlowRef, add};
 
 /// Items that are worth waking a sleeping consumer for.
@@ -61,7 +61,7 @@ pub struct Producer {
     /// Whether fragments were pushed that belong to the next unit.
     streaming: bool,
     /// When the arena is looked at next.
-    glances: Glances,
+    clock: SampledClock,
     /// Totals.
     items: u64,
     bytes: u64,
@@ -79,7 +79,7 @@ impl Producer {
             sending: Sending::default(),
             account: Account::default(),
             streaming: false,
-            glances: Glances::new(TIDY_EACH.0, TIDY_EACH.1, TIDY_NEAR),
+            clock: SampledClock::new(TIDY_EACH.0, TIDY_EACH.1, TIDY_NEAR),
             items: 0,
             bytes: 0,
             flow: layout.flow(true),
@@ -261,7 +261,7 @@ impl Producer {
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         // For a producer that never waits, and so is never idle.
         if self.arena.is_untidy()
-            && let Some(now) = self.glances.glance()
+            && let Some(now) = self.clock.sample()
         {
             self.arena.tidy_at(now)?;
         }

@@ -16,10 +16,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::error::Corrupted;
-use torchdata_core::glances::Glances;
 use torchdata_core::link::consumer::{Buffer, Lease, Unit};
 use torchdata_core::link::producer::{Part, Producer};
 use torchdata_core::protocol::{Account, Books, Dealt, Place, Share, Snapshot};
+use torchdata_core::sampled_clock::SampledClock;
 
 use super::kinds as kind;
 use crate::errors;
@@ -32,7 +32,7 @@ pub struct Cadence {
     most_often: Duration,
     factor: f64,
     due: Instant,
-    glances: Glances,
+    clock: SampledClock,
 }
 
 /// Most items between two looks at the clock, and how often it is looked at where that makes them fewer.
@@ -42,13 +42,13 @@ const NEAR: Duration = Duration::from_micros(100);
 impl Cadence {
     pub fn new(most_often: Duration, factor: f64) -> Self {
         let longest = if most_often.is_zero() { 1 } else { LONGEST_STEP };
-        Self { most_often, factor, due: Instant::now() + most_often, glances: Glances::new(1, longest, NEAR) }
+        Self { most_often, factor, due: Instant::now() + most_often, clock: SampledClock::new(1, longest, NEAR) }
     }
 
     /// Whether a snapshot is due. To be asked once an item.
     #[inline]
     pub fn is_due(&mut self) -> bool {
-        self.glances.glance().is_some_and(|now| now >= self.due)
+        self.clock.sample().is_some_and(|now| now >= self.due)
     }
 
     /// Notes that one was made, which began at `began`.

@@ -1,7 +1,7 @@
-//! Which parts of an arena have not been used for a while: their free pages go back to the system.
+//! The chunks of an arena that were not used for a while: their free pages go back to the system.
 //!
 //! Runs in the producer, under the arena's lock. The arena is looked at in chunks. A chunk is *touched* by every block that is
-//! taken from it or freed in it, and *cold* once a whole period has passed without that. What a steady state uses is
+//! taken from it or freed in it, and *idle* once a whole period has passed without that. What a steady state uses is
 //! touched all the time, so that its pages stay; what one large item used goes back a few seconds after it. The price of
 //! being wrong is bounded: pages that go back and are wanted again were idle for a period at least.
 
@@ -13,22 +13,22 @@ const CHUNK: u64 = 2 << 20;
 /// Shortest time for which a chunk is idle before its pages go back; twice that is the longest.
 pub const PERIOD: Duration = Duration::from_secs(2);
 
-/// When each chunk was touched last.
+/// The time of each chunk's last touch, by periods.
 #[derive(Debug)]
-pub struct Coldness {
+pub struct IdleChunks {
     /// By chunk: the period of its last touch, or None where it has no free pages that could go back. Chunks behind the last
     /// one have never been touched.
     touched: Vec<Option<u64>>,
     /// Chunks that are Some.
-    warm: usize,
+    known: usize,
     period: u64,
     began: Instant,
 }
 
-impl Coldness {
-    /// An arena that nobody has used; `now` begins the first period.
+impl IdleChunks {
+    /// The chunks of an arena that nobody has used; `now` begins the first period.
     pub fn new(now: Instant) -> Self {
-        Self { touched: Vec::new(), warm: 0, period: 0, began: now }
+        Self { touched: Vec::new(), known: 0, period: 0, began: now }
     }
 
     /// Notes that `len` bytes at `offset` were taken or freed.
@@ -38,18 +38,18 @@ impl Coldness {
             self.touched.resize(chunks.end, None);
         }
         for chunk in &mut self.touched[chunks] {
-            self.warm += usize::from(chunk.is_none());
+            self.known += usize::from(chunk.is_none());
             *chunk = Some(self.period);
         }
     }
 
     /// Whether there is nothing that could go back, now or later.
     pub fn is_empty(&self) -> bool {
-        self.warm == 0
+        self.known == 0
     }
 
-    /// The parts that have become cold, in order and merged. Who asks gives their free pages back.
-    pub fn cold(&mut self, now: Instant) -> Vec<Range<u64>> {
+    /// Returns the parts that have become idle, in order and merged, once each. The caller gives their free pages back.
+    pub fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();
         }
@@ -62,7 +62,7 @@ impl Coldness {
                 continue;
             }
             *chunk = None;
-            self.warm -= 1;
+            self.known -= 1;
             let start = index as u64 * CHUNK;
             match parts.last_mut() {
                 Some(last) if last.end == start => last.end += CHUNK,
@@ -78,29 +78,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_idle_for_a_whole_period_is_cold_once() {
+    fn a_chunk_that_was_idle_for_a_whole_period_is_taken_once() {
         let start = Instant::now();
         let after = |periods: u32| start + periods * PERIOD;
-        let mut coldness = Coldness::new(start);
-        coldness.touch(0, 1);
-        coldness.touch(CHUNK - 1, 2 * CHUNK);
-        coldness.touch(5 * CHUNK, CHUNK);
-        assert!(coldness.cold(start).is_empty());
-        assert!(coldness.cold(after(1)).is_empty(), "touched in the period that has just ended");
-        coldness.touch(CHUNK, 1);
-        assert_eq!(coldness.cold(after(2)), [0..CHUNK, 2 * CHUNK..3 * CHUNK, 5 * CHUNK..6 * CHUNK]);
-        assert!(!coldness.is_empty());
-        assert_eq!(coldness.cold(after(3)).pop(), Some(CHUNK..2 * CHUNK));
-        assert!(coldness.is_empty() && coldness.cold(after(9)).is_empty());
+        let mut chunks = IdleChunks::new(start);
+        chunks.touch(0, 1);
+        chunks.touch(CHUNK - 1, 2 * CHUNK);
+        chunks.touch(5 * CHUNK, CHUNK);
+        assert!(chunks.take_idle(start).is_empty());
+        assert!(chunks.take_idle(after(1)).is_empty(), "touched in the period that has just ended");
+        chunks.touch(CHUNK, 1);
+        assert_eq!(chunks.take_idle(after(2)), [0..CHUNK, 2 * CHUNK..3 * CHUNK, 5 * CHUNK..6 * CHUNK]);
+        assert!(!chunks.is_empty());
+        assert_eq!(chunks.take_idle(after(3)).pop(), Some(CHUNK..2 * CHUNK));
+        assert!(chunks.is_empty() && chunks.take_idle(after(9)).is_empty());
     }
 
     #[test]
-    fn what_a_steady_state_touches_never_is() {
+    fn a_chunk_of_a_steady_state_is_never_taken() {
         let start = Instant::now();
-        let mut coldness = Coldness::new(start);
+        let mut chunks = IdleChunks::new(start);
         for step in 0..100 {
-            coldness.touch(step % 3 * CHUNK, CHUNK);
-            assert!(coldness.cold(start + step as u32 * PERIOD / 4).is_empty(), "step {step}");
+            chunks.touch(step % 3 * CHUNK, CHUNK);
+            assert!(chunks.take_idle(start + step as u32 * PERIOD / 4).is_empty(), "step {step}");
         }
     }
 }
