@@ -1,4 +1,5 @@
-//! Every interleaving of threads that want one value: one of them has it at a time, and sees what the last one did to it.
+//! Every interleaving of threads that want one value: one of them has it at a time, and sees what the last one did to
+//! it.
 #![cfg(loom)]
 #![allow(missing_docs)]
 

@@ -1,7 +1,7 @@
 //! A loader in small: main, workers and, with dispatching, the dispatching process, over rings of a few units.
 //!
-//! What is decided is decided by the machines of `torchdata_core::protocol`; here are only memory and processes. `Rules` turns
-//! back single ones of their decisions, to what they were before defects were mended.
+//! What is decided is decided by the machines of `torchdata_core::protocol`; here are only memory and processes.
+//! `Rules` turns back single ones of their decisions, to what they were before defects were mended.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -103,7 +103,8 @@ pub struct Setting {
     pub follows: bool,
     /// A thread in main reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source's item at which the graph fails: of a worker, or where items are dispatched, of that process.
+    /// The number of the source's item at which the graph fails: of a worker, or where items are dispatched, of that
+    /// process.
     pub fails_at: Option<u8>,
     /// What was checked of main's places.
     pub checked: RefCell<HashSet<u128>>,

@@ -8,8 +8,8 @@ use crate::primitive::{AtomicUsize, Ordering};
 
 /// A value that one thread at a time holds.
 ///
-/// Cheaper than a mutex, which has to look for sleepers when it is let go. A child that was forked while another thread of its
-/// parent held the value is refused for ever.
+/// Cheaper than a mutex, which has to look for sleepers when it is let go. A child that was forked while another thread
+/// of its parent held the value is refused for ever.
 #[derive(Debug)]
 pub struct Exclusive<T> {
     /// The thread that holds the value (see `this_thread`); 0: none.

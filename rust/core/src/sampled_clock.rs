@@ -1,12 +1,12 @@
 //! A clock that is read at some calls only.
 //!
-//! Code that runs once an item, every microsecond or every minute, may have work to do every few milliseconds. A reading costs
-//! some tens of nanoseconds, which is much if items are small.
+//! Code that runs once an item, every microsecond or every minute, may have work to do every few milliseconds. A
+//! reading costs some tens of nanoseconds, which is much if items are small.
 
 use std::time::{Duration, Instant};
 
-/// A clock with a number of calls between two readings: it grows while readings follow each other fast, and falls after a slow
-/// one.
+/// A clock with a number of calls between two readings: it grows while readings follow each other fast, and falls after
+/// a slow one.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,

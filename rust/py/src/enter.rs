@@ -1,7 +1,8 @@
 //! The one way into calls that wait: without the GIL, in slices, with Python's signals handled in between.
 //!
-//! Runs in the thread that waits. A signal handler's exception ends the wait and is passed on. Nothing is lost by that: a slice
-//! that found its event ends the wait before signals are handled, and an event that comes later stays where it is.
+//! Runs in the thread that waits. A signal handler's exception ends the wait and is passed on. Nothing is lost by that:
+//! a slice that found its event ends the wait before signals are handled, and an event that comes later stays where it
+//! is.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,8 +22,8 @@ pub struct Slices {
 impl Slices {
     /// Slices for a sleep that its event ends.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// Slices for a sleep that its event nearly always ends. The first one is short because a producer that was fast and turns
-    /// slow may leave a few items without a ring (see `torchdata_core::link::wake`).
+    /// Slices for a sleep that its event nearly always ends. The first one is short because a producer that was fast
+    /// and turns slow may leave a few items without a ring (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     /// Slices for a sleep that no event ends.
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
@@ -59,7 +60,8 @@ pub fn wait(
     }
 }
 
-/// Waits for an event that wakes nobody, `limit` at most; returns whether it came. `look` says so, and is called at once.
+/// Waits for an event that wakes nobody, `limit` at most; returns whether it came. `look` says so, and is called at
+/// once.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

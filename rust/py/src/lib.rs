@@ -51,8 +51,9 @@ fn system_lacks() -> bool {
     process::choice() == process::Choice::Lacking
 }
 
-/// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile, and
-/// the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers this.)
+/// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile,
+/// and the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers
+/// this.)
 fn initialize(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>(); // whoever takes an exception compares it with this
     py.detach(|| Python::attach(|_| ())); // whoever attaches looks whether the interpreter is up

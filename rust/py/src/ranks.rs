@@ -148,7 +148,7 @@ impl PyMeeting {
         Ok(())
     }
 
-    /// Who is to blame that no operation ends any more, if that is so.
+    /// Returns the ranks to blame that no operation ends any more, if that is so.
     fn blame(&self) -> PyResult<Option<Blame>> {
         Ok(self.get()?.verdict().map(blame))
     }

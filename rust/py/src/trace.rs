@@ -1,7 +1,7 @@
 //! Logs of what happened when, as Python objects, and the one that this process writes.
 //!
-//! At most one log is written at a time in a process. Guards that were made meanwhile write into it, and so do sender and
-//! receiver; where there is none, that costs them a look at a flag per item.
+//! At most one log is written at a time in a process. Guards that were made meanwhile write into it, and so do sender
+//! and receiver; where there is none, that costs them a look at a flag per item.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ static ON: AtomicBool = AtomicBool::new(false);
 /// The log that this process writes. Held for a moment, with the GIL: nobody forks meanwhile.
 static CURRENT: Mutex<Option<Arc<Log>>> = Mutex::new(None);
 
-/// What happened when, in memory of one process that main reads.
+/// Events and their times, in memory of one process that main reads.
 #[pyclass(frozen, name = "TraceLog", module = "torchdata._native")]
 pub struct PyTraceLog(pub Arc<Log>);
 

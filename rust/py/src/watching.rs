@@ -1,4 +1,5 @@
-//! The watch over loaders' `next`, as Python sees it: what to call where one does not come back, and when to end the thread.
+//! The watch over loaders' `next`, as Python sees it: what to call where one does not come back, and when to end the
+//! thread.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;

@@ -1,9 +1,9 @@
 //! The arena's allocator: which parts of a producer's shared memory are taken.
 //!
-//! Its book-keeping is private to the producer; the consumer only learns offsets and gives them back over
-//! the return ring. Free memory is kept as address-ordered extents that merge, and the lowest one that fits is
-//! taken: so the pages in use stay few and warm, and memory in use follows what is in flight. Free pages that nobody has
-//! used for a while go back to the system (`tidy`).
+//! Its book-keeping is private to the producer; the consumer only learns offsets and gives them back over the return
+//! ring. Free memory is kept as address-ordered extents that merge, and the lowest one that fits is taken: so the pages
+//! in use stay few and warm, and memory in use follows what is in flight. Free pages that nobody has used for a while
+//! go back to the system (`tidy`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::error::Corrupted;
 use crate::process::fork;
 use crate::stats::FlowRef;
 
-/// Who still holds an allocated block.
+/// The holder of an allocated block.
 #[derive(Debug, Clone, Copy)]
 struct Holders {
     len: u64,
@@ -184,8 +184,8 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough, or the system has
-    /// no room for it.
+    /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough, or the system
+    /// has no room for it.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
             return None;
@@ -250,7 +250,7 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// What `tidy` said last, unless a block was taken since.
+    /// The last answer of `tidy`, unless a block was taken since.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)

@@ -71,7 +71,8 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer's end in place of `earlier`, the end of a link whose producer was replaced by another process.
+    /// Takes the consumer's end in place of `earlier`, the end of a link whose producer was replaced by another
+    /// process.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);
@@ -126,8 +127,8 @@ impl Probe {
         Ok(Obedience::is_superseded(epoch, order))
     }
 
-    /// In which place the consumer was when it had dealt with its last message; None where it has not dealt with `count` of them.
-    /// To be asked while no other message is on its way.
+    /// Returns the consumer's place when it had dealt with its last message; None if it has not dealt with `count` of
+    /// them. To be asked while no other message is on its way.
     pub fn obeyed_at(&self, count: u64) -> Result<Option<u64>, Corrupted> {
         let header = self.layout.header();
         // SYNC(acknowledge): pairs with Consumer::acknowledge.

@@ -1,4 +1,4 @@
-//! What lies where in the shared memory of a link, and how the two sides agree on it.
+//! The layout of a link's shared memory, and how the two sides agree on it.
 //!
 //! ```text
 //! 0          Header (one page)
@@ -77,7 +77,7 @@ type Word = CachePadded<AtomicU64>;
 
 /// The first page of a link.
 ///
-/// What becomes of it where something else writes over it: the sizes are read once, checked against each other. The four
+/// Stray writes are noticed or harmless. The sizes are read once, checked against each other. The four
 /// cursors are sealed words, as are the entries of the return ring, and units carry checksums, so damage to what was
 /// published and not read yet is `Corrupted` for the reader. `sent` and `received` are statistics, from which nothing
 /// follows. `producer_taken` and `consumer_taken` only keep a second user of an end away. `blocks_wanted` may make
@@ -103,7 +103,7 @@ pub(crate) struct Header {
     pub return_tail: Word,
     /// Return ring, entries ever read, sealed; written by the producer alone.
     pub return_head: Word,
-    /// What the consumer wants (see `protocol::Grant`); written by the consumer alone.
+    /// The consumer's wish (see `protocol::Grant`); written by the consumer alone.
     pub granted: Word,
     /// Raised while the producer waits for blocks to come back; written by the producer alone.
     pub blocks_wanted: CachePadded<Wanted>,
@@ -141,7 +141,8 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// Entry `position` of a return ring that gives the block at `offset` back: its page, and a check of that and the position.
+/// Entry `position` of a return ring that gives the block at `offset` back: its page, and a check of that and the
+/// position.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)

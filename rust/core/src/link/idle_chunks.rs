@@ -1,9 +1,9 @@
 //! The chunks of an arena that were not used for a while: their free pages go back to the system.
 //!
-//! Runs in the producer, under the arena's lock. The arena is looked at in chunks. A chunk is *touched* by every block that is
-//! taken from it or freed in it, and *idle* once a whole period has passed without that. What a steady state uses is
-//! touched all the time, so that its pages stay; what one large item used goes back a few seconds after it. The price of
-//! being wrong is bounded: pages that go back and are wanted again were idle for a period at least.
+//! Runs in the producer, under the arena's lock. The arena is looked at in chunks. A chunk is *touched* by every block
+//! that is taken from it or freed in it, and *idle* once a whole period has passed without that. The chunks of a steady
+//! state are touched all the time, so that their pages stay; those of one large item go back a few seconds after it.
+//! The price of being wrong is bounded: pages that go back and are wanted again were idle for a period at least.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ pub const PERIOD: Duration = Duration::from_secs(2);
 /// The time of each chunk's last touch, by periods.
 #[derive(Debug)]
 pub struct IdleChunks {
-    /// By chunk: the period of its last touch, or None where it has no free pages that could go back. Chunks behind the last
-    /// one have never been touched.
+    /// By chunk: the period of its last touch, or None where it has no free pages that could go back. Chunks behind the
+    /// last one have never been touched.
     touched: Vec<Option<u64>>,
     /// Chunks that are Some.
     known: usize,
@@ -53,7 +53,7 @@ impl IdleChunks {
         if self.is_empty() || now.saturating_duration_since(self.began) < PERIOD {
             return Vec::new();
         }
-        // Of a producer that did not ask for many periods nothing is known but that it touched nothing in between.
+        // A producer that did not ask for many periods touched nothing in between.
         self.began = now;
         self.period += 1;
         let mut parts: Vec<Range<u64>> = Vec::new();

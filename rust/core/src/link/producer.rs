@@ -22,8 +22,8 @@ use crate::stats::{FlowRef, add};
 /// Items that are worth waking a sleeping consumer for.
 const WAKE_BATCH: u32 = 64;
 
-/// Fewest and most items after which the arena is looked at, where it holds anything that could go back: looks that follow
-/// each other within less than `TIDY_NEAR` become fewer.
+/// Fewest and most items after which the arena is looked at, where it holds anything that could go back: looks that
+/// follow each other within less than `TIDY_NEAR` become fewer.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -56,7 +56,7 @@ pub struct Producer {
     /// Ring position behind the last unit with blocks.
     last_blocks: u64,
     sending: Sending,
-    /// What went out in this epoch, or pass, by earlier runs of it, too.
+    /// Items that went out in this epoch, or pass, by earlier runs of it, too.
     account: Account,
     /// Whether fragments were pushed that belong to the next unit.
     streaming: bool,
@@ -128,7 +128,7 @@ impl Producer {
         self.sending.repeat(again);
     }
 
-    /// What went out in this stream, by earlier runs of it, too.
+    /// Returns the account of items that went out in this stream, by earlier runs of it, too.
     pub fn account(&self) -> Account {
         self.account
     }
@@ -139,7 +139,8 @@ impl Producer {
         self.sending.owed()
     }
 
-    /// Counts an item that was made again, of which `table` has the lengths of the buffers as [`sampled_len`] gives them.
+    /// Counts an item that was made again, of which `table` has the lengths of the buffers as [`sampled_len`] gives
+    /// them.
     pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
@@ -198,7 +199,8 @@ impl Producer {
         self.sending.reader(word).ok_or(Corrupted("what a consumer wants cannot be read"))
     }
 
-    /// Orders an epoch or the end, ahead of the command (see `protocol::Command::order`): for producers of control links.
+    /// Orders an epoch or the end, ahead of the command (see `protocol::Command::order`): for producers of control
+    /// links.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);

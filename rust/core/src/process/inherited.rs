@@ -1,17 +1,17 @@
-//! What a forked child inherits and has no use for: the mappings and descriptors of links and watches that are not its own.
+//! The mappings and descriptors of links and watches that a forked child inherits and has no use for.
 //!
-//! A worker started by `fork` gets everything that main has: the links of all its siblings, and of every other loader of the
-//! program. As long as it keeps them mapped, their memory lives on, whoever else is done with it. So everything of the kind is
-//! noted here, and a child drops what it does not keep, before it starts threads.
+//! A worker started by `fork` gets everything that main has: the links of all its siblings, and of every other loader
+//! of the program. As long as it keeps them mapped, their memory lives on, whoever else is done with it. So everything
+//! of the kind is noted here, and a child drops what it does not keep, before it starts threads.
 //!
 //! The list is without locks: a fork may come while another thread is noting something, and the child would find the
-//! lock taken for ever. What is being noted at that moment is not seen by the child, which then keeps it.
+//! lock taken for ever. The child does not see one that is being noted at that moment, and keeps it.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// Nobody uses the entry.
+/// The entry is free.
 const FREE: u32 = 0;
 /// Somebody fills it in, or it holds what a parent process has and this one has dropped.
 const OPAQUE: u32 = 1;
@@ -29,7 +29,7 @@ struct Entry {
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// What in this process points into the mapping.
+    /// Pointers of this process into the mapping.
     pins: AtomicUsize,
 }
 
@@ -153,8 +153,8 @@ impl Drop for Descriptor {
     }
 }
 
-/// In a child that was just forked and has no other thread: drops what was noted before, except the mappings in `keep` and
-/// those that something points into.
+/// In a child that was just forked and has no other thread: drops what was noted before, except the mappings in `keep`
+/// and those that something points into.
 ///
 /// In the place of a mapping there is private memory of zeros then, so that what is left of its objects stays harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {

@@ -1,4 +1,4 @@
-//! What only Linux has: memory files, futexes, process descriptors.
+//! The system with the calls that only Linux has: memory files, futexes, process descriptors.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Who is still alive: a watch on a process, and a child's tie to its parent.
+//! A watch on the life of a process, and a child's tie to its parent.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! The system's part: memory that processes share, doorbells, word of who is alive, forks.
 //!
-//! The contract is `System`. Two files fulfil it: `linux` with calls that only Linux has, `portable` with calls of every Unix.
-//! `backend` chooses between them.
+//! The contract is `System`. Two files fulfil it: `linux` with calls that only Linux has, `portable` with calls of
+//! every Unix. `backend` chooses between them.
 
 pub mod bell;
 

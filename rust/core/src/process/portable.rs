@@ -1,4 +1,4 @@
-//! What every Unix has: unlinked temporary files, naps, process numbers.
+//! The system with the calls of every Unix: unlinked temporary files, naps, process numbers.
 
 use std::fs::File;
 use std::io;
@@ -40,7 +40,7 @@ impl System for Portable {
         nap(word, seen, timeout);
     }
 
-    /// Who naps looks by itself.
+    /// A thread that naps looks by itself.
     fn unpark(&self, _word: &AtomicU32) {}
 
     fn watch(&self, _pid: i32) -> io::Result<Option<OwnedFd>> {

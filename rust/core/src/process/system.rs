@@ -10,7 +10,8 @@ use memmap2::MmapRaw;
 
 /// A system, as the engine needs it.
 pub(super) trait System: Sync {
-    /// A file of `len` zero bytes to be mapped by several processes; `name` is what `/proc` calls it, where there is one.
+    /// A file of `len` zero bytes to be mapped by several processes; `name` is what `/proc` calls it, where there is
+    /// one.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File>;
 
     /// Whether such a file can never shrink.

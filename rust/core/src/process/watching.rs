@@ -1,9 +1,10 @@
 //! Noticing that a call does not come back: a thread that looks, now and then, at counts that callers keep anyway.
 //!
-//! A watched caller has a [`Pulse`], which it writes at each call by plain stores. One thread of a process looks at all of them;
-//! it holds nothing of Python's and sleeps on a [`Parker`]. It runs as long as something is watched, except during forks: it
-//! ends before one, so that the child has no half of it and the parent is a process of one thread, and begins anew at the next
-//! call of a watched caller. A child has a [`Watch`] of its own, in case it was forked without that.
+//! A watched caller has a [`Pulse`], which it writes at each call by plain stores. One thread of a process looks at all
+//! of them; it holds nothing of Python's and sleeps on a [`Parker`]. It runs as long as something is watched, except
+//! during forks: it ends before one, so that the child has no half of it and the parent is a process of one thread, and
+//! begins anew at the next call of a watched caller. A child has a [`Watch`] of its own, in case it was forked without
+//! that.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,7 +16,8 @@ use crossbeam_utils::sync::{Parker, Unparker};
 use super::fork;
 use super::signals::without_signals;
 
-/// What a call adds to the word of a pulse, and takes away again: its number stands above the calls that have not returned.
+/// Terms that a call adds to the word of a pulse, and takes away again: its number stands above the calls that have not
+/// returned.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
@@ -70,7 +72,7 @@ impl Pulse {
         self.word.load(Relaxed) & ALL_INSIDE != 0
     }
 
-    /// What a call has to look at; 0 nearly always.
+    /// Returns the signs that a call has to look at; 0 nearly always.
     #[inline]
     pub fn signs(&self) -> u8 {
         self.signs.load(Relaxed)
@@ -92,7 +94,7 @@ pub struct Stall {
     pub key: u64,
     /// How long it has been looked at.
     pub waited: Duration,
-    /// Who called, as `pthread_self` has it.
+    /// The thread that called, as `pthread_self` has it.
     pub thread: u64,
     pulse: Weak<Pulse>,
     word: u64,
@@ -178,7 +180,7 @@ static OVER: AtomicBool = AtomicBool::new(false);
 /// Callers exclude each other: they hold Python's lock.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
-    // SAFETY: NULL, or what a call before this one has made, which is never freed. What the parent has left is small.
+    // SAFETY: NULL, or made by a call before this one and never freed. The parent's, which a fork leaves, is small.
     if let Some(watch) = unsafe { WATCH.load(Relaxed).as_ref() }
         && watch.generation == generation
     {
@@ -254,7 +256,8 @@ impl Watch {
         }
     }
 
-    /// What is to come before the thread is stopped for a fork: nobody begins it, and callers begin it at their next call.
+    /// Prepares for a fork, before the thread is stopped: nobody begins it meanwhile, and callers do at their next
+    /// call.
     pub fn fork_begins(&self) {
         let mut state = self.state();
         state.forks += 1;
@@ -281,7 +284,7 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // What it told may have forked: then this is the child, whose watch is another one.
+            // `tell` may have forked: then this is the child, whose watch is another one.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }

@@ -1,4 +1,4 @@
-//! What the processes of a loader say to each other, as state machines that know no memory, no process and no Python.
+//! The protocol between the processes of a loader, as state machines that know no memory, no process and no Python.
 //!
 //! Role: every decision of the protocol stands here. Rings, bells and pumps only carry it out: they show these machines
 //! what they read, and do what these say. So the same code runs between real processes and in the model checker
@@ -14,7 +14,7 @@
 //! | [`Obedience`] | a child | what a command does to the epoch that it runs, and when it is acknowledged |
 //! | [`Replacing`] | main | whose places are taken when children die, and when that is given up |
 //!
-//! What they promise together, as the checker shows: nobody waits without somebody who will end the wait; no item is
+//! Together they promise, as the checker shows: nobody waits without somebody who will end the wait; no item is
 //! lost, doubled, or delivered to another epoch than its own; a death is an error and never an end.
 
 mod account;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::clock::nanoseconds;
 use super::layout::{Flow, Wait};
 
-/// What keeps the memory of a counter mapped.
+/// The owner that keeps the memory of a counter mapped.
 pub(super) type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
 /// A [`Flow`] in memory that it keeps mapped: on a board, or in the header of a link.

@@ -25,8 +25,9 @@ pub struct Helpers {
 
 /// The helpers, looked up by the first call.
 ///
-/// FORK: no lock. Threads that are first at the same time both look up, and the first to be done is believed. The modules
-/// are imported by whoever can make a loader (`torchdata._engine.child`), so that nobody forks in the middle of that.
+/// FORK: no lock. Threads that are first at the same time both look up, and the first to be done is believed. The
+/// modules are imported by whoever can make a loader (`torchdata._engine.child`), so that nobody forks in the middle of
+/// that.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -44,7 +45,7 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     })
 }
 
-/// What the codec takes an object for, by its exact type.
+/// The codec's view of an object, by its exact type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Array,

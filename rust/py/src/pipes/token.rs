@@ -19,7 +19,7 @@ pub struct Place {
     _before: Option<Box<Place>>,
 }
 
-/// What a pipe knows of its current iteration. Never pickled or copied: a copy starts afresh.
+/// A pipe's knowledge of its current iteration. Never pickled or copied: a copy starts afresh.
 ///
 /// The fields are atomics only to be shared without locks; the GIL orders every access.
 #[pyclass(frozen, module = "torchdata._native")]
@@ -29,8 +29,8 @@ pub struct IterationToken {
     current: AtomicU64,
     /// Items that the valid iterator has yielded, restored and skipped ones included: what states are made of.
     own: AtomicU64,
-    /// Where a board has the pipe, and counts them once more for people to see: a `Place` in a box, or null. Another token may
-    /// count there, too: that of the pipe whose place this one has taken in a loader.
+    /// Where a board has the pipe, and counts them once more for people to see: a `Place` in a box, or null. Another
+    /// token may count there, too: that of the pipe whose place this one has taken in a loader.
     place: AtomicPtr<Place>,
     /// The same from the next `begin` on.
     pending: AtomicPtr<Place>,
@@ -82,8 +82,8 @@ impl IterationToken {
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
     }
 
-    /// Lets the place count that the token was bound to. The one before lives on, as a guard that is in the middle of a call may
-    /// count there once more.
+    /// Lets the place count that the token was bound to. The one before lives on, as a guard that is in the middle of a
+    /// call may count there once more.
     fn activate(&self) {
         let pending = self.pending.swap(ptr::null_mut(), Relaxed);
         if pending.is_null() {

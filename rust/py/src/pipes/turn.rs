@@ -1,8 +1,8 @@
-//! Whose turn it is to read: threads that share an iterator read one after the other, in the order in which they came.
+//! Turns of reading: threads that share an iterator read one after the other, in the order in which they came.
 //!
-//! Runs in whichever threads read. All that is shared is looked at with the GIL held, which orders it; a thread that waits
-//! sleeps without the GIL, in slices, so that Ctrl-C works. A thread that comes back while it reads (a signal handler, or a
-//! function of the pipeline) is refused, as it would wait for itself.
+//! Runs in whichever threads read. All that is shared is looked at with the GIL held, which orders it; a thread that
+//! waits sleeps without the GIL, in slices, so that Ctrl-C works. A thread that comes back while it reads (a signal
+//! handler, or a function of the pipeline) is refused, as it would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ use crate::gil_cell::GilCell;
 use crate::pipes::iterators::call;
 use crate::seconds::duration;
 
-/// What counts as so many threads that wait: a turn that is closed.
+/// A turn that is closed counts as so many threads that wait.
 const CLOSED: usize = 1 << 32;
 /// Bits of an address that a thread lies at.
 const ADDRESS: u32 = 48;
@@ -36,7 +36,7 @@ fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// Whose turn it is to read an iterator, and who waits for it.
+/// The thread that has the turn to read an iterator, and those that wait for it.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     /// The thread that reads; 0: none.
@@ -228,7 +228,7 @@ impl SharedIterator {
         Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new() })
     }
 
-    /// Whose turn it is to read.
+    /// The turn of threads that read.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)

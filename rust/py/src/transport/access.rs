@@ -1,7 +1,7 @@
-//! Who may read, and for which epoch.
+//! Access to the reader: by one thread, for one epoch.
 //!
-//! One thread reads at a time. Any thread, and a signal handler that runs while the reader waits, may stop or pause it, or begin
-//! another epoch: it leaves a sign, and the thread that reads sees it in its wait.
+//! One thread reads at a time. Any thread, and a signal handler that runs while the reader waits, may stop or pause it,
+//! or begin another epoch: it leaves a sign, and the thread that reads sees it in its wait.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -91,7 +91,8 @@ impl Access {
         Ok(())
     }
 
-    /// Begins an epoch in which each peer may be `window` items ahead. Whatever reads for an earlier one is told to leave.
+    /// Begins an epoch in which each peer may be `window` items ahead. A thread that reads for an earlier one is told
+    /// to leave.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -151,7 +152,8 @@ impl Access {
         self.set_paused(true);
     }
 
-    /// Replaces the processes `dead`, and all others that have died. False if another thread reads, which then sees to it.
+    /// Replaces the processes `dead`, and all others that have died. False if another thread reads, which then sees to
+    /// it.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has died and cannot be replaced while this thread waits for an item")?;

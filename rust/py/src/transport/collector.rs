@@ -1,7 +1,7 @@
 //! The receiving side: takes the items of all workers in turn, or a worker's share from the dispatching process.
 //!
-//! Runs in the consumer's process, in the thread that asks for the next item: the main thread, or the thread of a pipe that reads
-//! ahead. This is the part that Python sees; `access.rs` says who may read, `reader.rs` how.
+//! Runs in the consumer's process, in the thread that asks for the next item: the main thread, or the thread of a pipe
+//! that reads ahead. This is the part that Python sees; `access.rs` says who may read, `reader.rs` how.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -29,8 +29,8 @@ use crate::seconds::duration;
 
 /// The consumer's ends of links, read as one.
 ///
-/// One thread reads at a time; any thread may stop or pause it, or begin another epoch. The thread that reads is then told that its
-/// epoch is over, and takes nothing more.
+/// One thread reads at a time; any thread may stop or pause it, or begin another epoch. The thread that reads is then
+/// told that its epoch is over, and takes nothing more.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
@@ -44,8 +44,8 @@ impl Collector {
     /// Takes the consumer's end of each link.
     ///
     /// `peers` are the processes behind the links, `own` is this one: indices of bells. `on_error(peer, description)`
-    /// is called for a failure and must raise. With `on_demand`, a sender begins when an iterator asks for its first item, and
-    /// sends once more for each further iterator.
+    /// is called for a failure and must raise. With `on_demand`, a sender begins when an iterator asks for its first
+    /// item, and sends once more for each further iterator.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -83,11 +83,11 @@ impl Collector {
 
     /// Watches processes that are replaced by others where they die.
     ///
-    /// When some have, `on_death(dead, items received of each peer, whether each has ended, whether all are paused)` returns those that are to be
-    /// replaced, all of which have ended by then; with them
-    /// `on_replace(dead, (by peer: items received and the newest snapshot; the dispatching process's), whether each has ended)`
-    /// returns for each its
-    /// number, its link, if it sends to this side, and its process number. What is raised leaves all as it was, to be tried again.
+    /// When some have, `on_death(dead, items received of each peer, whether each has ended, whether all are paused)`
+    /// returns those that are to be replaced, all of which have ended by then; with them `on_replace(dead, (by peer:
+    /// items received and the newest snapshot; the dispatching process's), whether each has ended)` returns for each
+    /// its number, its link, if it sends to this side, and its process number. An exception leaves all as it was, to be
+    /// tried again.
     fn watch_and_replace(
         &self,
         processes: Vec<(usize, i32)>,
@@ -103,14 +103,15 @@ impl Collector {
         self.access.replace_dead(py, dead)
     }
 
-    /// Calls `on_surplus(waited for, taken in, bytes)`, once an epoch, when items that were taken in before their turn take more
-    /// than `most` bytes of this process's own memory.
+    /// Calls `on_surplus(waited for, taken in, bytes)`, once an epoch, when items that were taken in before their turn
+    /// take more than `most` bytes of this process's own memory.
     fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.peers.tell_surplus_to(most, on_surplus);
         Ok(())
     }
 
-    /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those pages.
+    /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those
+    /// pages.
     ///
     /// In main, a wait for the first item of an epoch is counted elsewhere (see `IteratorGuard`).
     fn count_into(
@@ -132,14 +133,15 @@ impl Collector {
         self.access.hold()?.meters.count_idle(board.get(), page)
     }
 
-    /// Calls `on_stall(peer, seconds)` when no item has come for so many seconds, and again each time that twice as many have.
+    /// Calls `on_stall(peer, seconds)` when no item has come for so many seconds, and again each time that twice as
+    /// many have.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
         Ok(())
     }
 
-    /// Raises `exception` from every wait once the `control` link orders another epoch or the end, and tells main, behind
-    /// the link `output` and the bell `main`, while this process waits.
+    /// Raises `exception` from every wait once the `control` link orders another epoch or the end, and tells main,
+    /// behind the link `output` and the bell `main`, while this process waits.
     fn set_interrupt(
         &self,
         control: &Bound<'_, PyLink>,
@@ -155,10 +157,10 @@ impl Collector {
 
     /// Starts an epoch in which each peer may run `window` items ahead. To be called before the peers are told.
     ///
-    /// Who still reads for an earlier one is told to leave, and waited for.
+    /// A thread that still reads for an earlier one is told to leave, and waited for.
     ///
-    /// `starts` says how far an earlier run of the epoch has come with each peer, `turn` whose the next item is, `passed` how
-    /// many passes of what is dispatched were read.
+    /// `starts` says how far an earlier run of the epoch has come with each peer, `turn` whose the next item is,
+    /// `passed` how many passes of what is dispatched were read.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -187,9 +189,10 @@ impl Collector {
         Ok(())
     }
 
-    /// Where the peers were when so many items of the epoch had been delivered here, or are now: (by peer: what was given, the newest
-    /// snapshot before that; whose turn it was; the dispatching process's snapshot that fits). None where that is too long ago. At any
-    /// time, while somebody waits, too; whoever counts in Python what was delivered, to ask for so many ago, counts too late.
+    /// Where the peers were when so many items of the epoch had been delivered here, or are now: (by peer: what was
+    /// given, the newest snapshot before that; whose turn it was; the dispatching process's snapshot that fits). None
+    /// where that is too long ago. At any time, while somebody waits, too; whoever counts in Python what was delivered,
+    /// to ask for so many ago, counts too late.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn places(
@@ -205,14 +208,14 @@ impl Collector {
         })
     }
 
-    /// Waits until each peer has sent a snapshot as the first unit of the epoch, or something else: no longer than one would wait
-    /// for an item.
+    /// Waits until each peer has sent a snapshot as the first unit of the epoch, or something else: no longer than one
+    /// would wait for an item.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
     }
 
-    /// In a worker: waits, but not longer than until a command comes, for the snapshot with which the dispatching process begins
-    /// the epoch, to be passed on.
+    /// In a worker: waits, but not longer than until a command comes, for the snapshot with which the dispatching
+    /// process begins the epoch, to be passed on.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold()?.await_relayed(py, Stream::first(epoch))
     }
@@ -235,7 +238,7 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// What was read of a worker's share: (pass, (items, checksum)).
+    /// Returns the part of a worker's share that was read: (pass, (items, checksum)).
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
@@ -250,7 +253,8 @@ impl Collector {
         self.access.set_window(window)
     }
 
-    /// Lets nobody run ahead any further; what was sent stays. May be called at any time, while another thread reads, too.
+    /// Lets nobody run ahead any further; what was sent stays. May be called at any time, while another thread reads,
+    /// too.
     fn pause(&self) {
         self.access.set_paused(true);
     }
@@ -267,8 +271,8 @@ impl Collector {
         self.access.stop();
     }
 
-    /// Takes in what some peers have sent, and lets them make more, if another one waits for the dispatching process, which
-    /// may wait for these.
+    /// Takes in what some peers have sent, and lets them make more, if another one waits for the dispatching process,
+    /// which may wait for these.
     ///
     /// To be called while main waits for anything else than an item, again and again; then once with `done`.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {

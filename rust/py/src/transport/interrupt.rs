@@ -1,4 +1,5 @@
-//! The control link of a worker, as the reader of its share sees it: orders of main end a wait, and main learns of the wait.
+//! The control link of a worker, as the reader of its share sees it: orders of main end a wait, and main learns of the
+//! wait.
 
 use pyo3::prelude::*;
 use torchdata_core::link::{Announcer, Probe};
@@ -22,7 +23,8 @@ impl Interrupt {
         self.control.pending()
     }
 
-    /// Returns whether main has ordered something else than `epoch`. A damaged word says so, too: the child then finds no command.
+    /// Returns whether main has ordered something else than `epoch`. A damaged word says so, too: the child then finds
+    /// no command.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)

@@ -56,7 +56,8 @@ impl Meters {
         self.first = false;
     }
 
-    /// Returns the counter of a wait for `peer`. The wait for main's first item is counted elsewhere (see `IteratorGuard`).
+    /// Returns the counter of a wait for `peer`. The wait for main's first item is counted elsewhere (see
+    /// `IteratorGuard`).
     pub fn wait(&self, peer: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
             return self.waits.get(peer.unwrap_or(0));

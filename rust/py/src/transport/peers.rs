@@ -1,7 +1,7 @@
 //! The senders as their reader knows them, and the units that left their rings before they were delivered.
 //!
-//! Runs in the thread that reads. A unit leaves its ring when its peer has the turn, or earlier: to let a peer go on for which
-//! another one waits, or because the process behind the ring has died.
+//! Runs in the thread that reads. A unit leaves its ring when its peer has the turn, or earlier: to let a peer go on
+//! for which another one waits, or because the process behind the ring has died.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -43,7 +43,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Returns whether there is something to deliver. A corrupted ring counts as ready: taking from it reports the error.
+    /// Returns whether there is something to deliver. A corrupted ring counts as ready: taking from it reports the
+    /// error.
     #[inline]
     fn is_ready(&mut self) -> bool {
         !self.taken_in.is_empty() || self.has_arrived()

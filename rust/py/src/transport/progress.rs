@@ -59,7 +59,8 @@ impl Progress {
         self.books.with(py, |books| books.taken(peer))
     }
 
-    /// Returns whether a peer's first snapshot is there; `dealt`: also that of the dispatching process, which peer 0 passes on.
+    /// Returns whether a peer's first snapshot is there; `dealt`: also that of the dispatching process, which peer 0
+    /// passes on.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }
@@ -107,7 +108,8 @@ impl Given {
         }
     }
 
-    /// Returns the same for a reader that takes the place of this one, in an epoch of which `before` items were delivered.
+    /// Returns the same for a reader that takes the place of this one, in an epoch of which `before` items were
+    /// delivered.
     pub fn after(&self, before: u64) -> Self {
         match self {
             Given::Counted(given, _) => Given::Counted(Arc::clone(given), before),

@@ -1,7 +1,7 @@
 //! The reading of items: whose is next, what to do while it is not there, and what a unit becomes.
 //!
-//! Owned by a [`Collector`](super::collector::Collector), which hands it to one thread at a time. The decisions are those of
-//! `torchdata_core::protocol::Collecting`; here they are carried out.
+//! Owned by a [`Collector`](super::collector::Collector), which hands it to one thread at a time. The decisions are
+//! those of `torchdata_core::protocol::Collecting`; here they are carried out.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ pub struct Signs {
     pub epoch: AtomicU64,
     /// No item of the epoch is to be returned any more.
     pub stopped: AtomicBool,
-    /// Nobody is to run ahead.
+    /// No peer is to run ahead.
     pub paused: AtomicBool,
     /// The pass that is read.
     pub pass: AtomicU64,
@@ -168,7 +168,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Makes an item of the current unit; one that cannot be made now (a signal handler has raised) is kept for the next time.
+    /// Makes an item of the current unit; one that cannot be made now (a signal handler has raised) is kept for the
+    /// next time.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
@@ -214,8 +215,8 @@ impl Reader {
         Ok(taken)
     }
 
-    /// In a worker: waits until the snapshot with which the dispatching process begins a stream has come, to be passed on. The
-    /// stream itself is not asked for yet. Another unit that comes first stays to be read.
+    /// In a worker: waits until the snapshot with which the dispatching process begins a stream has come, to be passed
+    /// on. The stream itself is not asked for yet. Another unit that comes first stays to be read.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.all_mut()[0].consumer.begin(stream, 0);
@@ -235,9 +236,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits until each peer's first unit of the epoch has come, and keeps those that are snapshots; `dealt`: also for that of the
-    /// dispatching process, which the first peer passes on. A peer sends it before its first item, so the wait is no longer than
-    /// one for that. It ends as one for an item ends, and the next read says why.
+    /// Waits until each peer's first unit of the epoch has come, and keeps those that are snapshots; `dealt`: also for
+    /// that of the dispatching process, which the first peer passes on. A peer sends it before its first item, so the
+    /// wait is no longer than one for that. It ends as one for an item ends, and the next read says why.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -252,7 +253,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of a peer. Returns false if there is something else to do: the epoch, the time or a process ends.
+    /// Waits for the first unit of a peer. Returns false if there is something else to do: the epoch, the time or a
+    /// process ends.
     fn await_first(
         &mut self,
         py: Python<'_>,

@@ -1,7 +1,8 @@
-//! What a pump does beside sending items: snapshots between two of them, and items that an earlier run has sent already.
+//! The work of a pump beside sending items: snapshots between two of them, and items that an earlier run has sent
+//! already.
 //!
-//! An epoch that goes on where an earlier run was left begins at a snapshot. What the reader got after it is made again, counted
-//! and dropped; a rolling checksum tells whether it is the same.
+//! An epoch that goes on where an earlier run was left begins at a snapshot. Items that the reader got after it are
+//! made again, counted and dropped; a rolling checksum tells whether it is the same.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,8 +1,8 @@
 //! Other processes in the places of those that have died, in the middle of a stream.
 //!
-//! Runs in main, in the thread that reads. What a dead process had committed to its link counts as received, snapshots among it; so
-//! its link is drained, and the one that takes its place goes on from the newest snapshot, over a link of its own. Leases stay with
-//! the memory of the old one. Who is replaced, and by whom, is Python's to say.
+//! Runs in main, in the thread that reads. What a dead process had committed to its link counts as received, snapshots
+//! among it; so its link is drained, and the one that takes its place goes on from the newest snapshot, over a link of
+//! its own. Leases stay with the memory of the old one. Who is replaced, and by whom, is Python's to say.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -48,7 +48,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes in all that dead peers had committed, and keeps the snapshots among it. A dispatching process sends nothing here.
+    /// Takes in all that dead peers had committed, and keeps the snapshots among it. A dispatching process sends
+    /// nothing here.
     fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
         let peers = self.peers.len();
         for &peer in dead.iter().filter(|&&peer| peer < peers) {

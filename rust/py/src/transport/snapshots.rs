@@ -1,7 +1,8 @@
 //! Snapshots of a graph on their way through a link: when one is made, how it is laid out, and where it is kept.
 //!
-//! A child makes them by itself, between two items, and pushes them aside: where ring or arena lack room they are dropped, and
-//! nobody ever waits for one. In the ring one is a unit of little-endian words with the content behind them, or in a block:
+//! A child makes them by itself, between two items, and pushes them aside: where ring or arena lack room they are
+//! dropped, and nobody ever waits for one. In the ring one is a unit of little-endian words with the content behind
+//! them, or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -27,7 +28,8 @@ use crate::errors;
 /// A snapshot's bytes, as Python has them.
 pub type Content = Py<PyBytes>;
 
-/// When the next snapshot is due: after one that took a time c, not before `most_often` and `factor` times c have passed.
+/// When the next snapshot is due: after one that took a time c, not before `most_often` and `factor` times c have
+/// passed.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
@@ -191,8 +193,8 @@ impl<'a> Opened<'a> {
 /// The bytes of a lease, as Python's own.
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease's memory is valid for its length. It is no slice: a producer that breaks the rules writes meanwhile, which
-    // arrives as wrong bytes. What is returned is a new `bytes`, or null with an exception set.
+    // SAFETY: the lease's memory is valid for its length. It is no slice: a producer that breaks the rules writes
+    // meanwhile, which arrives as wrong bytes. What is returned is a new `bytes`, or null with an exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -236,8 +238,8 @@ pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
     Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
 }
 
-/// Places as Python has them: by peer, what was received of it and the newest snapshot before that; the dispatching process's
-/// snapshot that fits to these.
+/// Places as Python has them: by peer, what was received of it and the newest snapshot before that; the dispatching
+/// process's snapshot that fits to these.
 pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
 
 pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[Place<'_, Content>]) -> KeptPlaces {

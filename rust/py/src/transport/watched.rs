@@ -1,6 +1,7 @@
 //! Processes whose death the reader of their links must notice.
 //!
-//! Runs in the thread that reads. A death is a fault, or a case for others, who take the places of the dead (see `replacing.rs`).
+//! Runs in the thread that reads. A death is a fault, or a case for others, who take the places of the dead (see
+//! `replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -33,7 +34,8 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that are watched while the reader waits. A worker watches none: it ends with main, and main tells it of deaths.
+/// The processes that are watched while the reader waits. A worker watches none: it ends with main, and main tells it
+/// of deaths.
 #[derive(Default)]
 pub struct DeathWatch {
     /// With the index by which the callbacks know each.
