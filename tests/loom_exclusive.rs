@@ -9,7 +9,7 @@ use common::watchdog;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
-use torchdata_core::exclusive::Exclusive;
+use torchdata_core::sync::exclusive::Exclusive;
 
 #[test]
 fn whoever_holds_the_value_is_alone_with_it_and_sees_it_as_it_was_left() {

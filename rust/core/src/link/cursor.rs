@@ -10,7 +10,7 @@
 
 use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
-use crate::primitive::{AtomicU64, Ordering};
+use crate::sync::primitive::{AtomicU64, Ordering};
 
 /// The shared word of a cursor at its ring's birth.
 pub const BIRTH: u64 = seal(0);

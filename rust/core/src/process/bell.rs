@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use crate::primitive::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// How a thread sleeps on a word until it changes.
 pub trait Parker {

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use torchdata_core::exclusive::{Exclusive, Held};
 use torchdata_core::process::board::BellRef;
 use torchdata_core::protocol::{Account, Stream};
+use torchdata_core::sync::exclusive::{Exclusive, Held};
 
 use super::owning::OwningProcess;
 use super::reader::{Reader, Signs};

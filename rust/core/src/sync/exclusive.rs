@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use crate::primitive::{AtomicUsize, Ordering};
+use crate::sync::primitive::{AtomicUsize, Ordering};
 
 /// A value that one thread at a time holds.
 ///
