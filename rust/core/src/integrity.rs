@@ -1,15 +1,15 @@
 //! Checks that tell damage from data in shared memory: of single words, and of whole units.
 //!
-//! They are for accidents (a stray pointer, a library that writes where it must not), not against an adversary. What
-//! they cover are the words and units that the protocol relies on; the bytes of blocks are the user's and have none, as
-//! it would cost as much as copying them.
+//! They are for accidents (a stray pointer, a library that writes where it must not), not against an adversary. They
+//! cover the words and units that the protocol relies on; the bytes of blocks are the user's and have none, as it would
+//! cost as much as copying them.
 
 /// Odd, and such that no change within one byte of a value leaves its check as it was; a test goes through them all.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Keeps a word of zeros, which is what wiped memory holds, from being a valid one.
 const NOT_ZERO: u64 = 0x5bd1;
-/// What the operands of the multiplications are mixed with, so that zeros in the data do not make them zero (digits of
-/// pi), and by how much that grows from pair to pair, so that it matters where words stand.
+/// Keys that are mixed into the operands of the multiplications, so that zeros in the data do not make them zero (digits
+/// of pi), and the steps by which they grow from pair to pair, so that the places of words matter.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 

@@ -6,12 +6,12 @@ use pyo3::sync::PyOnceLock;
 
 use torchdata_core::process::watching::{self, Stall, Watch};
 
-/// What is called where a call does not come back, with its key, the seconds and the thread.
+/// The function to call, with its key, the seconds and the thread, if a call does not come back.
 ///
 /// FORK: filled in by an import, which Python's own lock covers.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// The watch of this process. Whoever holds the GIL may ask.
+/// The watch of this process. A thread that holds the GIL may ask.
 pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }

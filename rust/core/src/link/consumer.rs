@@ -159,8 +159,8 @@ impl Lease {
         copy.clear();
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
         // SAFETY: the lease's memory is valid for its length, the vector has room for it, and bytes of any value will
-        // do. What a producer that breaks the rules writes meanwhile arrives as wrong bytes: the copy itself decides
-        // nothing by them.
+        // do. A producer that breaks the rules and writes meanwhile makes wrong bytes: the copy itself decides nothing by
+        // them.
         unsafe {
             std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
             copy.set_len(self.len);

@@ -1,15 +1,15 @@
 //! The reader's books: how far it has come with each peer, and the snapshots from which a later run can go on there.
 //!
-//! A writer puts snapshots of its graph between two items. The reader keeps those that it may need, unopened. What the
-//! user was given may lag behind what was taken, as pipes in main read ahead; so a log of the last deliveries lets the
-//! books be looked at as they were some items ago, and a snapshot is kept until what was given has passed the next one.
+//! A writer puts snapshots of its graph between two items. The reader keeps those that it may need, unopened. The
+//! user's items may lag behind those that were taken, as pipes in main read ahead. So a log of the last deliveries shows the
+//! books as they were some items ago, and a snapshot is kept until the user's items have passed the next one.
 
 use std::collections::VecDeque;
 
 use super::account::Account;
 
 /// How far a worker had read of its share of the dispatched items. The default is the beginning of an epoch, from which
-/// one goes on of whom there is no snapshot.
+/// a worker without a snapshot goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The pass, from 1.

@@ -73,8 +73,8 @@ impl Shuffle {
     /// As for `Strided::copy`, for one line of what lies in this room; and `can()` is true.
     #[inline]
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8, line: Axis, room: Room) -> usize {
-        // A step reads and writes a whole window, of which its groups may be the smaller part. What it writes too much,
-        // those that come next write over.
+        // A step reads and writes a whole window, of which its groups may be the smaller part. The next steps write over
+        // the rest.
         let stride = line.stride * self.groups as isize;
         let first = from.wrapping_offset(self.low);
         let last = first.wrapping_offset(stride * (self.all as isize - 1));

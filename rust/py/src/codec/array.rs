@@ -144,8 +144,8 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
 /// Callers see to it that nobody refers to the array but the item that it is in.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: reads types, counts and fields of live objects under the GIL: the base of a live array is one. What is
-    // looked into has the type of the array, an exact ndarray.
+    // SAFETY: reads types, counts and fields of live objects under the GIL: the base of a live array is one. Each
+    // object that is looked into has the type of the array, an exact ndarray.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {

@@ -19,7 +19,7 @@ use super::snapshots::{self, Entry, Relay, account};
 use crate::codec::{OutBuffer, Owner, Source};
 use crate::errors;
 
-/// What a taker returns: what was read of the share (pass, items and checksum), and the bytes.
+/// The result of a taker: the part of the share that was read (pass, items and checksum), and the bytes.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {

@@ -1,8 +1,8 @@
 //! Other processes in the places of those that have died, in the middle of a stream.
 //!
-//! Runs in main, in the thread that reads. What a dead process had committed to its link counts as received, snapshots
-//! among it; so its link is drained, and the one that takes its place goes on from the newest snapshot, over a link of
-//! its own. Leases stay with the memory of the old one. Who is replaced, and by whom, is Python's to say.
+//! Runs in main, in the thread that reads. All that a dead process had committed to its link counts as received,
+//! snapshots among it. So its link is drained, and the process that takes its place goes on from the newest snapshot, over
+//! a link of its own. Leases stay with the memory of the old one. Python decides who is replaced, and by whom.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;

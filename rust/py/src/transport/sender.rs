@@ -100,8 +100,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch: units carry its number, and items count from zero. What was begun in an earlier one is given
-    /// up.
+    /// Starts an epoch: units carry its number, and items count from zero. A unit that was begun in an
+    /// earlier one is given up.
     ///
     /// `starts` says, by reader, from where an earlier run of it goes on: after how many items and with which checksum,
     /// how many of those that follow the reader has already, and the checksum behind these, to be compared where it is

@@ -124,7 +124,7 @@ pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> 
     producer.push_aside(kind, &[], &payload)
 }
 
-/// What stands before the content.
+/// Returns the words before the content.
 pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Account>) -> Vec<u8> {
     let mut words = vec![u64::from(pass), u64::from(share.pass), share.account.items, share.account.checksum];
     words.push(accounts.len() as u64);
@@ -194,7 +194,7 @@ impl<'a> Opened<'a> {
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
     // SAFETY: the lease's memory is valid for its length. It is no slice: a producer that breaks the rules writes
-    // meanwhile, which arrives as wrong bytes. What is returned is a new `bytes`, or null with an exception set.
+    // meanwhile, which arrives as wrong bytes. The call returns a new `bytes`, or null with an exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
