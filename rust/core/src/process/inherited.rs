@@ -52,11 +52,12 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
 }
 
 fn note(state: u32, start: usize, len: usize) -> &'static Entry {
+    // SYNC(noted): pairs with the drops, which free an entry.
     let taken = entries()
         .find(|entry| entry.state.compare_exchange(FREE, OPAQUE, Ordering::Acquire, Ordering::Relaxed).is_ok());
     let entry = taken.unwrap_or_else(|| {
         let entry: *mut Entry = Box::leak(Box::new(Entry {
-            next: FIRST.load(Ordering::Acquire),
+            next: FIRST.load(Ordering::Relaxed), // the exchange below sees to the order
             state: AtomicU32::new(OPAQUE),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
@@ -100,6 +101,7 @@ impl Mapping {
 
     /// Makes the mapping private memory of zeros in every child that is forked from now on, before anything runs there.
     pub fn wipe_on_fork(&self) {
+        // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
     }
 
@@ -112,6 +114,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // SYNC(noted): pairs with `note`, which fills a free entry.
         self.0.state.store(FREE, Ordering::Release);
     }
 }
@@ -149,6 +152,7 @@ impl Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         self.close();
+        // SYNC(noted): pairs with `note`, which fills a free entry.
         self.0.state.store(FREE, Ordering::Release);
     }
 }
@@ -160,6 +164,7 @@ impl Drop for Descriptor {
 pub fn drop_all_but(keep: &[&Mapping]) {
     for entry in entries() {
         let start = entry.start.load(Ordering::Relaxed);
+        // SYNC(noted): pairs with `note`.
         match entry.state.load(Ordering::Acquire) {
             MAPPING | OWN_MAPPING
                 if entry.pins.load(Ordering::Relaxed) == 0 && !keep.iter().any(|kept| ptr::eq(kept.0, entry)) =>
@@ -194,6 +199,7 @@ unsafe fn wipe(entry: &Entry) {
 ///
 /// Takes no lock and allocates nothing.
 pub fn wipe_what_is_the_parents() {
+    // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
         // SAFETY: all that looks at such a mapping are counters, atomic and valid as zeros.
         unsafe { wipe(entry) };

@@ -307,7 +307,7 @@ impl Watch {
     }
 }
 
-/// For good: no thread is begun any more.
+/// Ends watching for good: no thread is begun any more.
 pub fn over() {
     OVER.store(true, Relaxed);
 }

@@ -127,9 +127,10 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch, in which the peers have come as far as `starts` says; those that it leaves out begin.
+    /// Begins an epoch, in which the peers have come as far as `starts` says. Peers without an entry there are at their
+    /// beginning.
     ///
-    /// Returns what was kept: objects whose end may run anything.
+    /// Returns the snapshots that were kept: dropping one may run anything.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);

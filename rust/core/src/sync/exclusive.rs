@@ -1,4 +1,4 @@
-//! A value for one thread at a time, which says who has it: a lock for those who would rather be refused than wait.
+//! A lock that refuses a second thread rather than have it wait, and knows its holder.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;

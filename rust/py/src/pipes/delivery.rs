@@ -244,7 +244,7 @@ impl Delivery {
         watching::watch(py).begin(&self.pulse, how.0, how.1);
     }
 
-    /// Takes that back.
+    /// Ends the watch over calls.
     fn watch_no_more(&self, py: Python<'_>) {
         self.watched.with(py, Option::take);
         watching::watch(py).end(&self.pulse);

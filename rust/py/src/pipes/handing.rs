@@ -64,8 +64,8 @@ impl HandingIterator {
     }
 }
 
-/// The handler of Ctrl-C meanwhile: notes it. One that is pressed again is passed on, lest a function of the user's
-/// that hangs could not be ended.
+/// The handler of Ctrl-C meanwhile: notes it. A second press is passed on, so that a function of the user's that hangs
+/// can be ended.
 #[pyclass(frozen)]
 struct Noted {
     pressed: AtomicBool,

@@ -157,10 +157,10 @@ impl Collector {
 
     /// Starts an epoch in which each peer may run `window` items ahead. To be called before the peers are told.
     ///
-    /// A thread that still reads for an earlier one is told to leave, and waited for.
+    /// A thread that still reads for an earlier epoch is told to leave; the call waits for that.
     ///
-    /// `starts` says how far an earlier run of the epoch has come with each peer, `turn` whose the next item is,
-    /// `passed` how many passes of what is dispatched were read.
+    /// `starts` are the places of an earlier run of the epoch, by peer; `turn` is the peer of the next item; `passed` is
+    /// the number of passes over the dispatched items that were read.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -175,14 +175,14 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    /// Says who knows how many items the user was given: `delivery` does; None: nobody.
+    /// Takes the number of items that the user was given from `delivery`; None: nobody knows it.
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given(), 0));
         self.access.hold()?.progress.given = given;
         Ok(())
     }
 
-    /// Has it told by who tells `other`, whose place this one takes in an epoch of which `before` items were delivered.
+    /// Takes that number from the delivery of `other`, whose place this one takes after `before` items of the epoch.
     fn follow_as(&self, other: &Self, before: u64) -> PyResult<()> {
         let given = other.access.hold()?.progress.given.after(before);
         self.access.hold()?.progress.given = given;
@@ -191,8 +191,8 @@ impl Collector {
 
     /// Where the peers were when so many items of the epoch had been delivered here, or are now: (by peer: what was
     /// given, the newest snapshot before that; whose turn it was; the dispatching process's snapshot that fits). None
-    /// where that is too long ago. At any time, while somebody waits, too; whoever counts in Python what was delivered,
-    /// to ask for so many ago, counts too late.
+    /// where that is too long ago. May be called at any time, also while a thread waits. A count that Python keeps of
+    /// deliveries is too late for `delivered`.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn places(
@@ -317,7 +317,7 @@ impl Collector {
         self.access.hold()?.receive(py, peer, seconds.map(duration))
     }
 
-    /// Looks at nothing while somebody reads: he holds a reference, so this is no garbage. The lock is taken and let go
+    /// Looks at nothing while a thread reads: its reference shows that this is no garbage. The lock is taken and let go
     /// with the GIL held alone, which the collector of garbage holds, so that all its passes find the same.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))

@@ -179,7 +179,8 @@ impl Outlet {
         }
     }
 
-    /// Where the reader wants it no more, the item is the one before, and its record goes with that.
+    /// Traces the item that was sent last. If the reader did not want it any more, that is the one before, which gets a
+    /// second record.
     #[cold]
     pub fn trace_sent(&self, began: u64, target: usize) {
         let producer = &self.producers[target];

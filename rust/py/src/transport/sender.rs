@@ -105,7 +105,7 @@ impl Sender {
     ///
     /// `starts` says, by reader, from where an earlier run of it goes on: after how many items and with which checksum,
     /// how many of those that follow the reader has already, and the checksum behind these, to be compared where it is
-    /// given. `turn` is the reader whose the first item is.
+    /// given. `turn` is the reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -326,7 +326,7 @@ impl Sender {
         tidy(py, &self.arenas)
     }
 
-    /// Looks at nothing while somebody sends: he holds a reference, so this is no garbage.
+    /// Looks at nothing while a thread sends: its reference shows that this is no garbage.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))
