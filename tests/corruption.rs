@@ -14,6 +14,7 @@ use common::child::run_again_portably;
 use common::raw::Raw;
 use common::stream::{ITEM, Random, Receiver, SMALL, Sender, bytes, open};
 use common::watchdog;
+use crossbeam_utils::CachePadded;
 use proptest::prelude::*;
 use torchdata_core::error::OpenError;
 use torchdata_core::integrity::seal;
@@ -26,9 +27,10 @@ const SHORT: Duration = Duration::from_millis(20);
 /// Places in the header, as the layout documents them.
 const VERSION: usize = 8;
 const RING_CAPACITY: usize = 24;
-const HEAD: usize = 128;
-const TAIL: usize = 64;
-const RETURN_TAIL: usize = 192;
+const LINE: usize = align_of::<CachePadded<AtomicU64>>();
+const TAIL: usize = LINE;
+const HEAD: usize = 2 * LINE;
+const RETURN_TAIL: usize = 3 * LINE;
 const RING: usize = 4096;
 /// Header, data ring and return ring: all that the ends interpret.
 const CONTROL: usize = RING + SMALL.ring_capacity as usize + 8 * SMALL.return_capacity as usize;

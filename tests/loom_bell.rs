@@ -12,8 +12,8 @@ use common::watchdog;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
-use torchdata_core::primitive::{AtomicU32, AtomicU64, Ordering};
 use torchdata_core::process::bell::{Bell, Parker, Wanted};
+use torchdata_core::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 
 /// A futex as the kernel implements it: comparing and going to sleep are one step for those who wake.
 struct Futex {

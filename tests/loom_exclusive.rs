@@ -1,4 +1,5 @@
-//! Every interleaving of threads that want one value: one of them has it at a time, and sees what the last one did to it.
+//! Every interleaving of threads that want one value: one of them has it at a time, and sees what the last one did to
+//! it.
 #![cfg(loom)]
 #![allow(missing_docs)]
 
@@ -8,7 +9,7 @@ use common::watchdog;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
-use torchdata_core::exclusive::Exclusive;
+use torchdata_core::sync::exclusive::Exclusive;
 
 #[test]
 fn whoever_holds_the_value_is_alone_with_it_and_sees_it_as_it_was_left() {

@@ -11,7 +11,7 @@ use loom::thread;
 use torchdata_core::error::Corrupted;
 use torchdata_core::integrity::seal;
 use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
-use torchdata_core::primitive::AtomicU64;
+use torchdata_core::sync::primitive::AtomicU64;
 
 /// A ring whose slots loom watches: two sides in one slot at a time are an error of the model.
 struct Ring {

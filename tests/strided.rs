@@ -17,7 +17,8 @@ impl Guarded {
     fn new(bytes: &[u8], at_end: bool) -> Self {
         let inner = bytes.len().next_multiple_of(PAGE);
         let pages = inner + 2 * PAGE;
-        // SAFETY: fresh memory, of which the outer pages are made inaccessible, and the inner ones have room for the bytes.
+        // SAFETY: fresh memory, of which the outer pages are made inaccessible, and the inner ones have room for the
+        // bytes.
         unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             let mapping = mmap_anonymous(std::ptr::null_mut(), pages, access, MapFlags::PRIVATE).unwrap().cast::<u8>();

@@ -45,7 +45,6 @@ __all__ = [
     "take_no_notice",
     "tar_file_header",
     "tar_pax_records",
-    "trace_thread",
     "watch_after_fork",
     "watch_before_fork",
     "watch_is_over",
@@ -60,12 +59,11 @@ class Finalized:
 
 @final
 class IterationToken:
-    """What a pipe knows of its current iteration."""
+    """A pipe's knowledge of its current iteration."""
     def __new__(cls) -> Self: ...
-    def begin(self) -> tuple[int, bool, int]: ...
+    def begin(self) -> tuple[int, bool]: ...
     def invalidate(self) -> None: ...
     def arm(self, yielded: int) -> None: ...
-    def arm_replay(self, count: int) -> None: ...
     def disarm(self) -> None: ...
     @property
     def current(self) -> int: ...
@@ -96,7 +94,7 @@ def sample_order(words: bytes, drawn: int, count: int) -> bytes: ...
 
 @final
 class Delivery:
-    """What a loader hands to its user, counted."""
+    """The delivery of a loader to its user, counted."""
 
     source: Any
     valid: int | None
@@ -120,7 +118,7 @@ class DeliveryIterator:
 
 @final
 class Turn:
-    """Whose turn it is to read an iterator, and who waits for it."""
+    """The thread that has the turn to read an iterator, and those that wait for it."""
     @property
     def is_mine(self) -> bool: ...
     def call(self, function: Callable[[], _T]) -> _T: ...
@@ -202,7 +200,7 @@ class StatsBoard:
 
 @final
 class TraceLog:
-    """What happened when, in memory of one process that main reads."""
+    """Events and their times, in memory of one process that main reads."""
     def __new__(cls, capacity: int) -> Self: ...
     @staticmethod
     def open(path: str | PathLike[str]) -> TraceLog: ...
@@ -213,7 +211,6 @@ class TraceLog:
     def read(self) -> tuple[int, int, bytes]: ...
 
 def end_trace() -> None: ...
-def trace_thread() -> int: ...
 
 @final
 class LeasedBuffer:
@@ -438,7 +435,7 @@ class Meeting:
 
 @final
 class GzipReader:
-    """What gzip had compressed: one member of a gzip file after another."""
+    """The decompressed content: one member of a gzip file after another."""
     def __new__(cls, read: Callable[[int], bytes], unread: bytes | None = None) -> Self: ...
     def read(self) -> bytes: ...
 

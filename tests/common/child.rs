@@ -30,7 +30,8 @@ impl Drop for Process {
     }
 }
 
-/// Starts this test binary in its test `child_process` (which is ignored otherwise) with a role and a link's descriptors.
+/// Starts this test binary in its test `child_process` (which is ignored otherwise) with a role and a link's
+/// descriptors.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.fd(), bells.fd()])
 }

@@ -1,8 +1,8 @@
 //! The protocol between main, workers and the dispatching process, in every interleaving of small loaders.
 //!
-//! Checked in each: no deadlock; from every state an end can be reached; no item is lost, doubled or delivered to another epoch
-//! or out of order; an epoch that ends without error is complete; a death is an error. And the checker itself is checked: with
-//! the rules as they were before a defect was mended, it must find that defect.
+//! Checked in each: no deadlock; from every state an end can be reached; no item is lost, doubled or delivered to
+//! another epoch or out of order; an epoch that ends without error is complete; a death is an error. And the checker
+//! itself is checked: with the rules as they were before a defect was mended, it must find that defect.
 
 mod child;
 mod explore;

@@ -191,7 +191,7 @@ impl Setting {
             Ok(Asked::Ended(Ended::Failed)) => {
                 after.set_window(0);
                 after.thread = None;
-                after.main = if after.bereaved { Main::Stopping(0) } else { Main::Between };
+                after.main = if after.has_died { Main::Stopping(0) } else { Main::Between };
                 Ok(after)
             }
             Ok(Asked::Busy) => Ok(after),
@@ -267,14 +267,14 @@ impl World {
         let next = collecting.next(|peer| ready[peer], |peer| arrived[peer], |peer| starves[peer]);
         self.collecting = collecting;
         // A death is found while main waits; by then something may have come.
-        if self.waits && self.is_dead() && !self.bereaved {
+        if self.waits && self.is_dead() && !self.has_died {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
                 return Ok(Asked::Busy);
             }
-            self.bereaved = true;
+            self.has_died = true;
             if rules.deaths {
-                self.collecting.bereave();
+                self.collecting.note_death();
             } else if matches!(next, Next::Deliver(_)) {
                 self.stopped = true;
             } else {
@@ -347,9 +347,9 @@ impl World {
         let mut relieved = false;
         for peer in (0..setting.workers).filter(|&peer| starves.contains(&true) && !starves[peer]) {
             let (end, link) = (&self.ends[peer], &mut self.out[peer]);
-            let relief = end.receiving.relief();
-            if link.grant != relief.word() {
-                end.tell(link, relief, end.receiving.window().max(1));
+            let one_more = end.receiving.one_more();
+            if link.grant != one_more.word() {
+                end.tell(link, one_more, end.receiving.window().max(1));
                 relieved = true;
             }
         }

@@ -85,7 +85,7 @@ impl ReadEnd {
     pub fn took_in(&mut self, link: &mut Link) {
         self.taken += 1;
         self.receiving.take();
-        self.tell(link, self.receiving.relief(), self.receiving.window().max(1));
+        self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
     /// Whether a unit of the stream that is read waits; None where others are to be dropped first.

@@ -1,7 +1,8 @@
 //! Replacing dead children inside an epoch.
 //!
-//! Without dispatching the dead worker alone is replaced, over a new link. With dispatching all children are, together: nobody
-//! else knows what was on its way to the dead one. What main has received is drained first, and made again by count.
+//! Without dispatching the dead worker alone is replaced, over a new link. With dispatching all children are, together:
+//! nobody else knows what was on its way to the dead one. What main has received is drained first, and made again by
+//! count.
 
 use std::sync::Arc;
 
@@ -39,8 +40,8 @@ impl World {
         self.replacing.rests(index)
     }
 
-    /// Sees to those who have died: others take their places, or they are wanted no more in this epoch. False where that was tried
-    /// too often.
+    /// Sees to those who have died: others take their places, or they are wanted no more in this epoch. False where
+    /// that was tried too often.
     pub fn replace_dead(&mut self, setting: &Setting) -> bool {
         let dead = |world: &Self, index: usize| world.children[index].doing == Doing::Gone && !world.rests(index);
         let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();

@@ -1,8 +1,9 @@
 //! Snapshots, places, going on from them and replacing the dead, in every interleaving.
 //!
-//! Checked besides what always is: whatever state is asked for, at any moment, names snapshots of this epoch that are not beyond
-//! what the user was given, a dispatching process's that no worker's reading is before, and what would be made from there on is
-//! what was to follow; nothing is forgotten that may be asked for; what is made again is what the reader has.
+//! Checked besides what always is: whatever state is asked for, at any moment, names snapshots of this epoch that are
+//! not beyond what the user was given, a dispatching process's that no worker's reading is before, and what would be
+//! made from there on is what was to follow; nothing is forgotten that may be asked for; what is made again is what the
+//! reader has.
 
 use super::explore::explore;
 use super::setting;

@@ -1,5 +1,5 @@
-//! What a child does about snapshots: it puts its own aside between two items, passes on those of the dispatching process, and
-//! begins from one.
+//! What a child does about snapshots: it puts its own aside between two items, passes on those of the dispatching
+//! process, and begins from one.
 
 use std::sync::Arc;
 
@@ -29,8 +29,8 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// By link: what went out before the snapshot; how many items of those behind it the reader has; the checksum behind these,
-    /// where that is compared.
+    /// By link: what went out before the snapshot; how many items of those behind it the reader has; the checksum
+    /// behind these, where that is compared.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     /// What a worker had read of its share.
@@ -114,7 +114,8 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// The world after the first worker has begun its share for the sake of its first snapshot alone, or has taken that.
+    /// The world after the first worker has begun its share for the sake of its first snapshot alone, or has taken
+    /// that.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

@@ -1,7 +1,7 @@
 //! A loader in small: main, workers and, with dispatching, the dispatching process, over rings of a few units.
 //!
-//! What is decided is decided by the machines of `torchdata_core::protocol`; here are only memory and processes. `Rules` turns
-//! back single ones of their decisions, to what they were before defects were mended.
+//! What is decided is decided by the machines of `torchdata_core::protocol`; here are only memory and processes.
+//! `Rules` turns back single ones of their decisions, to what they were before defects were mended.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -103,7 +103,8 @@ pub struct Setting {
     pub follows: bool,
     /// A thread in main reads one item ahead.
     pub reads_ahead: bool,
-    /// The number of the source's item at which the graph fails: of a worker, or where items are dispatched, of that process.
+    /// The number of the source's item at which the graph fails: of a worker, or where items are dispatched, of that
+    /// process.
     pub fails_at: Option<u8>,
     /// What was checked of main's places.
     pub checked: RefCell<HashSet<u128>>,
@@ -240,7 +241,7 @@ pub struct World {
     pub ends: Vec<ReadEnd>,
     pub held: Vec<VecDeque<Unit>>,
     pub waits: bool,
-    pub bereaved: bool,
+    pub has_died: bool,
     /// Old rule: the epoch was stopped by a death.
     pub stopped: bool,
     pub delivered: u8,
@@ -342,7 +343,7 @@ impl Model for Setting {
             ends: vec![ReadEnd::default(); self.workers],
             held: vec![VecDeque::new(); self.workers],
             waits: false,
-            bereaved: false,
+            has_died: false,
             stopped: false,
             delivered: 0,
             seen: 0,

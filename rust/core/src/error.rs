@@ -1,4 +1,4 @@
-//! What can go wrong between the two ends of a link.
+//! Errors between the two ends of a link.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,9 +10,9 @@ pub enum OpenError {
     /// The operating system refused.
     #[error("{what}: {source}{}", way_out(source))]
     System {
-        /// What was attempted.
+        /// The attempt.
         what: &'static str,
-        /// What the system said.
+        /// The system's answer.
         source: io::Error,
     },
     /// The temporary file that stands in for shared memory has no room to grow.
@@ -22,11 +22,11 @@ pub enum OpenError {
         folder.display()
     )]
     NoRoom {
-        /// What a link or a board of bells needs to begin with.
+        /// A link or a board of bells cannot begin.
         bytes: usize,
         /// Where temporary files lie.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's answer.
         source: io::Error,
     },
     /// The region never became a link within the time allowed.
@@ -50,7 +50,7 @@ pub enum OpenError {
     Taken(&'static str),
 }
 
-/// What the peer wrote breaks the rules of the link; nothing more can be read from it.
+/// The peer wrote against the rules of the link; nothing more can be read from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
@@ -58,7 +58,7 @@ pub struct Corrupted(pub &'static str);
 /// Why a unit could not be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
-    /// What lies there is no unit.
+    /// No unit lies there.
     #[error(transparent)]
     Corrupted(#[from] Corrupted),
     /// This process gets no memory for its bytes.

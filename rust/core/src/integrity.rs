@@ -1,15 +1,15 @@
 //! Checks that tell damage from data in shared memory: of single words, and of whole units.
 //!
-//! They are for accidents (a stray pointer, a library that writes where it must not), not against an adversary. What they
-//! cover are the words and units that the protocol relies on; the bytes of blocks are the user's and have none, as it would
+//! They are for accidents (a stray pointer, a library that writes where it must not), not against an adversary. They
+//! cover the words and units that the protocol relies on; the bytes of blocks are the user's and have none, as it would
 //! cost as much as copying them.
 
 /// Odd, and such that no change within one byte of a value leaves its check as it was; a test goes through them all.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Keeps a word of zeros, which is what wiped memory holds, from being a valid one.
 const NOT_ZERO: u64 = 0x5bd1;
-/// What the operands of the multiplications are mixed with, so that zeros in the data do not make them zero (digits of pi), and
-/// by how much that grows from pair to pair, so that it matters where words stand.
+/// Keys that are mixed into the operands of the multiplications, so that zeros in the data do not make them zero (digits
+/// of pi), and the steps by which they grow from pair to pair, so that the places of words matter.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
@@ -19,8 +19,8 @@ const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 /// A word for shared memory: the lower 48 bits of `value`, and above them a check of these.
 ///
-/// One word, so that writing and reading it is atomic; any change within one of its bytes is noticed, any other one with a
-/// probability of 1 - 2^-16.
+/// One word, so that writing and reading it is atomic; any change within one of its bytes is noticed, any other one
+/// with a probability of 1 - 2^-16.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
@@ -33,7 +33,8 @@ pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// The value next to `known` (at or after it, by less than 2^48) whose sealed word this is, or None where it is damaged.
+/// The value next to `known` (at or after it, by less than 2^48) whose sealed word this is, or None where it is
+/// damaged.
 #[inline]
 pub const fn open_after(known: u64, word: u64) -> Option<u64> {
     match open(word) {
@@ -80,14 +81,15 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes, the number of which the words before must tell, and adds what was copied: each byte is read once,
-    /// so that no later change of the source goes unnoticed. In one pass, as reading the copy anew would wait for its stores.
+    /// Copies `len` bytes, the number of which the words before must tell, and adds what was copied: each byte is read
+    /// once, so that no later change of the source goes unnoticed. In one pass, as reading the copy anew would wait for
+    /// its stores.
     ///
     /// Behind the last byte, what is missing to a multiple of 8 is written, too: zeros if the source is not `PADDED`.
     ///
     /// # Safety
-    /// `to` is writable for `len` bytes, rounded up to a multiple of 8; `from` is readable for `len` bytes, and if it is
-    /// `PADDED` for as many as `to`. They do not overlap.
+    /// `to` is writable for `len` bytes, rounded up to a multiple of 8; `from` is readable for `len` bytes, and if it
+    /// is `PADDED` for as many as `to`. They do not overlap.
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;
@@ -115,7 +117,7 @@ impl Checksum {
         self
     }
 
-    /// What was added since, wherever the unit lies: words count by their number alone.
+    /// Returns the sum of additions since, wherever the unit lies: words count by their number alone.
     #[inline]
     pub fn since(self, before: Self) -> u64 {
         self.sum.wrapping_sub(before.sum)
@@ -161,8 +163,8 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
 /// Words of a large buffer that are looked at.
 const SAMPLES: usize = 16;
 
-/// Sixteen bits that depend on the length of a buffer and on some of its words, spread evenly: reading all of them would
-/// cost as much as copying.
+/// Sixteen bits that depend on the length of a buffer and on some of its words, spread evenly: reading all of them
+/// would cost as much as copying.
 ///
 /// # Safety
 /// `data` is readable for `len` bytes.
@@ -183,7 +185,7 @@ pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     sum >> 48
 }
 
-/// What tells one unit from another wherever it lies.
+/// Returns a number that tells one unit from another wherever it lies.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Digest {
     buffers: u64,
@@ -218,7 +220,7 @@ mod tests {
                 }
             }
         }
-        // Whatever the value: a change within a byte moves the product by one of these, and further than the bits below
+        // For any value, a change within a byte moves the product by one of these, and further than the bits below
         // the check can hide.
         for byte in 0..6 {
             for change in 1..=255_u64 {

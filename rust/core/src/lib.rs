@@ -3,19 +3,18 @@
 //! See `docs/architecture.md` for how the parts fit together and for the journey of one item.
 
 pub mod error;
-pub mod exclusive;
 pub mod formats;
-pub mod glances;
 pub mod integrity;
 pub mod link;
 pub mod prefetch_queue;
-pub mod primitive;
 pub mod process;
 pub mod protocol;
 pub mod round_robin;
+pub mod sampled_clock;
 pub mod sampling;
 pub mod seed;
 pub mod strided;
+pub mod sync;
 
 #[cfg(not(loom))]
 pub mod ranks;

@@ -16,7 +16,7 @@ use std::ops::Deref;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use crate::primitive::{Condvar, Mutex, MutexGuard};
+use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 
 /// Longest uninterrupted sleep of any wait.
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);

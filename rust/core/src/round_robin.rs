@@ -1,4 +1,4 @@
-//! Whose turn it is: the state machine behind collecting and dealing.
+//! Round robin: the state machine behind collecting and dealing.
 //!
 //! Role: main takes items from its workers, and the dispatching process deals items to them, one each in turn; both
 //! keep a [`RoundRobin`]. It does no I/O and waits for nothing: who uses it asks whose turn it is, does the work, and
@@ -13,7 +13,7 @@ pub struct RoundRobin {
     ended: Vec<bool>,
     /// Number of `false` in `ended`.
     live: usize,
-    /// Whose turn it is. While anybody is live, a live peer.
+    /// The peer that has the turn: a live one, while any is.
     current: usize,
     /// Whether nobody is taken from out of turn.
     in_order: bool,

@@ -1,7 +1,7 @@
 //! Python's way of drawing a sample, fast: the order that `random.Random.sample` gives all of a population.
 //!
-//! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), as CPython has it. It goes
-//! on from a state of Python's, so how a seed makes a state is Python's business.
+//! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), as CPython has it.
+//! It goes on from a state of Python's, so how a seed makes a state is Python's business.
 
 /// Words of the generator's state.
 pub const WORDS: usize = 624;
@@ -54,7 +54,7 @@ impl MersenneTwister {
         }
     }
 
-    /// What `sample(range(count), count)` gives.
+    /// Returns the result of `sample(range(count), count)`.
     pub fn permutation(&mut self, count: u32) -> Vec<u32> {
         let mut pool: Vec<u32> = (0..count).collect();
         let mut order = Vec::with_capacity(pool.len());

@@ -1,9 +1,9 @@
 //! Seeds for everything random in a pipeline, from one number.
 //!
 //! Two streams of ChaCha12 (D. J. Bernstein, "ChaCha, a variant of Salsa20", 2008; through `rand_chacha`). The *shared*
-//! stream is the same on all ranks and workers that were seeded alike; the *worker* stream is that stream once more, until it
-//! becomes independent of all others by `spawn`: so what is read in one process has the order that workers give what stands
-//! before the sharding. Every generator is a key and a position, so that its state is small and exact.
+//! stream is the same on all ranks and workers that were seeded alike; the *worker* stream is that stream once more,
+//! until it becomes independent of all others by `spawn`: so what is read in one process has the order that workers
+//! give what stands before the sharding. Every generator is a key and a position, so that its state is small and exact.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};

@@ -43,8 +43,8 @@ impl LeasedBuffer {
     }
 }
 
-/// Memory of an array made by `torchdata.empty`: a block of the arena of this process. It goes to the consumer with an item
-/// that is all that refers to the array.
+/// Memory of an array made by `torchdata.empty`: a block of the arena of this process. It goes to the consumer with an
+/// item that is all that refers to the array.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
     pub block: Arc<Block>,

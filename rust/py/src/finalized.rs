@@ -1,9 +1,9 @@
 //! A base of Python classes whose finaliser is never lost to Ctrl-C.
 //!
-//! Python handles signals at the first line of a `__del__` as anywhere else, and ignores what is raised there: the object is
-//! gone, unfinished, and the KeyboardInterrupt too. So the slot that the interpreter calls is native here, where no signal is
-//! handled. It calls the method `_finalize`, again where that was interrupted, and tells it so: that one has to deliver the
-//! interrupt when it has returned.
+//! Python handles signals at the first line of a `__del__` as anywhere else, and ignores what is raised there: the
+//! object is gone, unfinished, and the KeyboardInterrupt too. So the slot that the interpreter calls is native here,
+//! where no signal is handled. It calls the method `_finalize`, again where that was interrupted, and tells it so: that
+//! one has to deliver the interrupt when it has returned.
 //!
 //! Runs in whichever thread drops the last reference, or collects garbage. Nothing is owned, the type adds no field.
 
@@ -40,7 +40,7 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// The slot. What was being raised when the object was dropped goes on afterwards.
+/// The slot. An exception that was being raised when the object was dropped goes on afterwards.
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
         // SAFETY: the interpreter calls the slot with an object that it keeps alive meanwhile.

@@ -1,8 +1,8 @@
 //! Forking at a moment when a lock is free that only a call of Python's can take: that of PyTorch's global generator.
 //!
-//! The C library's hook comes behind all hooks of Python's, some of which let the GIL go. Nothing does between this one and
-//! the fork. So a thread that has drawn and wants to draw again waits for the GIL meanwhile, and one that waits for the
-//! lock without the GIL has its turn while this thread takes the lock again and again.
+//! The C library's hook comes behind all hooks of Python's, some of which let the GIL go. Nothing does between this one
+//! and the fork. So a thread that has drawn and wants to draw again waits for the GIL meanwhile, and one that waits for
+//! the lock without the GIL has its turn while this thread takes the lock again and again.
 
 use std::cell::RefCell;
 use std::io;
@@ -20,8 +20,8 @@ const PAUSE: Duration = Duration::from_micros(200);
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// What takes the lock for a moment, in a thread that is about to fork; and what that has returned: a tensor lets the
-    /// GIL go when it is dropped.
+    /// The function that takes the lock for a moment, in a thread that is about to fork; and its result: a tensor lets
+    /// the GIL go when it is dropped.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }

@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 /// A reader that waits does not hold it, so a signal handler and other threads find it whole.
 pub struct GilCell<T>(RefCell<T>);
 
-// SAFETY: `with` asks for a token of the interpreter, which one thread has at a time; no `look` gives the token up. Should one
-// do so, the cell refuses the second thread.
+// SAFETY: `with` asks for a token of the interpreter, which one thread has at a time; no `look` gives the token up.
+// Should one do so, the cell refuses the second thread.
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
 impl<T> GilCell<T> {

@@ -10,6 +10,7 @@ use torchdata_core::process::{self, fork, signals};
 mod buffers;
 mod codec;
 mod descriptors;
+mod enter;
 mod errors;
 mod finalized;
 mod forking;
@@ -50,9 +51,10 @@ fn system_lacks() -> bool {
     process::choice() == process::Choice::Lacking
 }
 
-/// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile, and
-/// the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers this.)
-fn settle(py: Python<'_>) -> PyResult<()> {
+/// Makes at import what would be made at its first use behind a lock of PyO3's: another thread might fork meanwhile,
+/// and the child would wait for ever at its own first use. (A lock that Python itself holds while it imports covers
+/// this.)
+fn initialize(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>(); // whoever takes an exception compares it with this
     py.detach(|| Python::attach(|_| ())); // whoever attaches looks whether the interpreter is up
     fork::generation();
@@ -63,7 +65,7 @@ fn settle(py: Python<'_>) -> PyResult<()> {
 /// lock: a Python without one takes it back where it imports this module.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    settle(module.py())?;
+    initialize(module.py())?;
     forking::register()?;
     module.add("Finalized", finalized::finalized_type(module.py())?)?;
     module.add_class::<pipes::token::IterationToken>()?;
@@ -79,12 +81,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transport::stats::PyStatsBoard>()?;
     module.add_class::<trace::PyTraceLog>()?;
     module.add_function(wrap_pyfunction!(trace::end_trace, module)?)?;
-    module.add_function(wrap_pyfunction!(trace::trace_thread, module)?)?;
     module.add_class::<buffers::LeasedBuffer>()?;
     module.add_class::<buffers::ArenaBuffer>()?;
     module.add_class::<transport::sender::Sender>()?;
     module.add_class::<transport::collector::Collector>()?;
-    module.add_class::<transport::item_stream::ItemStream>()?;
+    module.add_class::<transport::collector::ItemStream>()?;
     module.add_class::<protocol::PyObedience>()?;
     module.add_class::<protocol::PyReplacing>()?;
     module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;

@@ -1,7 +1,7 @@
 //! NumPy's C API, looked up when the first array or scalar is met: importing this extension does not import NumPy.
 //!
-//! The API is a table of pointers behind a capsule of NumPy's. It is looked up here rather than by the `numpy` crate, of
-//! which only type definitions are used: the crate panics where the look-up fails, as it does when a signal handler
+//! The API is a table of pointers behind a capsule of NumPy's. It is looked up here rather than by the `numpy` crate,
+//! of which only type definitions are used: the crate panics where the look-up fails, as it does when a signal handler
 //! raises meanwhile, and keeps the table behind a lock that a forked child may inherit from a thread that it lacks.
 //! Here a failure is an exception and the next call tries again; the table is published by one store, and two threads
 //! that look it up at once find the same one.
@@ -188,8 +188,8 @@ impl NumPy {
     /// A new array of a dtype: with memory of its own (`data` NULL), or over `data`. NumPy finds out most flags itself.
     ///
     /// # Safety
-    /// `dtype` is a built-in one. `strides` is NULL, or are as many as there are lengths. `data`, where given, covers the array
-    /// and outlives it.
+    /// `dtype` is a built-in one. `strides` is NULL, or are as many as there are lengths. `data`, where given, covers
+    /// the array and outlives it.
     pub unsafe fn array<'py>(
         self,
         dtype: Bound<'py, PyAny>,

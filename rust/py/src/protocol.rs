@@ -6,7 +6,8 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use torchdata_core::protocol::{Acknowledged, Command, Obedience, Replacing, Step, TRIES};
 
-/// The command of a kind: "epoch" or "repeat" with the number of an epoch, "call" with the number of a function, or "stop".
+/// The command of a kind: "epoch" or "repeat" with the number of an epoch, "call" with the number of a function, or
+/// "stop".
 fn command(kind: &str, number: u64) -> PyResult<Command> {
     let epoch =
         || u32::try_from(number).map_err(|_| PyValueError::new_err(format!("{number} is no number of an epoch")));
@@ -42,8 +43,8 @@ impl PyObedience {
         Self(Mutex::new(Obedience::new(dispatches)))
     }
 
-    /// The step that a command asks for: "leave", "run", "apply", "skip" or "end"; and whether it is acknowledged before and
-    /// behind that.
+    /// The step that a command asks for: "leave", "run", "apply", "skip" or "end"; and whether it is acknowledged
+    /// before and behind that.
     fn obey(&self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         let command = command(kind, number)?;
         Ok(match self.with(|obedience| obedience.obey(command)) {
@@ -127,8 +128,8 @@ impl PyReplacing {
         Ok(self.with(|replacing| replacing.wanted(&dead, &ended)))
     }
 
-    /// Judges a death: how many processes have died at this item, whether this one was not judged before, and whether no
-    /// other one is to try.
+    /// Judges a death: how many processes have died at this item, whether this one was not judged before, and whether
+    /// no other one is to try.
     fn judge(
         &self,
         child: usize,

@@ -7,13 +7,15 @@ use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::Arc;
-use torchdata_core::ranks::meeting::{LONGEST_SLICE, Meeting, Tokens};
+use torchdata_core::ranks::meeting::{Meeting, Tokens};
 use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
+
+use crate::enter::{self, Slices};
 
 /// Why an operation never ends: what happened, the ranks to blame, and the rank that noticed.
 type Blame = (&'static str, Vec<u32>, u32);
@@ -75,21 +77,23 @@ impl PyMeeting {
 
     /// Waits for the end of an operation, as long as the time-out and a little longer.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
-        let (meeting, timeout, begun) = (self.get()?, seconds(timeout)?, Instant::now());
-        let mut gave_up = false;
-        loop {
-            let left = timeout.saturating_sub(begun.elapsed());
-            let slice = if gave_up { LONGEST_SLICE } else { left.min(LONGEST_SLICE) };
-            match py.detach(|| meeting.wait(operation, slice)) {
-                Some(Answer::Least(value)) => return Ok(Ok(value)),
-                Some(Answer::Failed(verdict)) => return Ok(Err(blame(verdict))),
-                None => py.check_signals()?,
-            }
-            if !gave_up && begun.elapsed() >= timeout {
-                py.detach(|| meeting.give_up(operation));
-                gave_up = true;
-            }
+        let meeting = self.get()?;
+        let mut answer = None;
+        let mut wait = |limit| {
+            let ended = |slice| {
+                answer = meeting.wait(operation, slice);
+                answer.is_some()
+            };
+            enter::wait(py, limit, Slices::LONG, ended, |_| Ok(false))
+        };
+        if !wait(Some(seconds(timeout)?))? {
+            py.detach(|| meeting.give_up(operation));
+            wait(None)?;
         }
+        Ok(match answer.expect("a wait without a limit ends with an answer") {
+            Answer::Least(value) => Ok(value),
+            Answer::Failed(verdict) => Err(blame(verdict)),
+        })
     }
 }
 
@@ -144,7 +148,7 @@ impl PyMeeting {
         Ok(())
     }
 
-    /// Who is to blame that no operation ends any more, if that is so.
+    /// Returns the ranks to blame that no operation ends any more, if that is so.
     fn blame(&self) -> PyResult<Option<Blame>> {
         Ok(self.get()?.verdict().map(blame))
     }

@@ -1,7 +1,7 @@
 //! Logs of what happened when, as Python objects, and the one that this process writes.
 //!
-//! At most one log is written at a time in a process. Guards that were made meanwhile write into it, and so do sender and
-//! receiver; where there is none, that costs them a look at a flag per item.
+//! At most one log is written at a time in a process. Guards that were made meanwhile write into it, and so do sender
+//! and receiver; where there is none, that costs them a look at a flag per item.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::stats::nanoseconds;
-use torchdata_core::trace::{Kind, Log, Record, thread_number};
+use torchdata_core::trace::{Kind, Log, Record};
 
 use crate::errors;
 
@@ -23,7 +23,7 @@ static ON: AtomicBool = AtomicBool::new(false);
 /// The log that this process writes. Held for a moment, with the GIL: nobody forks meanwhile.
 static CURRENT: Mutex<Option<Arc<Log>>> = Mutex::new(None);
 
-/// What happened when, in memory of one process that main reads.
+/// Events and their times, in memory of one process that main reads.
 #[pyclass(frozen, name = "TraceLog", module = "torchdata._native")]
 pub struct PyTraceLog(pub Arc<Log>);
 
@@ -77,12 +77,6 @@ impl PyTraceLog {
 pub fn end_trace() {
     ON.store(false, Relaxed);
     drop(CURRENT.lock().unwrap_or_else(PoisonError::into_inner).take());
-}
-
-/// The number by which the system, and a trace, knows this thread.
-#[pyfunction]
-pub fn trace_thread() -> u32 {
-    thread_number()
 }
 
 /// Now, if a log is written.

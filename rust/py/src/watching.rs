@@ -1,16 +1,17 @@
-//! The watch over loaders' `next`, as Python sees it: what to call where one does not come back, and when to end the thread.
+//! The watch over loaders' `next`, as Python sees it: what to call where one does not come back, and when to end the
+//! thread.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use torchdata_core::process::watching::{self, Stall, Watch};
 
-/// What is called where a call does not come back, with its key, the seconds and the thread.
+/// The function to call, with its key, the seconds and the thread, if a call does not come back.
 ///
 /// FORK: filled in by an import, which Python's own lock covers.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// The watch of this process. Whoever holds the GIL may ask.
+/// The watch of this process. A thread that holds the GIL may ask.
 pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }

@@ -95,6 +95,10 @@ def test_arrays_that_die_one_by_one_do_not_wake_the_worker():
         assert sorted(counts)[2] < 40, counts
 
 
+# The four cursors are a pair of cache lines apart.
+LINE = 128
+
+
 def scribble(link, generator):
     """Writes over one of the four cursors, or over the data ring about where it is being written."""
 
@@ -106,10 +110,10 @@ def scribble(link, generator):
 
     # So that there is something to spoil; a worker that has found what was spoilt before sends no more.
     deadline = time.monotonic() + 0.3
-    while position(64) - position(128) <= 100 and time.monotonic() < deadline:
+    while position(LINE) - position(2 * LINE) <= 100 and time.monotonic() < deadline:
         time.sleep(0.001)
-    written = position(64) % (1 << 18)
-    places = [64 * generator.randrange(1, 5), 4096 + (written + 8 * generator.randrange(-40, 8)) % (1 << 18)]
+    written = position(LINE) % (1 << 18)
+    places = [LINE * generator.randrange(1, 5), 4096 + (written + 8 * generator.randrange(-40, 8)) % (1 << 18)]
     word(generator.choice(places)).value = generator.getrandbits(64)
 
 

@@ -304,7 +304,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     else:
         record.beginning = None
     loaded, record.loaded = record.loaded, None
-    number, resumed, _ = token.begin()
+    number, resumed = token.begin()
     record.stamp = _tick()
     if resumed and loaded is not None and not can_reset(type(datapipe)) and is_restorable(datapipe):
         datapipe.load_state_dict(from_plain(loaded["state"], type(datapipe).__name__))

@@ -7,7 +7,7 @@
 
 use crate::formats::wire::{Fields, Value, WireError};
 
-/// What the values of a feature are.
+/// The type of a feature's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Strings of bytes.
@@ -27,7 +27,7 @@ pub struct Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// What the values are; None where the feature has no list of values, not even an empty one.
+    /// The values' type; None if the feature has no list of values, not even an empty one.
     pub fn kind(&self) -> Option<Kind> {
         self.kind
     }
@@ -88,7 +88,7 @@ impl<'a> Feature<'a> {
 pub struct Example<'a> {
     /// The features of an Example; of a SequenceExample those that are the same for the whole sequence.
     pub context: Vec<(&'a str, Feature<'a>)>,
-    /// Of a SequenceExample: features that have a value per step.
+    /// Features of a SequenceExample that have a value per step.
     pub lists: Vec<(&'a str, Vec<Feature<'a>>)>,
 }
 

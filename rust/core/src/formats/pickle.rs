@@ -1,13 +1,14 @@
 //! Pickles of plain data: whether each instruction is one that Python writes for such data.
 //!
-//! An unpickler obeys instructions, and those of a stranger may change objects, or ask for gigabytes by a number: a place
-//! in the memo, or a length beyond the end. Plain data needs none of the former, protocol 5 writes no places in the memo,
-//! and lengths are compared with what is there. Which functions may be named, and so called, is for the unpickler to say.
+//! An unpickler obeys instructions, and those of a stranger may change objects, or ask for gigabytes by a number: a
+//! place in the memo, or a length beyond the end. Plain data needs none of the former, protocol 5 writes no places in
+//! the memo, and lengths are compared with what is there. Which functions may be named, and so called, is for the
+//! unpickler to say.
 
 use thiserror::Error;
 
-/// Those without an argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S), ADDITEMS, FROZENSET, tuples,
-/// MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
+/// Those without an argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S), ADDITEMS, FROZENSET,
+/// tuples, MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
 const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
 
 /// Why bytes are not taken for a pickle of plain data.

@@ -1,6 +1,6 @@
 //! The headers of ordinary files in tar archives, and the form of extended ones.
 //!
-//! Of the many forms of tar header (see tar(5)) only one is hot in a data set: a regular file with a short name. It is
+//! Only one of the many forms of tar header (see tar(5)) is hot in a data set: a regular file with a short name. It is
 //! read here; whatever else a block may hold is left to a complete reader of the format, which may trust that extended
 //! headers have the form that [`pax_records`] has seen.
 

@@ -48,7 +48,7 @@ pub enum RecordError {
 /// The records of one file.
 #[derive(Debug)]
 pub struct Records {
-    /// What was fed and not given out yet begins at `begin`.
+    /// Bytes that were fed; those not given out yet begin at `begin`.
     buffer: Vec<u8>,
     begin: usize,
     offset: u64,
@@ -74,7 +74,7 @@ impl Records {
         self.record
     }
 
-    /// What was fed and not given out yet.
+    /// Returns the bytes that were fed and not given out yet.
     pub fn unread(&self) -> &[u8] {
         &self.buffer[self.begin..]
     }

@@ -1,9 +1,9 @@
 //! The arena's allocator: which parts of a producer's shared memory are taken.
 //!
-//! Its book-keeping is private to the producer; the consumer only learns offsets and gives them back over
-//! the return ring. Free memory is kept as address-ordered extents that merge, and the lowest one that fits is
-//! taken: so the pages in use stay few and warm, and memory in use follows what is in flight. Free pages that nobody has
-//! used for a while go back to the system (`tidy`).
+//! Its book-keeping is private to the producer; the consumer only learns offsets and gives them back over the return
+//! ring. Free memory is kept as address-ordered extents that merge, and the lowest one that fits is taken: so the pages
+//! in use stay few and warm, and memory in use follows what is in flight. Free pages that nobody has used for a while
+//! go back to the system (`tidy`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::coldness::Coldness;
 use super::cursor::ConsumerCursor;
 use super::header::{BLOCK_ALIGN, Layout, LinkConfig, returned_offset};
+use super::idle_chunks::IdleChunks;
 use crate::error::Corrupted;
 use crate::process::fork;
 use crate::stats::FlowRef;
 
-/// Who still holds an allocated block.
+/// The holder of an allocated block.
 #[derive(Debug, Clone, Copy)]
 struct Holders {
     len: u64,
@@ -41,7 +41,7 @@ struct Allocator {
     peak: u64,
     /// Where they are mirrored.
     flow: Option<FlowRef>,
-    coldness: Coldness,
+    idle_chunks: IdleChunks,
     /// Whether pages can be given back; a file system without holes is asked once.
     punches: bool,
     /// Blocks that the consumer gives back.
@@ -58,7 +58,7 @@ impl Allocator {
             in_use: 0,
             peak: 0,
             flow: None,
-            coldness: Coldness::new(Instant::now()),
+            idle_chunks: IdleChunks::new(Instant::now()),
             punches: true,
             returns: ConsumerCursor::new(most as u64),
         }
@@ -78,7 +78,7 @@ impl Allocator {
         self.in_use += len;
         self.peak = self.peak.max(self.in_use);
         self.mirror();
-        self.coldness.touch(offset, len);
+        self.idle_chunks.touch(offset, len);
         Some(offset)
     }
 
@@ -105,13 +105,13 @@ impl Allocator {
         Ok(())
     }
 
-    /// The free parts that have become cold.
-    fn cold(&mut self, now: Instant) -> Vec<Range<u64>> {
+    /// Returns the free parts that have become idle.
+    fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         let mut parts = Vec::new();
-        for cold in self.coldness.cold(now) {
-            let before = self.free.range(..cold.start).next_back();
-            for (&start, &len) in before.into_iter().chain(self.free.range(cold.start..cold.end)) {
-                let part = start.max(cold.start)..(start + len).min(cold.end);
+        for idle in self.idle_chunks.take_idle(now) {
+            let before = self.free.range(..idle.start).next_back();
+            for (&start, &len) in before.into_iter().chain(self.free.range(idle.start..idle.end)) {
+                let part = start.max(idle.start)..(start + len).min(idle.end);
                 if part.start < part.end {
                     parts.push(part);
                 }
@@ -128,7 +128,7 @@ impl Allocator {
         let (mut start, mut len) = (offset, holders.len);
         self.in_use -= len;
         self.mirror();
-        self.coldness.touch(start, len);
+        self.idle_chunks.touch(start, len);
         self.taken.remove(&offset);
         if let Some((&before, &extent)) = self.free.range(..start).next_back()
             && before + extent == start
@@ -184,8 +184,8 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough, or the system has
-    /// no room for it.
+    /// Takes a block of at least `len` bytes, page-aligned, or None where no free extent is long enough, or the system
+    /// has no room for it.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
             return None;
@@ -206,7 +206,7 @@ impl Arena {
         let header = self.layout.header();
         let mut allocator = self.lock();
         loop {
-            let available = allocator.returns.available(&header.return_tail.0)?;
+            let available = allocator.returns.available(&header.return_tail)?;
             if available == 0 {
                 return Ok(());
             }
@@ -216,13 +216,13 @@ impl Arena {
                 let offset = returned_offset(position, entry).ok_or(Corrupted("a returned block was overwritten"))?;
                 allocator.returned(offset)?;
             }
-            allocator.returns.release(&header.return_head.0, available);
+            allocator.returns.release(&header.return_head, available);
         }
     }
 
     /// Whether the consumer has returned blocks that were not taken back yet.
     pub fn reclaimable(&self) -> Result<bool, Corrupted> {
-        Ok(self.lock().returns.available(&self.layout.header().return_tail.0)? > 0)
+        Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
     /// Takes blocks back, and gives those free pages to the system that have not been used for some seconds.
@@ -241,16 +241,16 @@ impl Arena {
         // Under the lock, so that nobody takes what is being given back.
         let mut allocator = self.lock();
         if allocator.punches {
-            for part in allocator.cold(now) {
+            for part in allocator.take_idle(now) {
                 allocator.punches &= self.layout.punch_arena(part.start, part.end - part.start);
             }
         }
-        let untidy = allocator.in_use > 0 || allocator.punches && !allocator.coldness.is_empty();
+        let untidy = allocator.in_use > 0 || allocator.punches && !allocator.idle_chunks.is_empty();
         self.untidy.store(untidy, Ordering::Relaxed);
         Ok(untidy)
     }
 
-    /// What `tidy` said last, unless a block was taken since.
+    /// The last answer of `tidy`, unless a block was taken since.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn pages_that_nobody_uses_go_back_and_those_of_live_blocks_stay() {
-        use super::super::coldness::PERIOD;
+        use super::super::idle_chunks::PERIOD;
         const LEN: usize = 16 << 20;
         let config = LinkConfig { arena_capacity: 8 * LEN as u64, ..LinkConfig::default() };
         let layout = Arc::new(Layout::create(config).unwrap());

@@ -1,8 +1,8 @@
 //! The consumer's end of a link.
 //!
-//! Runs in the process that the items are for. Nothing that the producer wrote is trusted: a unit is copied out of shared
-//! memory, every length and offset is checked, and so is its checksum, before anything follows from it. A violation is
-//! [`Corrupted`].
+//! Runs in the process that the items are for. Nothing that the producer wrote is trusted: a unit is copied out of
+//! shared memory, every length and offset is checked, and so is its checksum, before anything follows from it. A
+//! violation is [`Corrupted`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -52,17 +52,17 @@ impl Buffer {
 /// A unit taken out of the ring. One is used again and again: its vectors keep their memory.
 #[derive(Debug, Default)]
 pub struct Unit {
-    /// What the producer called it.
+    /// The kind that the producer gave it.
     pub kind: u16,
     /// Its inline payload.
     pub payload: Vec<u8>,
     /// Its large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
-    /// What tells it from other units, wherever and whenever they were sent; 0 where its bytes do not tell.
+    /// A number that tells it from other units, wherever and whenever they were sent; 0 if its bytes do not tell.
     pub digest: u64,
 }
 
-/// What the leases need to give their blocks back.
+/// The part that leases need to give their blocks back.
 #[derive(Debug)]
 struct Returns {
     layout: Arc<Layout>,
@@ -112,12 +112,12 @@ impl Returns {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
         // Where memory is corrupted the blocks stay here; the next read of the producer's side reports it.
-        while queue.cursor.has_room(&header.return_head.0, 1) == Ok(true)
+        while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
             let position = queue.cursor.tail();
             self.layout.return_slot(position).store(return_entry(position, offset), Ordering::Relaxed);
-            queue.cursor.publish(&header.return_tail.0, 1);
+            queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
         // A producer that makes the next item, or waits for leave to, has no use for a wake-up by each array that dies.
@@ -146,8 +146,8 @@ impl Lease {
         self.len
     }
 
-    /// The bytes, in memory that nobody changes any more, whatever the producer does: what is decoded is looked at more than
-    /// once.
+    /// The bytes, in memory that nobody changes any more, whatever the producer does: what is decoded is looked at more
+    /// than once.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.copy_into(&mut copy)?;
@@ -158,8 +158,9 @@ impl Lease {
     pub fn copy_into(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
         copy.clear();
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
-        // SAFETY: the lease's memory is valid for its length, the vector has room for it, and bytes of any value will do. What
-        // a producer that breaks the rules writes meanwhile arrives as wrong bytes: the copy itself decides nothing by them.
+        // SAFETY: the lease's memory is valid for its length, the vector has room for it, and bytes of any value will
+        // do. A producer that breaks the rules and writes meanwhile makes wrong bytes: the copy itself decides nothing by
+        // them.
         unsafe {
             std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
             copy.set_len(self.len);
@@ -194,7 +195,7 @@ pub struct Consumer {
     /// Buffers put together from fragments, waiting for the unit that refers to them.
     streamed: Vec<u8>,
     receiving: Receiving,
-    /// What the producer was told last.
+    /// The grant that the producer was told last.
     told: Grant,
     /// Whether the next unit belongs to a later stream: until that begins, there is nothing to read.
     early: bool,
@@ -273,7 +274,7 @@ impl Consumer {
     fn grant(&mut self, grant: Grant) {
         self.told = grant;
         // SYNC(grant): pairs with Producer::permit.
-        self.layout.header().granted.0.store(grant.word(), Ordering::Release);
+        self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
     /// Tells the producer that no more of this pass is wanted.
@@ -292,18 +293,19 @@ impl Consumer {
         self.receiving.stream()
     }
 
-    /// Tells the producer that `count` messages were dealt with, and in which `place` this process was then: a number of its own.
+    /// Tells the producer that `count` messages were dealt with, and in which `place` this process was then: a number
+    /// of its own.
     pub fn acknowledge(&self, count: u64, place: u64) {
-        self.layout.header().obeyed_at.0.store(seal(place), Ordering::Relaxed);
+        self.layout.header().obeyed_at.store(seal(place), Ordering::Relaxed);
         // SYNC(acknowledge): pairs with Producer::acknowledged and Probe::obeyed_at.
-        self.layout.header().acknowledged.0.store(seal(count), Ordering::Release);
+        self.layout.header().acknowledged.store(seal(count), Ordering::Release);
         self.peer.ring();
     }
 
     /// Whether the producer's process waits for somebody else before it can go on (see [`crate::link::Announcer`]).
     pub fn starves(&self) -> bool {
         // SYNC(starve): pairs with Announcer::starve. A damaged word is put right at the producer's next look around.
-        let epoch = open(self.layout.header().starving.0.load(Ordering::Acquire));
+        let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
 
@@ -339,7 +341,7 @@ impl Consumer {
         let grant = self.receiving.take();
         self.grant(grant);
         let window = self.receiving.window();
-        if self.unrung.saturating_mul(2) >= window || self.cursor.available(&self.layout.header().tail.0) == Ok(0) {
+        if self.unrung.saturating_mul(2) >= window || self.cursor.available(&self.layout.header().tail) == Ok(0) {
             self.ring_producer();
         }
     }
@@ -349,19 +351,19 @@ impl Consumer {
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
-        self.tell(self.receiving.relief());
+        self.tell(self.receiving.one_more());
     }
 
     /// Lets a producer that was halted make one more item: somebody else waits for it to come on.
-    pub fn relieve(&mut self) {
-        let relief = self.receiving.relief();
-        if self.told != relief {
-            self.tell(relief);
+    pub fn grant_one_more(&mut self) {
+        let one_more = self.receiving.one_more();
+        if self.told != one_more {
+            self.tell(one_more);
         }
     }
 
     /// Halts a producer again that was relieved.
-    pub fn settle(&mut self) {
+    pub fn restore_grant(&mut self) {
         let grant = self.receiving.grant();
         if self.told != grant {
             self.tell(grant);
@@ -376,7 +378,7 @@ impl Consumer {
 
     /// Gives a unit's bytes back, and wakes a producer that sleeps for want of them when half the ring is free again.
     fn release(&mut self, total: u64) {
-        self.cursor.release(&self.layout.header().head.0, total);
+        self.cursor.release(&self.layout.header().head, total);
         self.unrung_bytes += total;
         if self.unrung_bytes * 2 >= self.layout.config.ring_capacity {
             self.ring_producer();
@@ -386,7 +388,7 @@ impl Consumer {
     /// Whether something waits to be read: a unit of this stream, or what is left of earlier ones.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
-        Ok(!self.early && self.cursor.available(&self.layout.header().tail.0)? > 0)
+        Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
     }
 
     /// Bytes that this side holds in leases.
@@ -406,16 +408,17 @@ impl Consumer {
 
     /// Takes the next unit of the stream that is read in place of what `unit` was; false where none waits.
     ///
-    /// Units of earlier streams are dropped undecoded and their blocks go back; those of later ones stay where they are.
+    /// Units of earlier streams are dropped undecoded and their blocks go back; those of later ones stay where they
+    /// are.
     pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
         loop {
-            let available = self.cursor.available(&self.layout.header().tail.0)?;
+            let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
                 // The caller is about to sleep: the producer must not, for want of what was given back so far.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
-                self.cursor.check(&self.layout.header().head.0)?;
+                self.cursor.check(&self.layout.header().head)?;
                 return Ok(false);
             }
             let head = self.cursor.head();
@@ -453,8 +456,8 @@ impl Consumer {
         }
     }
 
-    /// Copies a unit out of the ring, its block table into `self.table` and its payload into `payload`, and checks all of
-    /// it. None for a pad.
+    /// Copies a unit out of the ring, its block table into `self.table` and its payload into `payload`, and checks all
+    /// of it. None for a pad.
     #[inline]
     fn copy_unit(
         &mut self,
@@ -468,8 +471,8 @@ impl Consumer {
             return Err(Corrupted("a producer's cursor stands inside a unit"));
         }
         let place = self.layout.ring_ptr(head);
-        // SAFETY: `available` bytes were published, at least 8 of them contiguous here (both are multiples of 8). Reads are
-        // volatile: the peer is another process.
+        // SAFETY: `available` bytes were published, at least 8 of them contiguous here (both are multiples of 8). Reads
+        // are volatile: the peer is another process.
         let first = unsafe { place.cast::<u64>().read_volatile() };
         let First::Unit { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
         // SAFETY: `First::read` has checked that a whole header is contiguous here.
@@ -482,8 +485,8 @@ impl Consumer {
         self.table.clear();
         payload.clear();
         payload.reserve(len.next_multiple_of(8));
-        // SAFETY: table and payload lie inside the contiguous unit, as `from_words` has checked; `reserve` made room. The
-        // copies are private, so what was checked and is decoded from them cannot change any more.
+        // SAFETY: table and payload lie inside the contiguous unit, as `from_words` has checked; `reserve` made room.
+        // The copies are private, so what was checked and is decoded from them cannot change any more.
         unsafe {
             let entries = place.add(UNIT_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {
@@ -549,7 +552,8 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments belong to the unit behind them. Where that has none, a producer gave up half-way and tells so by it.
+        // Fragments belong to the unit behind them. Where that has none, a producer gave up half-way and tells so by
+        // it.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to other fragments than those that came"));
         }

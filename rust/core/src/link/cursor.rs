@@ -10,7 +10,7 @@
 
 use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
-use crate::primitive::{AtomicU64, Ordering};
+use crate::sync::primitive::{AtomicU64, Ordering};
 
 /// The shared word of a cursor at its ring's birth.
 pub const BIRTH: u64 = seal(0);
@@ -109,8 +109,8 @@ impl ConsumerCursor {
 
     /// Whether this side's own cursor still stands in shared memory as it was written.
     ///
-    /// To be asked before sleeping: the producer looks at it only when its room runs out, and a look at whether anything is
-    /// pending, which compares the two cursors, would be wrong for ever.
+    /// To be asked before sleeping: the producer looks at it only when its room runs out, and a look at whether
+    /// anything is pending, which compares the two cursors, would be wrong for ever.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

@@ -71,7 +71,8 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer's end in place of `earlier`, the end of a link whose producer was replaced by another process.
+    /// Takes the consumer's end in place of `earlier`, the end of a link whose producer was replaced by another
+    /// process.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);
@@ -114,25 +115,25 @@ impl Probe {
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
         // Of equal positions the sealed words are equal. Where one is damaged, the look that follows reports it.
-        header.tail.0.load(Ordering::Relaxed) != header.head.0.load(Ordering::Relaxed)
+        header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
     /// Whether what runs in `epoch` is in vain, as the producer has ordered a later one, or the end.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.
-        let word = self.layout.header().order.0.load(Ordering::Acquire);
+        let word = self.layout.header().order.load(Ordering::Acquire);
         let order = open(word).ok_or(Corrupted("the epoch that was ordered cannot be read"))?;
         Ok(Obedience::is_superseded(epoch, order))
     }
 
-    /// In which place the consumer was when it had dealt with its last message; None where it has not dealt with `count` of them.
-    /// To be asked while no other message is on its way.
+    /// Returns the consumer's place when it had dealt with its last message; None if it has not dealt with `count` of
+    /// them. To be asked while no other message is on its way.
     pub fn obeyed_at(&self, count: u64) -> Result<Option<u64>, Corrupted> {
         let header = self.layout.header();
         // SYNC(acknowledge): pairs with Consumer::acknowledge.
-        let obeyed = open(header.acknowledged.0.load(Ordering::Acquire));
-        let place = open(header.obeyed_at.0.load(Ordering::Relaxed));
+        let obeyed = open(header.acknowledged.load(Ordering::Acquire));
+        let place = open(header.obeyed_at.load(Ordering::Relaxed));
         let (Some(obeyed), Some(place)) = (obeyed, place) else {
             return Err(Corrupted("how far a message was obeyed cannot be read"));
         };
@@ -151,12 +152,12 @@ impl Announcer {
     /// Says that the producer starves in `epoch`, and wakes the consumer.
     pub fn starve(&self, epoch: u32) {
         // SYNC(starve): pairs with Consumer::starves; nothing but the word itself is read through it.
-        self.layout.header().starving.0.store(seal(u64::from(epoch)), Ordering::Release);
+        self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);
         self.peer.ring();
     }
 
     /// Says that it does not starve.
     pub fn go_on(&self) {
-        self.layout.header().starving.0.store(seal(0), Ordering::Relaxed);
+        self.layout.header().starving.store(seal(0), Ordering::Relaxed);
     }
 }

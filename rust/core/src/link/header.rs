@@ -1,4 +1,4 @@
-//! What lies where in the shared memory of a link, and how the two sides agree on it.
+//! The layout of a link's shared memory, and how the two sides agree on it.
 //!
 //! ```text
 //! 0          Header (one page)
@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::CachePadded;
+
 use super::cursor;
 use crate::error::OpenError;
 use crate::integrity::{placed, seal};
@@ -24,7 +26,7 @@ use crate::stats::{Flow, FlowRef};
 /// "tdrslink" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Changes whenever the layout of the header, of units or of the rings does.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// Room for the header: one page, so that the rings start page-aligned.
 const HEADER_LEN: usize = 4096;
 /// Blocks and the arena start at multiples of this.
@@ -70,14 +72,12 @@ impl LinkConfig {
     }
 }
 
-/// A counter alone on its cache line, so that the two sides do not slow each other down.
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub(crate) struct Line(pub AtomicU64);
+/// A word without neighbours, so that the two sides do not slow each other down: processors fetch cache lines in pairs.
+type Word = CachePadded<AtomicU64>;
 
 /// The first page of a link.
 ///
-/// What becomes of it where something else writes over it: the sizes are read once, checked against each other. The four
+/// Stray writes are noticed or harmless. The sizes are read once, checked against each other. The four
 /// cursors are sealed words, as are the entries of the return ring, and units carry checksums, so damage to what was
 /// published and not read yet is `Corrupted` for the reader. `sent` and `received` are statistics, from which nothing
 /// follows. `producer_taken` and `consumer_taken` only keep a second user of an end away. `blocks_wanted` may make
@@ -96,50 +96,53 @@ pub(crate) struct Header {
     return_capacity: AtomicU64,
     arena_capacity: AtomicU64,
     /// Data ring, bytes ever written, sealed; written by the producer alone.
-    pub tail: Line,
+    pub tail: Word,
     /// Data ring, bytes ever read, sealed; written by the consumer alone.
-    pub head: Line,
+    pub head: Word,
     /// Return ring, entries ever written, sealed; written by the consumer alone.
-    pub return_tail: Line,
+    pub return_tail: Word,
     /// Return ring, entries ever read, sealed; written by the producer alone.
-    pub return_head: Line,
-    /// What the consumer wants (see `protocol::Grant`); written by the consumer alone.
-    pub granted: Line,
+    pub return_head: Word,
+    /// The consumer's wish (see `protocol::Grant`); written by the consumer alone.
+    pub granted: Word,
     /// Raised while the producer waits for blocks to come back; written by the producer alone.
-    pub blocks_wanted: Wanted,
+    pub blocks_wanted: CachePadded<Wanted>,
     /// The epoch in which the producer waits for somebody else, 0 while it does not; written by the producer's process.
-    pub starving: Line,
+    pub starving: Word,
     /// The latest epoch that the producer, main, has ordered on a control link; written by the producer alone.
-    pub order: Line,
+    pub order: Word,
     /// Messages that the consumer has dealt with; written by the consumer alone.
-    pub acknowledged: Line,
+    pub acknowledged: Word,
     /// Where the consumer was when it had dealt with the last of them; written by the consumer alone, before it.
-    pub obeyed_at: Line,
+    pub obeyed_at: Word,
     /// Statistics of the producer, who alone writes them, unless they are kept elsewhere (see [`crate::stats::Board`]).
-    pub sent: Flow,
+    pub sent: CachePadded<Flow>,
     /// Those of the consumer.
-    pub received: Flow,
+    pub received: CachePadded<Flow>,
 }
 
 const _: () = {
+    /// 128 bytes on x86-64 and 64-bit Arm.
+    const LINE: usize = align_of::<Word>();
+    assert!(size_of::<Word>() == LINE && size_of::<CachePadded<Wanted>>() == LINE);
     assert!(std::mem::offset_of!(Header, version) == 8);
     assert!(std::mem::offset_of!(Header, ring_capacity) == 24);
-    assert!(std::mem::offset_of!(Header, tail) == 64);
-    assert!(std::mem::offset_of!(Header, head) == 128);
-    assert!(std::mem::offset_of!(Header, return_tail) == 192);
-    assert!(std::mem::offset_of!(Header, return_head) == 256);
-    assert!(std::mem::offset_of!(Header, granted) == 320);
-    assert!(std::mem::offset_of!(Header, blocks_wanted) == 384);
-    assert!(std::mem::offset_of!(Header, starving) == 448);
-    assert!(std::mem::offset_of!(Header, order) == 512);
-    assert!(std::mem::offset_of!(Header, acknowledged) == 576);
-    assert!(std::mem::offset_of!(Header, obeyed_at) == 640);
-    assert!(std::mem::offset_of!(Header, sent) == 704);
-    assert!(std::mem::offset_of!(Header, received) == 896);
+    assert!(std::mem::offset_of!(Header, tail) == LINE);
+    assert!(std::mem::offset_of!(Header, head) == 2 * LINE);
+    assert!(std::mem::offset_of!(Header, return_tail) == 3 * LINE);
+    assert!(std::mem::offset_of!(Header, return_head) == 4 * LINE);
+    assert!(std::mem::offset_of!(Header, granted) == 5 * LINE);
+    assert!(std::mem::offset_of!(Header, blocks_wanted) == 6 * LINE);
+    assert!(std::mem::offset_of!(Header, starving) == 7 * LINE);
+    assert!(std::mem::offset_of!(Header, order) == 8 * LINE);
+    assert!(std::mem::offset_of!(Header, acknowledged) == 9 * LINE);
+    assert!(std::mem::offset_of!(Header, obeyed_at) == 10 * LINE);
+    assert!(std::mem::offset_of!(Header, sent) == 11 * LINE);
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// Entry `position` of a return ring that gives the block at `offset` back: its page, and a check of that and the position.
+/// Entry `position` of a return ring that gives the block at `offset` back: its page, and a check of that and the
+/// position.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)
@@ -170,10 +173,10 @@ impl Layout {
         header.return_capacity.store(config.return_capacity, Ordering::Relaxed);
         header.arena_capacity.store(config.arena_capacity, Ordering::Relaxed);
         for cursor in [&header.tail, &header.head, &header.return_tail, &header.return_head] {
-            cursor.0.store(cursor::BIRTH, Ordering::Relaxed);
+            cursor.store(cursor::BIRTH, Ordering::Relaxed);
         }
         for word in [&header.granted, &header.starving, &header.order, &header.acknowledged, &header.obeyed_at] {
-            word.0.store(seal(0), Ordering::Relaxed);
+            word.store(seal(0), Ordering::Relaxed);
         }
         // SYNC(version): pairs with `attach`; whoever sees the version sees the sizes, the cursors and the words.
         header.version.store(VERSION, Ordering::Release);
@@ -226,9 +229,9 @@ impl Layout {
     /// Where the producer (or else the consumer) counts as long as nobody has told it otherwise.
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
-        let flow = if sent { &header.sent } else { &header.received };
+        let flow: &Flow = if sent { &header.sent } else { &header.received };
         // SAFETY: it lies in the region, which stays mapped as long as this layout.
-        unsafe { FlowRef::new(flow, Arc::clone(self) as _, false) }
+        unsafe { FlowRef::new(flow, Arc::clone(self) as _) }
     }
 
     /// Pointer to byte `position` (taken modulo the capacity) of the data ring.

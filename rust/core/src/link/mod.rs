@@ -5,13 +5,13 @@ pub mod cursor;
 #[cfg(not(loom))]
 pub mod arena;
 #[cfg(not(loom))]
-mod coldness;
-#[cfg(not(loom))]
 pub mod consumer;
 #[cfg(not(loom))]
 mod ends;
 #[cfg(not(loom))]
 mod header;
+#[cfg(not(loom))]
+mod idle_chunks;
 #[cfg(not(loom))]
 pub mod producer;
 #[cfg(not(loom))]

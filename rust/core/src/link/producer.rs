@@ -13,17 +13,17 @@ use super::header::Layout;
 use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UnitHeader, sampled_len};
 use super::wake::WakePolicy;
 use crate::error::Corrupted;
-use crate::glances::Glances;
 use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
 use crate::protocol::{Account, Permit, Reader, Sending, Stream};
+use crate::sampled_clock::SampledClock;
 use crate::stats::{FlowRef, add};
 
 /// Items that are worth waking a sleeping consumer for.
 const WAKE_BATCH: u32 = 64;
 
-/// Fewest and most items after which the arena is looked at, where it holds anything that could go back: looks that follow
-/// each other within less than `TIDY_NEAR` become fewer.
+/// Fewest and most items after which the arena is looked at, where it holds anything that could go back: looks that
+/// follow each other within less than `TIDY_NEAR` become fewer.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -56,12 +56,12 @@ pub struct Producer {
     /// Ring position behind the last unit with blocks.
     last_blocks: u64,
     sending: Sending,
-    /// What went out in this epoch, or pass, by earlier runs of it, too.
+    /// Items that went out in this epoch, or pass, by earlier runs of it, too.
     account: Account,
     /// Whether fragments were pushed that belong to the next unit.
     streaming: bool,
     /// When the arena is looked at next.
-    glances: Glances,
+    clock: SampledClock,
     /// Totals.
     items: u64,
     bytes: u64,
@@ -79,7 +79,7 @@ impl Producer {
             sending: Sending::default(),
             account: Account::default(),
             streaming: false,
-            glances: Glances::new(TIDY_EACH.0, TIDY_EACH.1, TIDY_NEAR),
+            clock: SampledClock::new(TIDY_EACH.0, TIDY_EACH.1, TIDY_NEAR),
             items: 0,
             bytes: 0,
             flow: layout.flow(true),
@@ -128,7 +128,7 @@ impl Producer {
         self.sending.repeat(again);
     }
 
-    /// What went out in this stream, by earlier runs of it, too.
+    /// Returns the account of items that went out in this stream, by earlier runs of it, too.
     pub fn account(&self) -> Account {
         self.account
     }
@@ -139,7 +139,8 @@ impl Producer {
         self.sending.owed()
     }
 
-    /// Counts an item that was made again, of which `table` has the lengths of the buffers as [`sampled_len`] gives them.
+    /// Counts an item that was made again, of which `table` has the lengths of the buffers as [`sampled_len`] gives
+    /// them.
     pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
@@ -187,27 +188,28 @@ impl Producer {
             return Ok(Permit::Now);
         }
         // SYNC(grant): pairs with Consumer::grant; nothing but the word itself is read through it.
-        let word = self.layout.header().granted.0.load(Ordering::Acquire);
+        let word = self.layout.header().granted.load(Ordering::Acquire);
         self.sending.permit(word).ok_or(Corrupted("what a consumer wants cannot be read"))
     }
 
     /// Where the consumer is.
     pub fn reader(&self) -> Result<Reader, Corrupted> {
         // SYNC(grant): pairs with Consumer::grant.
-        let word = self.layout.header().granted.0.load(Ordering::Acquire);
+        let word = self.layout.header().granted.load(Ordering::Acquire);
         self.sending.reader(word).ok_or(Corrupted("what a consumer wants cannot be read"))
     }
 
-    /// Orders an epoch or the end, ahead of the command (see `protocol::Command::order`): for producers of control links.
+    /// Orders an epoch or the end, ahead of the command (see `protocol::Command::order`): for producers of control
+    /// links.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
-        self.layout.header().order.0.store(seal(order), Ordering::Release);
+        self.layout.header().order.store(seal(order), Ordering::Release);
     }
 
     /// How many messages the consumer has dealt with.
     pub fn acknowledged(&self) -> Result<u64, Corrupted> {
         // SYNC(acknowledge): pairs with Consumer::acknowledge.
-        let word = self.layout.header().acknowledged.0.load(Ordering::Acquire);
+        let word = self.layout.header().acknowledged.load(Ordering::Acquire);
         open(word).ok_or(Corrupted("the count of messages that were obeyed cannot be read"))
     }
 
@@ -219,7 +221,7 @@ impl Producer {
 
     /// Whether blocks are on their way that the consumer has not taken yet: waiting may bring them back.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
-        let head = self.cursor.refresh(&self.layout.header().head.0)?;
+        let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
     }
 
@@ -244,7 +246,7 @@ impl Producer {
     /// Whether a unit with `blocks` buffers and `payload` bytes inline can be pushed now.
     pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
         let Some(header) = UnitHeader::new(0, 0, blocks, payload) else { return Ok(false) };
-        self.cursor.has_room(&self.layout.header().head.0, self.needed(u64::from(header.total)))
+        self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
     }
 
     /// Bytes that a unit of `total` bytes takes at the current place, the pad before it included.
@@ -261,7 +263,7 @@ impl Producer {
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         // For a producer that never waits, and so is never idle.
         if self.arena.is_untidy()
-            && let Some(now) = self.glances.glance()
+            && let Some(now) = self.clock.sample()
         {
             self.arena.tidy_at(now)?;
         }
@@ -327,7 +329,7 @@ impl Producer {
         }
         let total = u64::from(unit.total);
         let needed = self.needed(total);
-        if !self.cursor.has_room(&self.layout.header().head.0, needed)? {
+        if !self.cursor.has_room(&self.layout.header().head, needed)? {
             return Ok((Push::Full, 0));
         }
         if needed > total {
@@ -364,7 +366,7 @@ impl Producer {
                 self.last_blocks = start + total;
             }
         }
-        self.cursor.publish(&self.layout.header().tail.0, needed);
+        self.cursor.publish(&self.layout.header().tail, needed);
         Ok((Push::Done, digest.finish(check.since(before), payload.len())))
     }
 

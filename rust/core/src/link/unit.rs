@@ -1,8 +1,9 @@
-//! What crosses a link: its form in the ring.
+//! The form of a unit, which crosses a link, in its ring.
 //!
-//! A *unit* is an item, an end, an error, a message, or a fragment of something too large for the arena. In the ring it is
-//! a [`UnitHeader`], a table of its blocks and an inline payload, contiguous and padded to 8 bytes; where a unit does not
-//! fit before the ring's end, a pad of one word skips the rest. Each carries a checksum of all that, and of its position.
+//! A *unit* is an item, an end, an error, a message, or a fragment of something too large for the arena. In the ring it
+//! is a [`UnitHeader`], a table of its blocks and an inline payload, contiguous and padded to 8 bytes; where a unit
+//! does not fit before the ring's end, a pad of one word skips the rest. Each carries a checksum of all that, and of
+//! its position.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
@@ -55,7 +56,7 @@ pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// Set in the total, which is a multiple of 8, of a pad.
 const PAD: u32 = 1;
 
-/// What the first word at a unit's place says.
+/// The meaning of the first word at a unit's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {
     /// The ring's end is to be skipped; checked.

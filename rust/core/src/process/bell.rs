@@ -1,21 +1,21 @@
 //! Doorbells: one word per process on which it sleeps, and which others ring.
 //!
-//! Why no wake-up is lost. A sleeper (1) reads the word, (2) counts itself in, (3) fences, (4) looks once more whether there
-//! is something to do, and only then sleeps as long as the word is unchanged. A ringer (1) has published its change,
-//! (2) fences, (3) looks at the count. The two fences are totally ordered: if the sleeper's comes first, the ringer sees
-//! the count and changes the word; if the ringer's comes first, the sleeper's look sees the change. A ring between the
-//! sleeper's look and its sleep changes the word, so that the sleep returns at once.
+//! Why no wake-up is lost. A sleeper (1) reads the word, (2) counts itself in, (3) fences, (4) looks once more whether
+//! there is something to do, and only then sleeps as long as the word is unchanged. A ringer (1) has published its
+//! change, (2) fences, (3) looks at the count. The two fences are totally ordered: if the sleeper's comes first, the
+//! ringer sees the count and changes the word; if the ringer's comes first, the sleeper's look sees the change. A ring
+//! between the sleeper's look and its sleep changes the word, so that the sleep returns at once.
 //!
-//! Several threads of a process may sleep on its bell, each for something else. A ringer claims all that are counted and
-//! wakes them all, so that ringing again before they run costs nothing. A sleeper that wakes up by itself counts itself
-//! out, unless a ringer has claimed it meanwhile, which the generation beside the count tells.
+//! Several threads of a process may sleep on its bell, each for something else. A ringer claims all that are counted
+//! and wakes them all, so that ringing again before they run costs nothing. A sleeper that wakes up by itself counts
+//! itself out, unless a ringer has claimed it meanwhile, which the generation beside the count tells.
 //!
-//! Where something else writes over a bell, a sleeper may sleep to the end of its slice and a ringer may ring in vain; the
-//! next claim puts the count right.
+//! Where something else writes over a bell, a sleeper may sleep to the end of its slice and a ringer may ring in vain;
+//! the next claim puts the count right.
 
 use std::time::Duration;
 
-use crate::primitive::{AtomicU32, AtomicU64, Ordering, fence};
+use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// How a thread sleeps on a word until it changes.
 pub trait Parker {
@@ -27,7 +27,7 @@ pub trait Parker {
 
 /// The shared half of a doorbell.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C)]
 pub struct Bell {
     /// Changes with every ring that found a sleeper; wraps around.
     word: AtomicU32,
@@ -113,10 +113,10 @@ impl Bell {
 /// A word by which a sleeper says that it waits for one thing in particular, so that what happens often and is rarely
 /// waited for does not ring each time.
 ///
-/// The argument is that of the bell once more. Who waits raises the word, fences and looks; who provides publishes, fences
-/// and looks at the word. Either the look sees what was published, or the provider sees the word, and rings.
+/// The argument is that of the bell once more. The waiter raises the word, fences and looks; the provider publishes,
+/// fences and looks at the word. Either the look sees what was published, or the provider sees the word, and rings.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(transparent)]
 pub struct Wanted(AtomicU32);
 
 impl Default for Wanted {

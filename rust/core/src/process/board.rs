@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use crossbeam_utils::CachePadded;
+
+use super::backend::system;
 use super::bell::{Bell, Parker};
 use super::region::Region;
-use super::system::system;
 use crate::error::OpenError;
 
 /// Sleeps as the system has it.
@@ -33,7 +35,7 @@ pub struct BellBoard {
 impl BellBoard {
     /// Makes `count` silent bells.
     pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
-        let len = count.max(1).saturating_mul(size_of::<Bell>());
+        let len = count.max(1).saturating_mul(size_of::<CachePadded<Bell>>());
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
     }
 
@@ -54,7 +56,7 @@ impl BellBoard {
 
     /// How many bells there are.
     pub fn len(&self) -> usize {
-        self.region.len() / size_of::<Bell>()
+        self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
     /// Whether there is no bell.
@@ -78,8 +80,8 @@ pub struct BellRef {
 impl BellRef {
     fn bell(&self) -> &Bell {
         // SAFETY: the index was checked against the region, which stays mapped as long as `board` lives and is
-        // page-aligned; zeroed memory is a valid `Bell`, and all access to it is atomic.
-        unsafe { &*self.board.region.as_mut_ptr().cast::<Bell>().add(self.index) }
+        // page-aligned; zeroed memory is a valid `Bell`, padded or not, and all access to it is atomic.
+        unsafe { &*self.board.region.as_mut_ptr().cast::<CachePadded<Bell>>().add(self.index) }
     }
 
     /// See [`Bell::wait`].

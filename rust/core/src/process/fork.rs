@@ -6,8 +6,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// Whether some thread has registered the hook. No lock guards it, as one that another thread holds while this one forks
-/// would be held in the child for ever; threads that are first at the same time all register, and a fork counts as two.
+/// Whether some thread has registered the hook. No lock guards it, as one that another thread holds while this one
+/// forks would be held in the child for ever; threads that are first at the same time all register, and a fork counts
+/// as two.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
 /// Neither adding to an atomic nor a system call can panic, so nothing unwinds into the C library.
@@ -28,7 +29,8 @@ pub fn current() -> u64 {
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
         // Marked only afterwards, so that every number that is given out was counted from then on.
-        // SAFETY: `in_child` touches atomics and maps memory, with no lock and no allocation, which may be done in any child.
+        // SAFETY: `in_child` touches atomics and maps memory, with no lock and no allocation, which may be done in any
+        // child.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);
     }

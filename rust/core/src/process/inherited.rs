@@ -1,17 +1,17 @@
-//! What a forked child inherits and has no use for: the mappings and descriptors of links and watches that are not its own.
+//! The mappings and descriptors of links and watches that a forked child inherits and has no use for.
 //!
-//! A worker started by `fork` gets everything that main has: the links of all its siblings, and of every other loader of the
-//! program. As long as it keeps them mapped, their memory lives on, whoever else is done with it. So everything of the kind is
-//! noted here, and a child drops what it does not keep, before it starts threads.
+//! A worker started by `fork` gets everything that main has: the links of all its siblings, and of every other loader
+//! of the program. As long as it keeps them mapped, their memory lives on, whoever else is done with it. So everything
+//! of the kind is noted here, and a child drops what it does not keep, before it starts threads.
 //!
 //! The list is without locks: a fork may come while another thread is noting something, and the child would find the
-//! lock taken for ever. What is being noted at that moment is not seen by the child, which then keeps it.
+//! lock taken for ever. The child does not see one that is being noted at that moment, and keeps it.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-/// Nobody uses the entry.
+/// The entry is free.
 const FREE: u32 = 0;
 /// Somebody fills it in, or it holds what a parent process has and this one has dropped.
 const OPAQUE: u32 = 1;
@@ -29,7 +29,7 @@ struct Entry {
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// What in this process points into the mapping.
+    /// Pointers of this process into the mapping.
     pins: AtomicUsize,
 }
 
@@ -52,11 +52,12 @@ fn entries() -> impl Iterator<Item = &'static Entry> {
 }
 
 fn note(state: u32, start: usize, len: usize) -> &'static Entry {
+    // SYNC(noted): pairs with the drops, which free an entry.
     let taken = entries()
         .find(|entry| entry.state.compare_exchange(FREE, OPAQUE, Ordering::Acquire, Ordering::Relaxed).is_ok());
     let entry = taken.unwrap_or_else(|| {
         let entry: *mut Entry = Box::leak(Box::new(Entry {
-            next: FIRST.load(Ordering::Acquire),
+            next: FIRST.load(Ordering::Relaxed), // the exchange below sees to the order
             state: AtomicU32::new(OPAQUE),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
@@ -100,6 +101,7 @@ impl Mapping {
 
     /// Makes the mapping private memory of zeros in every child that is forked from now on, before anything runs there.
     pub fn wipe_on_fork(&self) {
+        // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
     }
 
@@ -112,6 +114,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // SYNC(noted): pairs with `note`, which fills a free entry.
         self.0.state.store(FREE, Ordering::Release);
     }
 }
@@ -149,17 +152,19 @@ impl Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         self.close();
+        // SYNC(noted): pairs with `note`, which fills a free entry.
         self.0.state.store(FREE, Ordering::Release);
     }
 }
 
-/// In a child that was just forked and has no other thread: drops what was noted before, except the mappings in `keep` and
-/// those that something points into.
+/// In a child that was just forked and has no other thread: drops what was noted before, except the mappings in `keep`
+/// and those that something points into.
 ///
 /// In the place of a mapping there is private memory of zeros then, so that what is left of its objects stays harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     for entry in entries() {
         let start = entry.start.load(Ordering::Relaxed);
+        // SYNC(noted): pairs with `note`.
         match entry.state.load(Ordering::Acquire) {
             MAPPING | OWN_MAPPING
                 if entry.pins.load(Ordering::Relaxed) == 0 && !keep.iter().any(|kept| ptr::eq(kept.0, entry)) =>
@@ -194,6 +199,7 @@ unsafe fn wipe(entry: &Entry) {
 ///
 /// Takes no lock and allocates nothing.
 pub fn wipe_what_is_the_parents() {
+    // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
         // SAFETY: all that looks at such a mapping are counters, atomic and valid as zeros.
         unsafe { wipe(entry) };

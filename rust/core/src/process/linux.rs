@@ -1,4 +1,4 @@
-//! What only Linux has: memory files, futexes, process descriptors.
+//! The system with the calls that only Linux has: memory files, futexes, process descriptors.
 
 use std::fs::File;
 use std::io;
@@ -55,11 +55,6 @@ impl System for Linux {
         }
     }
 
-    unsafe fn punch(&self, start: *mut u8, len: usize) -> io::Result<()> {
-        // SAFETY: as promised by the caller.
-        unsafe { punch(start, len) }
-    }
-
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
         // Not process-private: the ringer is another process. Any error means "look again".
@@ -73,17 +68,5 @@ impl System for Linux {
     fn watch(&self, pid: i32) -> io::Result<Option<OwnedFd>> {
         let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(Some(pidfd_open(pid, PidfdFlags::empty())?))
-    }
-}
-
-/// Gives pages of a shared mapping back.
-///
-/// # Safety
-/// The part is a shared mapping of a file, and nobody needs what lies there.
-pub(super) unsafe fn punch(start: *mut u8, len: usize) -> io::Result<()> {
-    // SAFETY: as promised by the caller; the part reads as zeros afterwards.
-    match unsafe { libc::madvise(start.cast(), len, libc::MADV_REMOVE) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -1,12 +1,12 @@
-//! Who is still alive: a watch on a process, and a child's tie to its parent.
+//! A watch on the life of a process, and a child's tie to its parent.
 
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::backend::system;
 use super::inherited::Descriptor;
 use super::signals::without_signals;
-use super::system::system;
 use crate::error::{self, OpenError};
 
 /// A watch on another process that cannot mistake a recycled process number for it.

@@ -1,10 +1,12 @@
-//! What the system gives: memory that processes share, doorbells, word of who is alive, forks.
+//! The system's part: memory that processes share, doorbells, word of who is alive, forks.
 //!
-//! Two files give it by one contract, [`System`]: `linux` by what only Linux has, `portable` by what every Unix has. No other
-//! file here asks which system it runs on.
+//! The contract is `System`. Two files fulfil it: `linux` with calls that only Linux has, `portable` with calls of
+//! every Unix. `backend` chooses between them.
 
 pub mod bell;
 
+#[cfg(not(loom))]
+mod backend;
 #[cfg(not(loom))]
 pub mod board;
 #[cfg(not(loom))]
@@ -27,4 +29,4 @@ mod system;
 pub mod watching;
 
 #[cfg(not(loom))]
-pub use system::{Choice, choice, portable};
+pub use backend::{Choice, choice, portable};

@@ -1,4 +1,4 @@
-//! What every Unix has: unlinked temporary files, naps, process numbers.
+//! The system with the calls of every Unix: unlinked temporary files, naps, process numbers.
 
 use std::fs::File;
 use std::io;
@@ -36,22 +36,11 @@ impl System for Portable {
 
     fn advise_huge(&self, _map: &MmapRaw, _offset: usize, _len: usize) {}
 
-    #[cfg(target_os = "linux")]
-    unsafe fn punch(&self, start: *mut u8, len: usize) -> io::Result<()> {
-        // SAFETY: as promised by the caller.
-        unsafe { super::linux::punch(start, len) }
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    unsafe fn punch(&self, _start: *mut u8, _len: usize) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         nap(word, seen, timeout);
     }
 
-    /// Who naps looks by itself.
+    /// A thread that naps looks by itself.
     fn unpark(&self, _word: &AtomicU32) {}
 
     fn watch(&self, _pid: i32) -> io::Result<Option<OwnedFd>> {

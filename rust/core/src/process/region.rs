@@ -1,14 +1,14 @@
 //! Memory that several processes map: anonymous, without a name to leave behind.
 //!
-//! Linux backs it with a memfd, which no mount's size limits (unlike `/dev/shm`); the portable
-//! fallback is an unlinked temporary file. Pages exist once they are touched, so a large region that
-//! is little used costs little, and `punch` gives pages back. Whoever maps a region owns its mapping; the memory lives
-//! until the last mapping and descriptor are gone, whichever way the processes end.
+//! Linux backs it with a memfd, which no mount's size limits (unlike `/dev/shm`); the portable fallback is an unlinked
+//! temporary file. Pages exist once they are touched, so a large region that is little used costs little, and `punch`
+//! gives pages back. Each process owns its mapping of a region; the memory lives until the last mapping and descriptor
+//! are gone, whichever way the processes end.
 //!
-//! A page of a file that finds no room on its file system when it is touched is a SIGBUS, which no process survives. So on
-//! the fallback room is reserved before it is touched, and where there is none that is an error like any other. A
-//! memfd counts towards the machine's memory and the process's memory cgroup instead; where these run out the kernel ends a
-//! process, by SIGKILL.
+//! A page of a file that finds no room on its file system when it is touched is a SIGBUS, which no process survives. So
+//! on the fallback room is reserved before it is touched, and where there is none that is an error like any other. A
+//! memfd counts towards the machine's memory and the process's memory cgroup instead; where these run out the kernel
+//! ends a process, by SIGKILL.
 
 use std::fs::File;
 use std::io;
@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
+use super::backend::system;
 use super::inherited::Mapping;
-use super::system::system;
 use crate::error::{self, OpenError};
 
 /// A mapped piece of shared memory.
@@ -27,7 +27,8 @@ pub struct Region {
     /// Before the mapping, so that it is dropped first.
     mapping: Mapping,
     map: MmapRaw,
-    /// What a memfd needs only to be passed on, and a temporary file to be given room, too. -1 once it was closed.
+    /// The descriptor: a memfd needs it only to be passed on, a temporary file to be given room, too. -1 once it was
+    /// closed.
     fd: AtomicI32,
 }
 
@@ -49,7 +50,8 @@ impl Region {
         Ok(region)
     }
 
-    /// Makes sure that `offset..offset + len`, which holds nothing of value yet, can be touched. Fails where there is no room.
+    /// Makes sure that `offset..offset + len`, which holds nothing of value yet, can be touched. Fails where there is
+    /// no room.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
@@ -115,7 +117,8 @@ impl Region {
         drop(self.take_descriptor());
     }
 
-    /// The descriptor, which the caller owns from now on; not while `fd` is in use, nor where room is to be reserved later.
+    /// The descriptor, which the caller owns from now on; not while `fd` is in use, nor where room is to be reserved
+    /// later.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned it, and the swap makes this the only one to take it.
@@ -154,8 +157,8 @@ impl Drop for Region {
     }
 }
 
-/// In a child that was just forked and has no other thread: drops the regions of its parent but those that are its own and
-/// those that something points into, and the parent's watches (see `inherited`).
+/// In a child that was just forked and has no other thread: drops the regions of its parent but those that are its own
+/// and those that something points into, and the parent's watches (see `inherited`).
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
     super::inherited::drop_all_but(&own);

@@ -4,10 +4,12 @@ use std::io;
 
 extern "C" fn nothing(_number: libc::c_int) {}
 
-/// Has this process take no notice of a signal, without ignoring it: a program that it executes takes it as any other does.
+/// Has this process take no notice of a signal, without ignoring it: a program that it executes takes it as any other
+/// does.
 ///
-/// The handler runs on the thread's own stack, and holds up all other signals. Python's own runs on the alternate stack, if
-/// `faulthandler` has made one. That has room for a few signals, and several that come at once would overflow it.
+/// The handler runs on the thread's own stack, and holds up all other signals. Python's own runs on the alternate
+/// stack, if `faulthandler` has made one. That has room for a few signals, and several that come at once would overflow
+/// it.
 pub fn take_no_notice(number: i32) -> io::Result<()> {
     // SAFETY: the handler does nothing; the action is filled in as a whole before it is read.
     let failed = unsafe {
@@ -22,9 +24,9 @@ pub fn take_no_notice(number: i32) -> io::Result<()> {
 
 /// Starts a thread to which no signal of the process is delivered, at any moment.
 ///
-/// Python's main thread notices a signal at once if it interrupts that thread, and a signal that another thread receives only
-/// when something else makes it look. And Python's handlers run on a thread's alternate stack, which Rust makes as small as can
-/// be: several signals that come at once would overflow it.
+/// Python's main thread notices a signal at once if it interrupts that thread, and a signal that another thread
+/// receives only when something else makes it look. And Python's handlers run on a thread's alternate stack, which Rust
+/// makes as small as can be: several signals that come at once would overflow it.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: both sets are filled in before they are read, and the mask of this thread comes back as it was.
     unsafe {

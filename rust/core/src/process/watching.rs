@@ -1,19 +1,23 @@
-//! Noticing that a call does not come back: a thread that looks, now and then, at what callers count anyway.
+//! Noticing that a call does not come back: a thread that looks, now and then, at counts that callers keep anyway.
 //!
-//! Whoever is watched has a [`Pulse`], which it writes at each call by plain stores. One thread for all of a process looks at
-//! them; it holds nothing of Python's and sleeps on a condition variable. It runs as long as something is watched, but for forks: it ends
-//! before, so that the child has no half of it and the parent is a process of one thread, and begins anew when somebody
-//! whom it watched calls next. A child begins with a [`Watch`] of its own, in case it was forked behind our back.
+//! A watched caller has a [`Pulse`], which it writes at each call by plain stores. One thread of a process looks at all
+//! of them; it holds nothing of Python's and sleeps on a [`Parker`]. It runs as long as something is watched, except
+//! during forks: it ends before one, so that the child has no half of it and the parent is a process of one thread, and
+//! begins anew at the next call of a watched caller. A child has a [`Watch`] of its own, in case it was forked without
+//! that.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use crossbeam_utils::sync::{Parker, Unparker};
 
 use super::fork;
 use super::signals::without_signals;
 
-/// What a call adds to the word of a pulse, and takes away again: its number stands above the calls that have not returned.
+/// Terms that a call adds to the word of a pulse, and takes away again: its number stands above the calls that have not
+/// returned.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
@@ -68,7 +72,7 @@ impl Pulse {
         self.word.load(Relaxed) & ALL_INSIDE != 0
     }
 
-    /// What a call has to look at; 0 nearly always.
+    /// Returns the signs that a call has to look at; 0 nearly always.
     #[inline]
     pub fn signs(&self) -> u8 {
         self.signs.load(Relaxed)
@@ -90,7 +94,7 @@ pub struct Stall {
     pub key: u64,
     /// How long it has been looked at.
     pub waited: Duration,
-    /// Who called, as `pthread_self` has it.
+    /// The thread that called, as `pthread_self` has it.
     pub thread: u64,
     pulse: Weak<Pulse>,
     word: u64,
@@ -134,21 +138,36 @@ impl Watched {
 #[derive(Default)]
 struct State {
     watched: Vec<Watched>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Watcher>,
     /// Whether the thread is to end, and whether there is one that has not.
     stop: bool,
     running: bool,
+    /// Threads that wait for its end.
+    stoppers: Vec<Unparker>,
     /// Forks that are under way.
     forks: u32,
     /// The kernel's number of the thread.
     number: u64,
 }
 
-/// What one process watches.
+impl State {
+    /// Has the thread look at the state again.
+    fn wake(&self) {
+        self.thread.iter().for_each(|watcher| watcher.wake.unpark());
+    }
+}
+
+/// The watching thread.
+struct Watcher {
+    thread: JoinHandle<()>,
+    /// Wakes it, to look at the state again.
+    wake: Unparker,
+}
+
+/// The callers that one process watches.
 pub struct Watch {
     generation: u64,
     state: Mutex<State>,
-    changed: Condvar,
     tell: fn(&Stall),
 }
 
@@ -161,14 +180,13 @@ static OVER: AtomicBool = AtomicBool::new(false);
 /// Callers exclude each other: they hold Python's lock.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
-    // SAFETY: NULL, or what a call before this one has made, which is never freed. What the parent has left is small.
+    // SAFETY: NULL, or made by a call before this one and never freed. The parent's, which a fork leaves, is small.
     if let Some(watch) = unsafe { WATCH.load(Relaxed).as_ref() }
         && watch.generation == generation
     {
         return watch;
     }
-    let (state, changed) = (Mutex::default(), Condvar::new());
-    let watch = Box::leak(Box::new(Watch { generation, state, changed, tell }));
+    let watch = Box::leak(Box::new(Watch { generation, state: Mutex::default(), tell }));
     WATCH.store(watch, Relaxed);
     watch
 }
@@ -186,40 +204,50 @@ impl Watch {
             state.watched.push(Watched { pulse: weak, key, patience, word: 0, since, next: patience });
         }
         state.stop = false;
-        if !state.running {
+        if state.running {
+            state.wake(); // its patience may be shorter than that of the others
+        } else {
             let named = std::thread::Builder::new().name("torchdata-watch".to_owned());
-            state.thread = without_signals(|| named.spawn(move || self.run())).ok();
+            let parker = Parker::new();
+            let wake = parker.unparker().clone();
+            state.thread =
+                without_signals(|| named.spawn(move || self.run(&parker))).ok().map(|thread| Watcher { thread, wake });
             state.running = state.thread.is_some();
         }
-        drop(state);
-        self.changed.notify_all(); // its patience may be shorter than that of the others
     }
 
-    /// Watches it no more.
+    /// Watches a pulse no more.
     pub fn end(&self, pulse: &Arc<Pulse>) {
         pulse.set_sign(UNWATCHED, false);
-        self.state().watched.retain(|one| !std::ptr::eq(one.pulse.as_ptr(), Arc::as_ptr(pulse)));
-        self.changed.notify_all();
+        let mut state = self.state();
+        state.watched.retain(|one| !std::ptr::eq(one.pulse.as_ptr(), Arc::as_ptr(pulse)));
+        state.wake();
     }
 
-    /// A fork begins, or the process ends: there is no thread when this returns, unless it is held up in what it tells.
+    /// Ends the thread, for a fork or at the end of the process; one that is held up in telling a stall is given up on.
     /// The caller holds nothing that the thread might want.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
-        self.changed.notify_all();
-        if state.thread.as_ref().is_some_and(|thread| thread.thread().id() == std::thread::current().id()) {
+        state.wake();
+        let is_thread = |one: &Watcher| one.thread.thread().id() == std::thread::current().id();
+        if state.thread.as_ref().is_some_and(is_thread) {
             return; // it is the thread itself that forks
         }
-        let ended = self.changed.wait_timeout_while(state, GIVE_UP, |state| state.running);
-        state = ended.unwrap_or_else(PoisonError::into_inner).0;
-        if state.running {
-            return;
+        let (ended, deadline) = (Parker::new(), Instant::now() + GIVE_UP);
+        while state.running {
+            if Instant::now() >= deadline {
+                return;
+            }
+            state.stoppers.push(ended.unparker().clone());
+            drop(state);
+            ended.park_deadline(deadline);
+            state = self.state();
         }
-        let (thread, number) = (state.thread.take(), state.number);
+        let (watcher, number) = (state.thread.take(), state.number);
         drop(state);
-        if let Some(thread) = thread {
-            let _ = thread.join(); // it cannot panic but in what it told
+        if let Some(watcher) = watcher {
+            let _ = watcher.thread.join(); // it cannot panic but while it tells a stall
             // The kernel counts it for a moment longer.
             let (path, since) = (format!("/proc/self/task/{number}"), Instant::now());
             while since.elapsed() < FORGOTTEN && std::fs::exists(&path).unwrap_or(false) {
@@ -228,7 +256,8 @@ impl Watch {
         }
     }
 
-    /// What is to come before the thread is stopped for a fork: nobody begins it, and callers begin it at their next call.
+    /// Prepares for a fork, before the thread is stopped: nobody begins it meanwhile, and callers do at their next
+    /// call.
     pub fn fork_begins(&self) {
         let mut state = self.state();
         state.forks += 1;
@@ -249,13 +278,13 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread.
-    fn run(&self) {
+    /// Runs in the thread, which sleeps on `parker`.
+    fn run(&self, parker: &Parker) {
         let mut state = self.state();
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // What it told may have forked: then this is the child, whose watch is another one.
+            // `tell` may have forked: then this is the child, whose watch is another one.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }
@@ -269,15 +298,16 @@ impl Watch {
             }
             let patience = state.watched.iter().map(|one| one.patience).min().unwrap_or(LONGEST);
             let pause = (patience / LOOKS).clamp(SHORTEST, LONGEST);
-            state = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0;
+            drop(state);
+            parker.park_timeout(pause);
+            state = self.state();
         }
         state.running = false;
-        drop(state);
-        self.changed.notify_all();
+        state.stoppers.drain(..).for_each(|stopper| stopper.unpark());
     }
 }
 
-/// For good: no thread is begun any more.
+/// Ends watching for good: no thread is begun any more.
 pub fn over() {
     OVER.store(true, Relaxed);
 }

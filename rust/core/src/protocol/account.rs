@@ -1,9 +1,11 @@
-//! How far one side of a link has come in an epoch, so that a later run can go on there and tell whether it is at the same place.
+//! How far one side of a link has come in an epoch, so that a later run can go on there and tell whether it is at the
+//! same place.
 
 /// Odd, with bits all over.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Items of an epoch that went over a link, those of earlier runs of the epoch included, and a rolling checksum of them.
+/// Items of an epoch that went over a link, those of earlier runs of the epoch included, and a rolling checksum of
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
     /// Their number.

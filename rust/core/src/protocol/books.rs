@@ -1,18 +1,18 @@
 //! The reader's books: how far it has come with each peer, and the snapshots from which a later run can go on there.
 //!
-//! A writer puts snapshots of its graph between two items. The reader keeps those that it may need, unopened. What the user
-//! was given may lag behind what was taken, as pipes in main read ahead; so a log of the last deliveries lets the books be
-//! looked at as they were some items ago, and a snapshot is kept until what was given has passed the next one.
+//! A writer puts snapshots of its graph between two items. The reader keeps those that it may need, unopened. The
+//! user's items may lag behind those that were taken, as pipes in main read ahead. So a log of the last deliveries shows the
+//! books as they were some items ago, and a snapshot is kept until the user's items have passed the next one.
 
 use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// How far a worker had read of its share of the dispatched items. The default is the beginning of an epoch, from which one goes
-/// on of whom there is no snapshot.
+/// How far a worker had read of its share of the dispatched items. The default is the beginning of an epoch, from which
+/// a worker without a snapshot goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// In which pass, from 1.
+    /// The pass, from 1.
     pub pass: u32,
     /// How much of that pass.
     pub account: Account,
@@ -27,9 +27,9 @@ impl Default for Share {
 /// A snapshot of a writer's graph.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Snapshot<S> {
-    /// What the writer had sent.
+    /// The account of items that the writer had sent.
     pub sent: Account,
-    /// What it had read of its share.
+    /// The part of its share that it had read.
     pub share: Share,
     /// The graph.
     pub content: S,
@@ -38,7 +38,7 @@ pub struct Snapshot<S> {
 /// A snapshot of the dispatching process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealt<S> {
-    /// In which pass.
+    /// The pass.
     pub pass: u32,
     /// By worker: what of that pass was dealt to it.
     pub accounts: Vec<Account>,
@@ -47,7 +47,8 @@ pub struct Dealt<S> {
 }
 
 impl<S> Dealt<S> {
-    /// Whether one can go on from here to where a worker is that has read so much: it has got all that was dealt before.
+    /// Whether one can go on from here to where a worker is that has read so much: it has got all that was dealt
+    /// before.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -65,7 +66,7 @@ struct Peer<S> {
 /// Where a peer was when so many items were given.
 #[derive(Debug)]
 pub struct Place<'a, S> {
-    /// What was given of its items.
+    /// The account of its items that were given.
     pub given: Account,
     /// The newest snapshot before that; None where the epoch's begin is all there is.
     pub snapshot: Option<&'a Snapshot<S>>,
@@ -98,7 +99,7 @@ pub struct Books<S> {
     memory: Memory,
     /// How many deliveries the log may have before it is cut.
     longest: usize,
-    /// Whose turn it was at the begin, and whose the latest delivery was.
+    /// The peers that had the turn at the begin, and at the latest delivery.
     first: usize,
     latest: Option<usize>,
 }
@@ -109,8 +110,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Empty books that remember so many deliveries beyond those that were not given yet, and so many where nobody knows how many
-    /// were. The model checker's are short, so that they are cut and pruned in small loaders, too.
+    /// Empty books that remember so many deliveries beyond those that were not given yet, and so many where nobody
+    /// knows how many were. The model checker's are short, so that they are cut and pruned in small loaders, too.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers =
             (0..peers).map(|_| Peer { taken: Account::default(), ended: false, snapshots: VecDeque::new() }).collect();
@@ -126,9 +127,10 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch, in which the peers have come as far as `starts` says; those that it leaves out begin.
+    /// Begins an epoch, in which the peers have come as far as `starts` says. Peers without an entry there are at their
+    /// beginning.
     ///
-    /// Returns what was kept: objects whose end may run anything.
+    /// Returns the snapshots that were kept: dropping one may run anything.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -164,7 +166,7 @@ impl<S> Books<S> {
         self.total
     }
 
-    /// What was taken from a peer in all.
+    /// Returns the account of all items that were taken from a peer.
     pub fn taken(&self, peer: usize) -> Account {
         self.peers[peer].taken
     }
@@ -190,7 +192,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// What was taken from each peer `back` deliveries ago, and whose turn it was; None where that is too long ago.
+    /// Returns the account of each peer `back` deliveries ago, and the peer that had the turn; None if that is too long
+    /// ago.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -224,14 +227,15 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// The newest snapshot of the dispatching process from which it can come to where all workers were; `shares` as of the
-    /// snapshots that they are to go on from.
+    /// The newest snapshot of the dispatching process from which it can come to where all workers were; `shares` as of
+    /// the snapshots that they are to go on from.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
     }
 
-    /// Keeps a snapshot of a peer, and lets go of those that what was given has passed; `lag` deliveries were not given yet.
+    /// Keeps a snapshot of a peer, and lets go of those that what was given has passed; `lag` deliveries were not given
+    /// yet.
     ///
     /// Returns what is let go.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {

@@ -2,12 +2,13 @@
 
 use crate::round_robin::RoundRobin;
 
-/// What to do next.
+/// The next step of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
     /// Deliver what this peer has sent.
     Deliver(usize),
-    /// Take in what this peer has sent, to be delivered when its turn comes: the one whose turn it is cannot go on before.
+    /// Take in what this peer has sent, to be delivered when its turn comes: the one whose turn it is cannot go on
+    /// before.
     TakeIn(usize),
     /// Wait.
     Wait,
@@ -17,23 +18,23 @@ pub enum Next {
     Over,
 }
 
-/// Whose turn it is, and who has died.
+/// The order of peers, and whether one has died.
 ///
-/// **Taking in.** In strict order main keeps all but one worker within their windows. With dispatching that can be a circle: the
-/// one whose turn it is waits for an item from the dispatching process, which waits for the turn of another worker, who
-/// has used up its window and waits for main. A worker that waits for a dispatched item says so, and while the one whose
-/// turn it is says so, main takes in what the others have.
+/// **Taking in.** In strict order main keeps all but one worker within their windows. With dispatching that can be a
+/// circle: the one whose turn it is waits for an item from the dispatching process, which waits for the turn of another
+/// worker, who has used up its window and waits for main. A worker that waits for a dispatched item says so, and while
+/// the one whose turn it is says so, main takes in what the others have.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
     /// Whether a process has died that was watched.
-    bereaved: bool,
+    has_died: bool,
 }
 
 impl Collecting {
     /// Collects from so many peers, in strict turn or as they come.
     pub fn new(peers: usize, in_order: bool) -> Self {
-        Self { turn: RoundRobin::new(peers, in_order), bereaved: false }
+        Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
 
     /// Begins an epoch.
@@ -51,7 +52,7 @@ impl Collecting {
         self.turn.next()
     }
 
-    /// What to do next.
+    /// Returns what to do next.
     ///
     /// `ready` tells whether something of a peer can be delivered, `arrived` whether something of it can be taken in,
     /// `starves` whether a peer waits for the dispatching process.
@@ -70,13 +71,13 @@ impl Collecting {
 
     fn otherwise(&mut self, arrived: impl FnMut(usize) -> bool, mut starves: impl FnMut(usize) -> bool) -> Next {
         let Some(current) = self.turn.next() else { return Next::Over };
-        if self.bereaved {
+        if self.has_died {
             return Next::Fail;
         }
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Of whom to take in what has arrived, because somebody else starves; None where nobody does or nothing is there.
+    /// Returns the peer to take in from, because another one starves; None if none does or nothing is there.
     ///
     /// To be called by itself where main waits for anything else than an item of workers that may starve.
     pub fn to_take_in(
@@ -100,14 +101,15 @@ impl Collecting {
         self.turn.end(peer);
     }
 
-    /// Notes that a process has died. What was sent before is delivered as far as the turns go; then [`Next::Fail`] comes.
-    pub fn bereave(&mut self) {
-        self.bereaved = true;
+    /// Notes that a process has died. Items that were sent before are delivered as far as the turns go; then
+    /// [`Next::Fail`] comes.
+    pub fn note_death(&mut self) {
+        self.has_died = true;
     }
 
     /// Notes that other processes have taken the places of all that had died.
     pub fn replaced(&mut self) {
-        self.bereaved = false;
+        self.has_died = false;
     }
 
     /// Whether a peer has ended.

@@ -4,20 +4,21 @@ use super::grant::Reader;
 use super::sending::Permit;
 use crate::round_robin::RoundRobin;
 
-/// What to do next.
+/// The next step of a writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Deal {
     /// Make an item and send it to this reader.
     To(usize),
-    /// Make an item and drop it: it is the share of this reader, who wants no more, or has it already. Others still want theirs.
+    /// Make an item and drop it: it is the share of this reader, who wants no more, or has it already. Others still
+    /// want theirs.
     Skip(usize),
     /// Wait for this reader, whose turn it is.
     WaitFor(usize),
-    /// Nobody wants anything more of this pass.
+    /// No reader wants more of this pass.
     Nobody,
 }
 
-/// Whose turn it is to get an item.
+/// The order in which readers get items.
 ///
 /// The turn goes round whatever the readers do: which item is whose share depends on nothing but the item's number.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -41,12 +42,12 @@ impl Dealing {
         self.turn.start_at(reader);
     }
 
-    /// Who has the turn; None once all have got their end.
+    /// Returns the reader that has the turn; None once all have got their end.
     pub fn turn(&self) -> Option<usize> {
         self.turn.next()
     }
 
-    /// What to do next; `permit` tells what a reader allows.
+    /// Returns what to do next; `permit` tells what a reader allows.
     #[inline]
     pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
         let Some(target) = self.turn.next() else { return Deal::Nobody };
@@ -74,8 +75,8 @@ impl Dealing {
         self.turn.end(reader);
     }
 
-    /// Whether the next pass is to begin, after this one has ended: somebody has asked for it, and nobody can still be reading
-    /// this one.
+    /// Whether the next pass is to begin, after this one has ended: somebody has asked for it, and nobody can still be
+    /// reading this one.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

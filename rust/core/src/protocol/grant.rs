@@ -1,12 +1,13 @@
-//! What a reader tells the writer of its link: in one word, so that it is never seen half-written.
+//! A reader's word to the writer of its link: one, so that it is never seen half-written.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! Epoch and pass are cut to their low bits, and items are counted modulo 2^30: writer and reader are never so far apart that
-//! this could deceive them, and if they were, an item would come early and be left where it is (see `Receiving`).
+//! Epoch and pass are cut to their low bits, and items are counted modulo 2^30: writer and reader are never so far
+//! apart that this could deceive them, and if they were, an item would come early and be left where it is (see
+//! `Receiving`).
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -15,7 +16,7 @@ const COUNT_BITS: u32 = 30;
 const PASS_BITS: u32 = 2;
 const EPOCH_BITS: u32 = 14;
 
-/// What the reader of a stream wants.
+/// The wish of a stream's reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
     /// So many items in all, modulo 2^30.
@@ -80,7 +81,7 @@ impl Grant {
         seal((((epoch << PASS_BITS) | pass) << 2 | wish) << COUNT_BITS | count)
     }
 
-    /// What a stored word says to a writer at `stream`; None where the word is damaged.
+    /// Returns the meaning of a stored word to a writer at `stream`; None if the word is damaged.
     #[inline]
     pub fn read(word: u64, stream: Stream) -> Option<Reader> {
         let number = open(word)?;

@@ -7,8 +7,8 @@ pub enum Command {
     Epoch(u32),
     /// Run the rest of this epoch once more, for what outlives it. Main has all its items.
     Repeat(u32),
-    /// Apply the function of this number to the graph, between two items; the epoch that runs goes on. Functions count from 1
-    /// and may come twice. Number 0 asks for the acknowledgement alone.
+    /// Apply the function of this number to the graph, between two items; the epoch that runs goes on. Functions count
+    /// from 1 and may come twice. Number 0 asks for the acknowledgement alone.
     Call(u64),
     /// End.
     Stop,
@@ -47,7 +47,8 @@ pub enum Acknowledged {
     Begun,
     /// Behind its last item: main waits for what outlives the epoch.
     Done,
-    /// At both moments: a dispatching process comes to the end of an epoch only if its readers do, which main tells next.
+    /// At both moments: a dispatching process comes to the end of an epoch only if its readers do, which main tells
+    /// next.
     Both,
 }
 
@@ -92,7 +93,8 @@ impl Obedience {
         self.runs = false;
     }
 
-    /// Notes functions, up to this number, that came with the epoch: the child applies them where the process before it did.
+    /// Notes functions, up to this number, that came with the epoch: the child applies them where the process before it
+    /// did.
     pub fn expect(&mut self, number: u64) {
         self.applied = self.applied.max(number);
     }
@@ -102,8 +104,8 @@ impl Obedience {
         self.runs
     }
 
-    /// Whether a wait inside the graph, in the middle of an item of `epoch`, is in vain: main has ordered a later epoch, or the
-    /// end. A call does not end the wait: the item is made first.
+    /// Whether a wait inside the graph, in the middle of an item of `epoch`, is in vain: main has ordered a later
+    /// epoch, or the end. A call does not end the wait: the item is made first.
     #[inline]
     pub fn is_superseded(epoch: u32, order: u64) -> bool {
         order > u64::from(epoch)

@@ -3,7 +3,7 @@
 use super::grant::{Grant, Wish};
 use super::stream::Stream;
 
-/// What to do with a unit.
+/// The fate of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Judgement {
     /// It belongs to the stream that is read: take it.
@@ -17,7 +17,7 @@ pub enum Judgement {
 /// The widest window: counters that are compared modulo 2^30 must not be further apart.
 const WIDEST: u32 = (1 << 29) - 1;
 
-/// What the reader knows.
+/// The reader's side of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Receiving {
     stream: Stream,
@@ -40,7 +40,7 @@ impl Receiving {
         self.stream
     }
 
-    /// What to do with a unit of `stream`.
+    /// Returns what to do with a unit of `stream`.
     #[inline]
     pub fn judge(&self, stream: Stream) -> Judgement {
         match stream.cmp(&self.stream) {
@@ -68,14 +68,15 @@ impl Receiving {
         self.grant()
     }
 
-    /// What the writer may send as things are.
+    /// Returns what the writer may send as things are.
     #[inline]
     pub fn grant(&self) -> Grant {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window)))
     }
 
-    /// The grant of a reader that takes in what it has not asked for, so that the writer comes on: at least one more item.
-    pub fn relief(&self) -> Grant {
+    /// The grant of a reader that takes in what it has not asked for, so that the writer comes on: at least one more
+    /// item.
+    pub fn one_more(&self) -> Grant {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window.max(1))))
     }
 

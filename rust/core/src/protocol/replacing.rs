@@ -1,7 +1,8 @@
-//! Replacing children that have died: whose places are taken, when that is given up, and what those that take them do first.
+//! Replacing children that have died: whose places are taken, when that is given up, and what those that take them do
+//! first.
 //!
-//! Without a dispatching process a worker is replaced alone. With one, all children are replaced together: what they had of each
-//! other's is nowhere but in their memory.
+//! Without a dispatching process a worker is replaced alone. With one, all children are replaced together: what they
+//! had of each other's is nowhere but in their memory.
 
 /// Deaths of one child at one item after which the loader gives up.
 pub const TRIES: usize = 3;
@@ -75,8 +76,8 @@ impl Replacing {
 
     /// Judges the death of a process in a place that is wanted.
     ///
-    /// Deaths count as long as nothing was received between them. `received` says by worker how many items were; `halted`, that
-    /// nobody is to make items, so that the process has not tried.
+    /// Deaths count as long as nothing was received between them. `received` says by worker how many items were;
+    /// `halted`, that nobody is to make items, so that the process has not tried.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -101,8 +102,8 @@ impl Replacing {
 
     /// Whether those that take places run the rest of the epoch before this one first, for what outlives it.
     ///
-    /// `outlives` says whether something in the graphs outlives epochs, `begins` whether one of them has no snapshot of the
-    /// present epoch, which would hold that.
+    /// `outlives` says whether something in the graphs outlives epochs, `begins` whether one of them has no snapshot of
+    /// the present epoch, which would hold that.
     pub fn repeats_earlier(outlives: bool, begins: bool) -> bool {
         outlives && begins
     }

@@ -16,7 +16,7 @@ pub enum Permit {
     Again,
 }
 
-/// What the writer knows.
+/// The writer's side of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Sending {
     stream: Stream,

@@ -1,11 +1,11 @@
-//! What a unit belongs to: an epoch, and a pass of the dispatching process in it.
+//! The stream that a unit belongs to: an epoch, and a pass of the dispatching process in it.
 
 use std::fmt;
 
 /// One run of a pipe over one link: the epoch that main commanded, and which time in it the pipe is read.
 ///
-/// Streams are ordered as they happen. Every unit carries its own. Passes count from 1; only a reader of dispatched items
-/// whose graph reads its source again (`cycle`) comes beyond the first.
+/// Streams are ordered as they happen. Every unit carries its own. Passes count from 1; only a reader of dispatched
+/// items whose graph reads its source again (`cycle`) comes beyond the first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 

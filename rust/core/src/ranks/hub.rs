@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::message::Message;
 use super::{Answer, Fault, Verdict, WATCH};
 
-/// What is known of a member.
+/// The hub's knowledge of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     /// It has never come.
@@ -31,9 +31,9 @@ struct Trial {
 pub struct Hub {
     /// The operation that is under way, or the next one: 0 is the opening.
     operation: u64,
-    /// Who has come to it, with what. Rank 0's own is the first.
+    /// The ranks that have come to it, with their values. Rank 0's own is the first.
     values: Vec<Option<i64>>,
-    /// What is known of each rank; rank 0's own is not used.
+    /// By rank; rank 0's own is not used.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -146,14 +146,15 @@ impl Hub {
         self.tell_all(&Message::Beat);
     }
 
-    /// What is to be sent, to whom.
+    /// Messages to be sent, with their ranks.
     pub fn outgoing(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.outgoing)
     }
 
     /// Ends the operation if all have come to it, or if one that has not never will.
     fn go_on(&mut self) {
-        // Who has waited too long was told so: an operation on trial ends for nobody, though its last rank may come yet.
+        // A rank that has waited too long was told so: an operation on trial ends for nobody, though its last rank may
+        // come yet.
         if self.verdict.is_some() || self.trial.is_some() {
             return;
         }

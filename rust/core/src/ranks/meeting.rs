@@ -1,8 +1,8 @@
 //! Carries the messages of hub and members: sockets, the thread that serves them, and the wait of those who ask.
 //!
-//! A [`Meeting`] belongs to the process that made it. Until [`Meeting::serve`] starts its thread, whoever asks serves the
-//! sockets meanwhile: a program that opens its meetings and forks workers then forks no thread. The thread takes nothing
-//! but the table's lock, which nobody holds while waiting, so it gives signs of life whatever the program does.
+//! A [`Meeting`] belongs to the process that made it. Until [`Meeting::serve`] starts its thread, whoever asks serves
+//! the sockets meanwhile: a program that opens its meetings and forks workers then forks no thread. The thread takes
+//! nothing but the table's lock, which nobody holds while waiting, so it gives signs of life whatever the program does.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -41,14 +41,14 @@ enum Role {
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Those who have connected, when, and have not said who they are. The oldest is the first.
+    /// Connections, with their times, that have not said their rank. The oldest is the first.
     callers: VecDeque<(Stream, Instant)>,
     tokens: Tokens,
 }
 
 impl Door {
-    /// Takes in some who have connected. Where there are more than `most`, the oldest has to go: a rank says who it is as soon
-    /// as it has connected, and is heard before the next ones are taken in.
+    /// Takes in some who have connected. Where there are more than `most`, the oldest has to go: a rank says who it is
+    /// as soon as it has connected, and is heard before the next ones are taken in.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..STRANGERS {
             match self.listener.accept() {
@@ -70,7 +70,7 @@ fn is_equal(one: Token, other: Token) -> bool {
     std::hint::black_box(one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }
 
-/// What a member says to be let in, and what the hub answers.
+/// The word by which a member is let in, and the hub's answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     /// The member's.
@@ -172,7 +172,7 @@ impl Table {
     }
 }
 
-/// What the thread and those who ask have in common.
+/// The state that the thread and its callers share.
 #[derive(Debug)]
 struct Shared {
     table: Mutex<Table>,
@@ -195,13 +195,13 @@ impl Shared {
         let mut fds: Vec<_> = sources.iter().map(|(source, sends)| PollFd::new(source, flags(sends))).collect();
         fds.extend(woken.map(|woken| PollFd::new(woken, PollFlags::IN)));
         let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // Whatever ends the wait, an interruption too, all are looked at next.
+        // All are looked at next, even after an interruption.
         let _ = poll(&mut fds, Some(&timeout));
         self.lock().turn(Instant::now());
         self.changed.notify_all();
     }
 
-    /// What the thread does: serves, and gives a sign of life with each beat.
+    /// Runs in the thread: serves, and gives a sign of life with each beat.
     fn serve(&self, mut woken: &UnixStream) {
         let mut next_beat = Instant::now();
         loop {

@@ -123,7 +123,7 @@ impl Member {
         self.outgoing.push(Message::Beat);
     }
 
-    /// What is to be sent to the hub.
+    /// Messages to be sent to the hub.
     pub fn outgoing(&mut self) -> Vec<Message> {
         std::mem::take(&mut self.outgoing)
     }

@@ -1,4 +1,4 @@
-//! What hub and members send each other: frames of a kind, a length, and fixed-width little-endian fields.
+//! Messages between hub and members: frames of a kind, a length, and fixed-width little-endian fields.
 
 use super::{Fault, Verdict};
 

@@ -1,4 +1,4 @@
-//! What the ranks of a distributed job agree on, and which of them is to blame where they cannot.
+//! Agreement between the ranks of a distributed job, and the ranks to blame if there is none.
 //!
 //! ```text
 //!   rank 1 ──┐  value, late, left, bye, beat
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Rank 0 is the [`hub`]: every other rank, a [`member`], has one connection to it. An operation is one value of each
-//! rank, of which all get the least. The hub alone sees all connections, so it alone judges where an operation cannot end,
-//! and all ranks hear the same verdict. A member judges for itself in one case only: the hub is gone or silent.
+//! rank, of which all get the least. The hub alone sees all connections, so it alone judges where an operation cannot
+//! end, and all ranks hear the same verdict. A member judges for itself in one case only: the hub is gone or silent.
 //!
 //! Both are pure state machines: events and the time go in, messages come out. [`meeting`] carries them over sockets,
 //! in a thread that needs nothing of the program around it, so that a rank that is busy still gives signs of life.
@@ -47,7 +47,7 @@ pub enum Fault {
 /// Why an operation can never end, and whose fault it is. All ranks are to hear the same one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// What went wrong.
+    /// The fault.
     pub fault: Fault,
     /// The ranks to blame, in order. Never empty.
     pub ranks: Vec<u32>,

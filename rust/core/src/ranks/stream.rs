@@ -65,8 +65,8 @@ impl Stream {
         }
     }
 
-    /// The first message of a stranger, once it is there as a whole. Nothing behind it is read, and it is no longer than a
-    /// [`Message::Hello`].
+    /// The first message of a stranger, once it is there as a whole. Nothing behind it is read, and it is no longer
+    /// than a [`Message::Hello`].
     pub fn read_hello(&mut self) -> Option<Message> {
         let mut piece = [0; HELLO_LEN];
         while !self.broken {

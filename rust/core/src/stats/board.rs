@@ -20,11 +20,11 @@ use crate::process::region::Region;
 /// The process of a board that is only observed: none.
 const NOBODYS: u64 = u64::MAX;
 
-/// What a process does for its loader.
+/// The part of a process in its loader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Role {
-    /// Nobody has taken the page.
+    /// The page is free.
     Nobody = 0,
     /// It has the loader.
     Main = 1,
@@ -43,13 +43,13 @@ impl Role {
 
 /// Counters of all processes of a loader, in memory that they share.
 ///
-/// In a forked child that is none of the loader's the memory is private and zero (see `Mapping::wipe_on_fork`): what the child
-/// counts there nobody sees.
+/// In a forked child that is none of the loader's the memory is private and zero (see `Mapping::wipe_on_fork`): what
+/// the child counts there nobody sees.
 #[derive(Debug)]
 pub struct Board {
     region: Region,
     config: BoardConfig,
-    /// What the memory is passed on by, and found by from outside. None in observers and on what was attached.
+    /// The descriptor by which the memory is passed on, and found from outside. None in observers and after attaching.
     fd: Option<Descriptor>,
     generation: u64,
 }
@@ -86,7 +86,7 @@ impl Board {
 
     /// Maps a board to read it; nothing of it can be changed. Its maker may be anybody.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
-        // What only has the name of a board may be something that waits for a writer.
+        // A file that only has the name of a board may be a pipe, which waits for a writer.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
         let board = Self::checked(region, NOBODYS)?;
@@ -156,8 +156,8 @@ impl Board {
     }
 
     fn header(&self) -> &BoardHeader {
-        // SAFETY: the region has at least a memory page, page-aligned and mapped as long as `self`; all its bit patterns
-        // are valid and all access is atomic.
+        // SAFETY: the region has at least a memory page, page-aligned and mapped as long as `self`; all its bit
+        // patterns are valid and all access is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
@@ -199,7 +199,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Takes the page for this process. What another one has counted there before, which died, stays and goes on.
+    /// Takes the page for this process. Counts of another one before it, which died, stay and go on.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -225,7 +225,7 @@ impl PageRef {
         flow.peer.store(peer, Relaxed);
         flow.direction.store(if sends { 1 } else { 2 }, Relaxed);
         // SAFETY: the flow lies in the memory of the board.
-        Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _, true) })
+        Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
     /// Its number.
@@ -271,11 +271,6 @@ impl PageRef {
         self.span().end(nanoseconds());
     }
 
-    /// Whether an epoch is under way.
-    pub fn in_span(&self) -> bool {
-        self.span().since.load(Relaxed) != 0
-    }
-
     /// Says how this process is asked for its stack: the signal, and the descriptor that it writes to. 0: not at all.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
@@ -283,7 +278,7 @@ impl PageRef {
         self.header().signal.store(signal, Ordering::Release);
     }
 
-    /// Notes that others have taken the process's place for good. What it has counted stays. To be called by main.
+    /// Notes that others have taken the process's place for good. Its counts stay. To be called by main.
     pub fn set_replaced(&self) {
         self.header().replaced.store(1, Relaxed);
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::clock::nanoseconds;
 use super::layout::{Flow, Wait};
 
-/// What keeps the memory of a counter mapped.
+/// The owner that keeps the memory of a counter mapped.
 pub(super) type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
 /// A [`Flow`] in memory that it keeps mapped: on a board, or in the header of a link.
@@ -15,8 +15,6 @@ pub(super) type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 pub struct FlowRef {
     flow: NonNull<Flow>,
     _keeper: Keeper,
-    /// The board, where it lies on one that this process may write.
-    on_board: bool,
 }
 
 // SAFETY: all access to a flow is atomic, and the keeper may be shared.
@@ -27,14 +25,9 @@ unsafe impl Sync for FlowRef {}
 impl FlowRef {
     /// # Safety
     /// The flow stays valid as long as `keeper` lives.
-    pub(crate) unsafe fn new(flow: *const Flow, keeper: Keeper, on_board: bool) -> Self {
+    pub(crate) unsafe fn new(flow: *const Flow, keeper: Keeper) -> Self {
         let flow = NonNull::new(flow.cast_mut()).expect("a reference is never null");
-        Self { flow, _keeper: keeper, on_board }
-    }
-
-    /// Whether somebody else than the two ends can see it.
-    pub fn is_on_board(&self) -> bool {
-        self.on_board
+        Self { flow, _keeper: keeper }
     }
 }
 

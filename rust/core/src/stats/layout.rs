@@ -1,4 +1,4 @@
-//! What lies where on a board.
+//! The layout of a board.
 //!
 //! ```text
 //! 0        BoardHeader          one memory page
@@ -118,7 +118,7 @@ impl Sequence {
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// For whom: the index of a flow.
+    /// The index of the flow that is waited for.
     pub whom: AtomicU32,
     /// When the wait that is under way began; 0: none is.
     pub since: AtomicU64,
@@ -202,12 +202,12 @@ pub fn add(counter: &AtomicU64, count: u64) {
 pub struct PipeRecord {
     /// Items that the valid iterator has yielded; restored ones included.
     pub yielded: AtomicU64,
-    /// What to add to that for the items of all iterators.
+    /// The number to add to that for the items of all iterators.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
     /// 1 + the number of the pipe that reads this one; 0: none.
     pub(super) reader: AtomicU32,
-    /// What the pipe is: see `datapipes` in Python; opaque here.
+    /// The pipe's nature: see `datapipes` in Python; opaque here.
     pub(super) flags: AtomicU32,
     pub(super) spare: AtomicU32,
     /// Most items that it holds ready; 0 where that means nothing.
@@ -237,7 +237,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Notes a call that took so long in the pipe alone, and that stands for `weight` calls and as much as `all` nanoseconds.
+    /// Notes a call that took so long in the pipe alone, and that stands for `weight` calls and as much as `all`
+    /// nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);

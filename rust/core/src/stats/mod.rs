@@ -1,8 +1,8 @@
 //! Counters that whoever may open them can read while their owners work: one page for each process of a loader.
 //!
-//! A [`Board`] is shared memory that all processes of a loader map. Each process writes its own page alone, with stores that
-//! cost no more than those of a private counter; main, and observers from outside, only read. What belongs together is guarded
-//! by a sequence number that is odd while it changes (a seqlock). No counter decides anything.
+//! A [`Board`] is shared memory that all processes of a loader map. Each process writes its own page alone, with stores
+//! that cost no more than those of a private counter; main, and observers from outside, only read. Counters that belong
+//! together are guarded by a sequence number that is odd while it changes (a seqlock). No counter decides anything.
 
 mod board;
 mod clock;

@@ -9,7 +9,7 @@ use super::layout::{PipeRecord, STEPS, Wait, middle_of, read_text};
 /// Waits of one kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WaitCounts {
-    /// For whom: the index of a flow.
+    /// The index of the flow that is waited for.
     pub whom: u32,
     /// When the wait began that is under way; 0: none is.
     pub since: u64,
@@ -48,7 +48,7 @@ pub struct FlowCounts {
 /// A pipe of a process.
 #[derive(Debug, Clone)]
 pub struct PipeCounts {
-    /// What it is called.
+    /// Its name.
     pub label: String,
     /// Where its function stands.
     pub location: String,
@@ -81,7 +81,7 @@ pub struct SlowItem {
     pub index: u64,
 }
 
-/// What a process has counted. See [`super::Board`].
+/// The counts of a process. See [`super::Board`].
 #[derive(Debug, Clone)]
 #[expect(missing_docs, reason = "as on the page")]
 pub struct PageCounts {
@@ -108,13 +108,13 @@ pub struct PageCounts {
     pub pipes: Vec<PipeCounts>,
 }
 
-/// What stands on a page is of no process of ours.
+/// The page is of no process of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("page {page} of the counters {what}")]
 pub struct Unreadable {
     /// The page.
     pub page: usize,
-    /// What is wrong with it.
+    /// The damage.
     pub what: &'static str,
 }
 

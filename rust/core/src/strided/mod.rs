@@ -1,10 +1,10 @@
 //! Copying elements that lie apart in memory, such as those of a flipped or cropped image, into one run.
 //!
 //! Elements are opaque bytes. Axes that can be walked as one are joined; what is left is walked line by line. In most
-//! images the elements of a line are a few bytes each (a pixel), and close together: there a line is copied 16 bytes at a
-//! time, through one byte shuffle, where the processor has it (`shuffle.rs`).
+//! images the elements of a line are a few bytes each (a pixel), and close together: there a line is copied 16 bytes at
+//! a time, through one byte shuffle, where the processor has it (`shuffle.rs`).
 //!
-//! Whoever owns both memories calls this, from any thread; nothing is kept.
+//! The owner of both memories calls this, from any thread; nothing is kept.
 
 mod shuffle;
 
@@ -43,8 +43,8 @@ pub struct Strided {
     shuffle: Option<Shuffle>,
 }
 
-/// The order of an array's axes in memory, outermost first: copied in this order, memory is read from front to back as far as
-/// it can be. Axes that are equal in that stay as they are, and so does an array that repeats elements.
+/// The order of an array's axes in memory, outermost first: copied in this order, memory is read from front to back as
+/// far as it can be. Axes that are equal in that stay as they are, and so does an array that repeats elements.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
@@ -62,8 +62,8 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Elements of `size` bytes along axes of (count, stride in bytes), outermost first. None where they are more than memory
-    /// could hold.
+    /// Elements of `size` bytes along axes of (count, stride in bytes), outermost first. None where they are more than
+    /// memory could hold.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;
@@ -119,7 +119,8 @@ impl Strided {
     /// Copies the elements to `to`.
     ///
     /// # Safety
-    /// `from` is the first element; all elements are readable, `to` is writable for `len` bytes, and the two do not overlap.
+    /// `from` is the first element; all elements are readable, `to` is writable for `len` bytes, and the two do not
+    /// overlap.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8) {
         let room = Room {
             low: from.wrapping_offset(self.reach.0),
@@ -131,8 +132,8 @@ impl Strided {
     }
 
     /// # Safety
-    /// As for `copy`, for the part of the elements within `around`, which has `len` bytes. The parts are copied in the order
-    /// of `to`: what lies behind one there may be written over.
+    /// As for `copy`, for the part of the elements within `around`, which has `len` bytes. The parts are copied in the
+    /// order of `to`: what lies behind one there may be written over.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize, room: Option<Room>) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: the part is one line.

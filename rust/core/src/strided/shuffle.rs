@@ -1,5 +1,5 @@
-//! Copying short elements of a line 16 bytes at a time: a step reads a window of memory, moves the bytes of as many elements
-//! as lie within it to where they belong, and writes a window.
+//! Copying short elements of a line 16 bytes at a time: a step reads a window of memory, moves the bytes of as many
+//! elements as lie within it to where they belong, and writes a window.
 //!
 //! x86-64 has the shuffle since SSSE3, which is looked for when the program runs; aarch64 always has it.
 
@@ -46,12 +46,12 @@ impl Shuffle {
         if groups == 0 || (groups == 1 && !(WINDOW / 2 + 1..WINDOW).contains(&bytes)) {
             return None; // a single group of a usual size is copied as quickly by itself
         }
-        // What a step covers of its windows; the rest of them lies in groups that come later. As many groups at the end of a
-        // line are left to others where its steps are to stay within it.
+        // The part of its windows that a step covers; the rest of them lies in groups that come later. As many groups
+        // at the end of a line are left to others where its steps are to stay within it.
         let covered = bytes_of_step.min((groups - 1) * reach + inner);
         let rest = (WINDOW - covered).div_ceil(reach.min(bytes));
-        // The window begins, or for a line that goes downwards ends, with its first group: what it covers beyond its last
-        // one is where the line goes on.
+        // The window begins, or for a line that goes downwards ends, with its first group: what it covers beyond its
+        // last one is where the line goes on.
         let span = group.stride * (group.count as isize - 1);
         let low = if line.stride > 0 { span.min(0) } else { span.max(0) + run as isize - WINDOW as isize };
         // A byte with its highest bit set makes a zero; nobody reads what such a place gets.
@@ -65,15 +65,16 @@ impl Shuffle {
         Some(Self { groups, bytes: bytes_of_step, all, within, low, table })
     }
 
-    /// Copies groups of the line, from its first one on, and returns their number: all of them, or where the memory beyond
-    /// the line is not ours, as many as can be without touching it. Behind the line, the target may be written over.
+    /// Copies groups of the line, from its first one on, and returns their number: all of them, or where the memory
+    /// beyond the line is not ours, as many as can be without touching it. Behind the line, the target may be written
+    /// over.
     ///
     /// # Safety
     /// As for `Strided::copy`, for one line of what lies in this room; and `can()` is true.
     #[inline]
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8, line: Axis, room: Room) -> usize {
-        // A step reads and writes a whole window, of which its groups may be the smaller part. What it writes too much, those
-        // that come next write over.
+        // A step reads and writes a whole window, of which its groups may be the smaller part. The next steps write over
+        // the rest.
         let stride = line.stride * self.groups as isize;
         let first = from.wrapping_offset(self.low);
         let last = first.wrapping_offset(stride * (self.all as isize - 1));

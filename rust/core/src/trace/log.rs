@@ -20,7 +20,7 @@ const VERSION: u32 = 1;
 /// The most records of a log.
 const MOST: u64 = 1 << 28;
 
-/// What a record tells.
+/// The event that a record tells of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -44,7 +44,7 @@ pub enum Kind {
 /// What happened. Times are nanoseconds of the monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub struct Record {
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
     /// When it began.
     pub begin: u64,
@@ -56,7 +56,7 @@ pub struct Record {
     pub number: u64,
     /// See [`Kind`].
     pub stream: u64,
-    /// Of which loader.
+    /// Its loader.
     pub loader: u64,
 }
 
@@ -153,8 +153,8 @@ impl Log {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the region has at least a header, page-aligned and mapped as long as `self`; all bit patterns are valid and
-        // all access is atomic.
+        // SAFETY: the region has at least a header, page-aligned and mapped as long as `self`; all bit patterns are
+        // valid and all access is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
@@ -216,7 +216,8 @@ impl Log {
         slot.kind.store(kind as u32, Ordering::Release);
     }
 
-    /// Who writes, how many records were left out, and the finished ones: 64 bytes each, as they lie in memory.
+    /// Returns the writer, the number of records that were left out, and the finished ones: 64 bytes each, as they lie
+    /// in memory.
     pub fn read(&self) -> (u32, u64, Vec<u8>) {
         let header = self.header();
         let used = header.used.load(Relaxed);
@@ -236,7 +237,7 @@ impl Log {
 }
 
 /// The number by which the system knows this thread.
-pub fn thread_number() -> u32 {
+fn thread_number() -> u32 {
     thread_local!(static NUMBER: Cell<(u32, u32)> = const { Cell::new((0, 0)) });
     NUMBER.with(|known| {
         let (process, number) = known.get();

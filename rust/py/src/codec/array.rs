@@ -18,7 +18,7 @@ use crate::numpy_api::numpy;
 /// Most dimensions that an array may have.
 pub const MOST_DIMENSIONS: usize = 64;
 
-/// In which order the axes of an array lie in memory, outermost first.
+/// Returns the order in which the axes of an array lie in memory, outermost first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
     /// The first one outermost.
@@ -138,14 +138,14 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// The block of the arena under an array that was made by `torchdata.empty`, where the array covers it whole and nothing else
-/// can reach it: no other array, no buffer, no tensor, no weak reference.
+/// The block of the arena under an array that was made by `torchdata.empty`, where the array covers it whole and
+/// nothing else can reach it: no other array, no buffer, no tensor, no weak reference.
 ///
 /// Callers see to it that nobody refers to the array but the item that it is in.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: reads types, counts and fields of live objects under the GIL: the base of a live array is one. What is looked
-    // into has the type of the array, an exact ndarray.
+    // SAFETY: reads types, counts and fields of live objects under the GIL: the base of a live array is one. Each
+    // object that is looked into has the type of the array, an exact ndarray.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {
@@ -210,7 +210,8 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), flags),
     };
     let numpy = numpy(py)?;
-    // SAFETY: dtype, dimensions and strides are valid; `data`, where given, covers the array, and is kept alive by what owns it.
+    // SAFETY: dtype, dimensions and strides are valid; `data`, where given, covers the array, and is kept alive by what
+    // owns it.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;
@@ -262,7 +263,7 @@ pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bo
     Ok(array)
 }
 
-/// What `array_of` makes arrays of.
+/// The elements of which `array_of` makes arrays.
 pub trait Element: Copy {
     /// The number of NumPy's dtype that has the same elements.
     const NUMBER: u8;
@@ -273,7 +274,7 @@ impl Element for f32 {
 }
 
 impl Element for i64 {
-    /// What NumPy calls int64 is `long` where that is as long, else `long long`.
+    /// NumPy's int64 is `long` if that is as long, else `long long`.
     const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };
 }
 

@@ -7,7 +7,8 @@ use super::array::{self, Order};
 use super::source::{Owner, Source};
 use crate::numpy_api::numpy;
 
-/// A copy, with its elements one behind the other, of an array of numbers or times that has them apart; None for any other.
+/// A copy, with its elements one behind the other, of an array of numbers or times that has them apart; None for any
+/// other.
 #[pyfunction]
 pub fn contiguous_copy<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = array.py();

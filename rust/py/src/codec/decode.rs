@@ -39,12 +39,12 @@ struct Decoder<'py, 'a> {
     rest: &'a [u8],
     buffers: &'a [Buffer],
     may_lease: bool,
-    /// What later parts of the item may refer to.
+    /// Objects that later parts of the item may refer to.
     kept: Vec<Bound<'py, PyAny>>,
 }
 
-/// Bytes of a private copy that are kept for the next one: beside a long string, another allocation of its size for each would
-/// have the allocator give memory back and take it again, page by page, with every item.
+/// Bytes of a private copy that are kept for the next one: beside a long string, another allocation of its size for
+/// each would have the allocator give memory back and take it again, page by page, with every item.
 const MOST_KEPT: usize = 4 << 20;
 
 thread_local! {
@@ -271,8 +271,8 @@ impl<'py, 'a> Decoder<'py, 'a> {
 /// Copies into fresh memory of Python's, without the GIL where that takes long.
 fn copy(py: Python<'_>, from: *const u8, len: usize, to: *mut u8) {
     let (source, to) = (from as usize, to as usize);
-    // SAFETY: callers pass memory that is valid for `len` bytes; `to` was just allocated with room for them, nobody else
-    // knows it yet, and both outlive the call.
+    // SAFETY: callers pass memory that is valid for `len` bytes; `to` was just allocated with room for them, nobody
+    // else knows it yet, and both outlive the call.
     let copy = move || unsafe { std::ptr::copy_nonoverlapping(source as *const u8, to as *mut u8, len) };
     if len >= LONG_COPY { py.detach(copy) } else { copy() }
 }

@@ -52,7 +52,8 @@ fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
 }
 
 impl Dtype {
-    /// The dtype behind a descriptor, and the bytes of an element as NumPy counts them; None where pickle should have it.
+    /// The dtype behind a descriptor, and the bytes of an element as NumPy counts them; None where pickle should have
+    /// it.
     pub fn of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<(Self, usize)> {
         // SAFETY: callers pass the descriptor of a live object.
         let fields = unsafe { &(*descr).fields };
@@ -75,7 +76,8 @@ impl Dtype {
         Some((Self { number: u8::try_from(number).ok()?, unit }, size_of(py, descr)?))
     }
 
-    /// The dtype of numbers that NumPy numbers so, and the bytes of an element; None if there is none, or not of numbers.
+    /// The dtype of numbers that NumPy numbers so, and the bytes of an element; None if there is none, or not of
+    /// numbers.
     pub fn of_number(py: Python<'_>, number: c_int) -> PyResult<Option<(Self, usize)>> {
         if !is_number(number) {
             return Ok(None);
@@ -114,8 +116,8 @@ impl Dtype {
     pub fn descriptor(self, py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, usize)> {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
-        // SAFETY: the number is that of a built-in dtype. What has a unit is an object of its own, which nobody else has read
-        // yet, and has the form that dtypes of times have.
+        // SAFETY: the number is that of a built-in dtype. One with a unit is an object of its own, which nobody else
+        // has read yet, and has the form that dtypes of times have.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;
             if let Some(unit) = self.unit {

@@ -20,8 +20,8 @@ use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 /// Deeper nesting is left to pickle, which has its own limit.
 const DEEPEST: usize = 64;
 
-/// A string from this length on is sent once, however often an item holds it. Copying a shorter one, such as most keys of
-/// dictionaries, takes no longer than looking it up.
+/// A string from this length on is sent once, however often an item holds it. Copying a shorter one, such as most keys
+/// of dictionaries, takes no longer than looking it up.
 const LONG_STRING: ffi::Py_ssize_t = 64;
 /// Room for objects that is kept from item to item.
 const MOST_REMEMBERED: usize = 1024;
@@ -29,7 +29,7 @@ const MOST_REMEMBERED: usize = 1024;
 /// A part of this process' memory: the address of its first byte, and that behind its last one.
 type Span = (usize, usize);
 
-/// What the walk knows of the place in the item that it is at.
+/// The walk's knowledge of its place in the item.
 #[derive(Clone, Copy)]
 struct Within<'a> {
     arena: &'a Arc<Arena>,
@@ -39,8 +39,8 @@ struct Within<'a> {
 }
 
 impl Within<'_> {
-    /// Whether nothing but the item refers to the object here: the container does, and the walk, which is handed the item
-    /// itself by the only reference to it.
+    /// Whether nothing but the item refers to the object here: the container does, and the walk, which is handed the
+    /// item itself by the only reference to it.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: reads the reference count of a live object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -54,8 +54,8 @@ impl Within<'_> {
 
 /// Why the tree walk gave up.
 enum Stop {
-    /// The item is for pickle as a whole: something appears twice in it (or might, where a member is for pickle and so out
-    /// of sight), or it is nested too deeply.
+    /// The item is for pickle as a whole: something appears twice in it (or might, where a member is for pickle and so
+    /// out of sight), or it is nested too deeply.
     Whole,
     Error(PyErr),
 }
@@ -75,15 +75,15 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// Containers and arrays of the item that something else refers to as well.
     visited: FxHashSet<usize>,
-    /// Long strings of the item, text and bytes, that something else refers to as well: their numbers, and what keeps them where
-    /// they are.
+    /// Long strings of the item, text and bytes, that something else refers to as well: their numbers, and what keeps
+    /// them where they are.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     /// Where the item's tensors lie: the address behind each one's last byte, by that of its first.
     spans: BTreeMap<usize, usize>,
     /// The member that is to be pickled, which may hold what other members hold, too, and where in the payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether the bytes may be others the next time although the item is the same: pickles depend on which objects are one and
-    /// the same, and so do references to strings; copies of an array may lie in another order.
+    /// Whether the bytes may be others the next time although the item is the same: pickles depend on which objects are
+    /// one and the same, and so do references to strings; copies of an array may lie in another order.
     pub opaque: bool,
 }
 
@@ -140,8 +140,8 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Refers to a string of `len` characters or bytes that is in the item already. One that nothing else refers to is not, as
-    /// for `visit`; any other is noted, and announced as one that may come again.
+    /// Refers to a string of `len` characters or bytes that is in the item already. One that nothing else refers to is
+    /// not, as for `visit`; any other is noted, and announced as one that may come again.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         // SAFETY: reads the reference count of a live object.
         if len < LONG_STRING || unsafe { ffi::Py_REFCNT(string.as_ptr()) } <= 2 {
@@ -178,8 +178,8 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// Pickles what has no encoding of its own. In an item with more members that is done to one member at most, and only
-    /// where nothing in it can lie elsewhere in the item as well.
+    /// Pickles what has no encoding of its own. In an item with more members that is done to one member at most, and
+    /// only where nothing in it can lie elsewhere in the item as well.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -192,8 +192,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickles the member that was put off until it was known that the item need not be pickled as a whole: pickling may
-    /// be costly, and objects may count on it that they are pickled once.
+    /// Pickles the member that was put off until it was known that the item need not be pickled as a whole: pickling
+    /// may be costly, and objects may count on it that they are pickled once.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);

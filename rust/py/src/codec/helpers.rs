@@ -44,7 +44,7 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     })
 }
 
-/// What the codec takes an object for, by its exact type.
+/// The codec's view of an object, by its exact type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Array,

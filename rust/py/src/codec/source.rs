@@ -18,13 +18,13 @@ pub enum OutBuffer {
     Block(Arc<Block>),
 }
 
-/// What keeps the memory of a buffer alive.
+/// The owner that keeps the memory of a buffer alive.
 pub enum Owner {
     /// An object that the memory is a part of.
     Object { _object: Py<PyAny> },
     /// A buffer that an object has lent.
     Buffer { _buffer: PyBuffer<u8> },
-    /// Who copies it.
+    /// The caller, which copies it.
     Caller,
 }
 

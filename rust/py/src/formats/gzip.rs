@@ -18,10 +18,10 @@ const MOST: usize = 256 << 10;
 /// The first byte of every member.
 const FIRST: u8 = 0x1f;
 
-/// What gzip had compressed: one member of a gzip file after another, with zeros between and behind them.
+/// The decompressed content: one member of a gzip file after another, with zeros between and behind them.
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
-    /// Of the member that is being read; None while one member is left for the next, and after the last one.
+    /// The state of the member that is being read; None while one member is left for the next, and after the last one.
     decoder: Option<GzDecoder<Source>>,
     /// The stream behind the last member. It is let go with the GIL held: a reference that is dropped without it goes
     /// through a lock of PyO3's, which another thread's fork might copy while it is held.

@@ -22,15 +22,15 @@ pub struct TFRecordReader {
     records: Records,
     read: Py<PyAny>,
     maker: Maker,
-    /// Who reads what, for messages.
+    /// The reader and its file, for messages.
     place: String,
 }
 
 #[pymethods]
 impl TFRecordReader {
     /// `read(size)` gives the stream's next bytes. Features of other names than `wanted` are left out (None: no name
-    /// is). `convert(array)` makes what is yielded of an array, `finish(example)` what is yielded of a dict. A record of
-    /// more than `longest` bytes is refused. `offset` and `record` say where the stream stands; `unread` is what was
+    /// is). `convert(array)` makes what is yielded of an array, `finish(example)` what is yielded of a dict. A record
+    /// of more than `longest` bytes is refused. `offset` and `record` say where the stream stands; `unread` is what was
     /// read of it before.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
@@ -86,7 +86,7 @@ impl TFRecordReader {
         self.records.record()
     }
 
-    /// What was read of the stream behind `offset`.
+    /// Bytes that were read of the stream behind `offset`.
     #[getter]
     fn unread<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.records.unread())
@@ -138,7 +138,7 @@ impl TFRecordReader {
     }
 }
 
-/// What is wrong with a record, or any other exception.
+/// The fault of a record, or any other exception.
 enum Fault {
     Record(String),
     Other(PyErr),

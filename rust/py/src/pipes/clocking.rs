@@ -1,19 +1,19 @@
 //! Taking the time of pipes: of one call in so many, so that it costs little whatever the items are.
 //!
-//! Guards that take time call their iterator through [`next_timed`]; others never come here. A call that no other is around is
-//! a root. Of one root call in `interval` the time is taken, of all calls within it, and each pipe's own time is what
-//! is left of its calls without those of the pipes that it reads in the same thread. The interval follows the time that root calls
-//! take, and varies at random, so that no rhythm of the pipeline meets it. What a call stands for is never more than the time
-//! that has passed since the last one that was timed.
+//! Guards that take time call their iterator through [`next_timed`]; others never come here. A call that no other is
+//! around is a root. Of one root call in `interval` the time is taken, of all calls within it, and each pipe's own time
+//! is what is left of its calls without those of the pipes that it reads in the same thread. The interval follows the
+//! time that root calls take, and varies at random, so that no rhythm of the pipeline meets it. A call never stands for
+//! more than the time that has passed since the last one that was timed.
 
 use std::cell::Cell;
 
 use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
-/// What taking the time of one call costs, in nanoseconds.
+/// The cost of taking the time of one call, in nanoseconds.
 const COST: u64 = 60;
-/// A call is timed if that costs less than one part in so many of the calls that it stands for: where all pipes are timed, and
-/// where only the loader is.
+/// A call is timed if that costs less than one part in so many of the calls that it stands for: where all pipes are
+/// timed, and where only the loader is.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 /// The most calls that one stands for, where all pipes are timed, and where only the loader is.
@@ -22,7 +22,7 @@ pub const LONGEST_METERED: u64 = 1024;
 /// A call that was not timed and took longer is noticed by the coarse clock.
 pub const NOTICED: u64 = 12_000_000;
 
-/// What a thread knows of the calls that it is in.
+/// A thread's knowledge of the calls that it is in.
 struct Clocking {
     depth: Cell<u32>,
     /// Calls that the root call that is timed stands for; 0: it is not timed.
@@ -34,11 +34,11 @@ struct Clocking {
     /// Root calls until the next that is timed.
     countdown: Cell<u64>,
     gap: Cell<u64>,
-    /// What the next gap may be on average: see [`next_gap`].
+    /// The average of the next gap: see [`next_gap`].
     most: Cell<u64>,
     /// When the last timed root call ended.
     last: Cell<u64>,
-    /// What root calls take, on the average of the last.
+    /// The average time of the last root calls.
     usual: Cell<u64>,
     random: Cell<u64>,
 }
@@ -73,16 +73,16 @@ pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// How many calls lie between one that was timed and the next, of the given mean; but after the first ones less, twice as many
-/// from time to time, so that something is known of a hundred items as well.
+/// How many calls lie between one that was timed and the next, of the given mean; but after the first ones less, twice
+/// as many from time to time, so that something is known of a hundred items as well.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));
     around(random, least)
 }
 
-/// Begins anew: with the first call, which stands for itself. Of calls that this thread is in nothing is known any more: it may be
-/// the only one of a child that was forked in their midst, and others before were of another pipeline.
+/// Begins anew: with the first call, which stands for itself. Of calls that this thread is in nothing is known any
+/// more: it may be the only one of a child that was forked in their midst, and others before were of another pipeline.
 pub fn begin() {
     CLOCKING.with(|thread| {
         thread.depth.set(0);
@@ -95,11 +95,11 @@ pub fn begin() {
     });
 }
 
-/// What was found out of a call.
+/// The findings of a call.
 pub struct Timed {
     /// Nanoseconds in the pipe alone, if the call was timed, and how many it stands for at most.
     pub own: Option<(u64, u64)>,
-    /// Of a root call: nanoseconds of all of it and what it stands for, if it was timed or took long.
+    /// Nanoseconds of a whole root call and of the time it stands for, if it was timed or took long.
     pub whole: Option<(u64, u64)>,
     /// Nanoseconds since the last root call that was timed.
     pub passed: u64,
@@ -138,7 +138,8 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Timed)
     (result, Timed { own: None, whole: Some((took, 1)), passed: 0 })
 }
 
-/// How many calls one of those that are timed stands for: one that took long, for itself, as such calls are noticed that are not timed.
+/// How many calls one of those that are timed stands for: one that took long, for itself, as such calls are noticed
+/// that are not timed.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

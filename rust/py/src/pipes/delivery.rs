@@ -1,9 +1,10 @@
-//! What a loader hands to its user: one item after the other, counted.
+//! The delivery of a loader to its user: one item after the other, counted.
 //!
-//! Runs in the threads that read the loader, one after the other. A [`Delivery`] belongs to a loader and knows the one valid
-//! iterator, what it reads from, and how many items of the epoch the user was given. Another thread may begin an epoch, or end
-//! the loader, while one reads: what that one is given then is of no epoch any more, and it is told so. The count moves at the very moment at which an item leaves, with
-//! no Python code in between: so a signal handler finds it right, whenever it runs.
+//! Runs in the threads that read the loader, one after the other. A [`Delivery`] belongs to a loader and knows the one
+//! valid iterator, what it reads from, and how many items of the epoch the user was given. Another thread may begin an
+//! epoch, or end the loader, while one reads: what that one is given then is of no epoch any more, and it is told so.
+//! The count moves at the very moment at which an item leaves, with no Python code in between: so a signal handler
+//! finds it right, whenever it runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -24,18 +25,18 @@ use crate::watching;
 /// No iterator has this number.
 const NONE: i64 = -1;
 
-/// What an epoch is read from: the iterator, and the slot of its type that gives the next item.
+/// The source of an epoch: the iterator, and the slot of its type that gives the next item.
 struct Source {
     iterator: Py<PyAny>,
     next: ffi::iternextfunc,
 }
 
-/// What asking for an item leads to.
+/// The outcome of asking for an item.
 enum Step<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// The epoch was left meanwhile, by another thread or a signal handler. Whatever came is nobody's.
+    /// The epoch was left meanwhile, by another thread or a signal handler. An item that came is nobody's.
     Left,
 }
 
@@ -51,8 +52,8 @@ pub struct Delivery {
     begun: AtomicBool,
     /// Items of the epoch that the user was given in this run.
     given: Arc<AtomicU64>,
-    /// Calls into the source, and whether the next one is to look twice: because each step goes through Python, as the loader
-    /// is paused or limited, because nobody watches any more, or because the last one was cut off.
+    /// Calls into the source, and whether the next one is to look twice: because each step goes through Python, as the
+    /// loader is paused or limited, because nobody watches any more, or because the last one was cut off.
     pulse: Arc<Pulse>,
     /// How it is watched: the number that it is known by, and for how long an item may take.
     watched: GilCell<Option<(u64, Duration)>>,
@@ -101,7 +102,7 @@ impl Delivery {
         }
     }
 
-    /// What came is of no epoch any more, but for what cuts off all that Python does.
+    /// Drops an outcome, which is of no epoch any more; exceptions that cut off all that Python does are kept.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> Step<'py> {
         match PyErr::take(py) {
@@ -140,13 +141,13 @@ impl Delivery {
         })
     }
 
-    /// Whose turn it is to read.
+    /// The turn of threads that read.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
     }
 
-    /// What is read from, or None.
+    /// The source that is read, or None.
     #[getter]
     fn source<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.source
@@ -160,7 +161,8 @@ impl Delivery {
             None => None,
             Some(iterator) => {
                 let class = iterator.get_type();
-                // SAFETY: the slot of a live type: a function of the iternext kind, or NULL where the type is no iterator.
+                // SAFETY: the slot of a live type: a function of the iternext kind, or NULL where the type is no
+                // iterator.
                 let next: Option<ffi::iternextfunc> =
                     unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
                 let next = next.ok_or_else(|| {
@@ -234,15 +236,15 @@ impl Delivery {
         self.pulse.set_sign(CUT, cut);
     }
 
-    /// Has `watch_with`'s function called when an item takes longer than so many seconds, and each time that it takes twice as
-    /// long; it is told the number `key`.
+    /// Has `watch_with`'s function called when an item takes longer than so many seconds, and each time that it takes
+    /// twice as long; it is told the number `key`.
     fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
         let how = (key, duration(seconds));
         self.watched.with(py, |watched| *watched = Some(how));
         watching::watch(py).begin(&self.pulse, how.0, how.1);
     }
 
-    /// Takes that back.
+    /// Ends the watch over calls.
     fn watch_no_more(&self, py: Python<'_>) {
         self.watched.with(py, Option::take);
         watching::watch(py).end(&self.pulse);

@@ -1,8 +1,8 @@
 //! The iterator guard: one valid iterator per pipe, counted, at less than a generator frame's cost.
 //!
 //! Every item of every pipe passes through here, so the type is made of bare slots rather than by PyO3's class macro,
-//! whose wrapper around `__next__` costs more than all the rest. The hot path is [`next_item`]: compare two numbers, call
-//! the iterator's slot, count. A guard owns references to its pipe, the pipe's own iterator and its token.
+//! whose wrapper around `__next__` costs more than all the rest. The hot path is [`next_item`]: compare two numbers,
+//! call the iterator's slot, count. A guard owns references to its pipe, the pipe's own iterator and its token.
 //!
 //! No slot lets a panic out, which would end the process: what is not just reads, writes and calls of C is caught.
 
@@ -34,13 +34,13 @@ const CLEARED: u64 = u64::MAX;
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
-    // What each item needs comes first, on one cache line.
+    // Fields that each item needs come first, on one cache line.
     /// Valid as long as the token's current number is this one.
     id: u64,
     /// The pipe's token; valid as long as `token_object` is owned.
     token: *const IterationToken,
-    /// What gives the next item, of `argument`: the slot of the iterator's type, of the iterator; or where the time is taken
-    /// `next_timed` or `next_metered`, of this guard. Neither is owned.
+    /// The function that gives the next item, of `argument`: the slot of the iterator's type, of the iterator; or where
+    /// the time is taken `next_timed` or `next_metered`, of this guard. Neither is owned.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// Where a board counts its items, or null; valid as long as the token.
@@ -53,8 +53,8 @@ struct Guard {
     token_object: *mut ffi::PyObject,
     /// The slot of the iterator's type that gives the next item.
     inner: ffi::iternextfunc,
-    /// Calls until the next that `next_metered` measures, how many that one stands for, the state of the chance, and what
-    /// the next gap may be on average.
+    /// Calls until the next that `next_metered` measures, how many that one stands for, the state of the chance, and
+    /// what the next gap may be on average.
     countdown: u32,
     gap: u32,
     random: Cell<u64>,
@@ -73,7 +73,7 @@ struct Tracing {
     log: Arc<Log>,
     /// The pipe's number there.
     pipe: u64,
-    /// What `next_traced` calls, as `Guard::next` and `Guard::argument`.
+    /// The function that `next_traced` calls, as `Guard::next` and `Guard::argument`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// Makes ranges for profilers: called with True before the pipe is asked for an item, and with False afterwards.
@@ -201,7 +201,7 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
         if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             let item = ((*guard).next)((*guard).argument);
             if !item.is_null() {
-                // Whoever began the pipe anew meanwhile, in another thread, is not given this item.
+                // A thread that began the pipe anew meanwhile is not given this item.
                 if (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
                     (*(*guard).token).count();
                     if let Some(counter) = (*guard).counter.as_ref() {
@@ -315,7 +315,7 @@ unsafe extern "C" fn next_traced(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins or ends a range of profilers. What goes wrong there is no matter of whoever loads data.
+/// Begins or ends a range of profilers. An error there does not concern the loading of data.
 fn ranged(py: Python<'_>, range: &Py<PyAny>, begins: bool) {
     let passing = PyErr::take(py);
     if let Err(error) = range.call1(py, (begins,)) {
@@ -429,7 +429,8 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Attributes that the guard lacks are those of the pipe's own iterator (a generator's `close`, for one). Calls C alone.
+/// Attributes that the guard lacks are those of the pipe's own iterator (a generator's `close`, for one). Calls C
+/// alone.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter calls the slot with a live guard and a str; NULL results come with an exception set.
     unsafe {

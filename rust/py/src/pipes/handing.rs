@@ -1,10 +1,12 @@
 //! An iterator whose items Python code hands over, of which Ctrl-C loses none.
 //!
-//! Python handles signals between any two instructions: an item that was taken, and is not yet returned, would be lost where the
-//! handler raises. So there are two steps. Waiting may be cut off anywhere, and leaves what came where the next call finds it.
-//! Handing over is short; Ctrl-C is noted meanwhile, and comes when the item has left, with no Python code in between.
+//! Python handles signals between any two instructions: an item that was taken, and is not yet returned, would be lost
+//! where the handler raises. So there are two steps. Waiting may be cut off anywhere, and leaves what came where the
+//! next call finds it. Handing over is short; Ctrl-C is noted meanwhile, and comes when the item has left, with no
+//! Python code in between.
 //!
-//! Runs in whichever threads read, one after the other. Signals are handled in the main thread alone, so in any other one nothing is done.
+//! Runs in whichever threads read, one after the other. Signals are handled in the main thread alone, so in any other
+//! one nothing is done.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -17,8 +19,8 @@ use pyo3::sync::PyOnceLock;
 
 use crate::pipes::turn::Turn;
 
-/// The base of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and `_hand_over()`, which
-/// returns a tuple of the item, or None where there is to be waited again.
+/// The base of such iterators. Subclasses have `_wait()`, which raises StopIteration at the end, and `_hand_over()`,
+/// which returns a tuple of the item, or None where there is to be waited again.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator {
     turn: Py<Turn>,
@@ -32,7 +34,7 @@ impl HandingIterator {
         Ok(Self { turn: Py::new(py, Turn::default())? })
     }
 
-    /// Whose turn it is to read.
+    /// The turn of threads that read.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)
@@ -62,8 +64,8 @@ impl HandingIterator {
     }
 }
 
-/// The handler of Ctrl-C meanwhile: notes it. One that is pressed again is passed on, lest a function of the user's that hangs
-/// could not be ended.
+/// The handler of Ctrl-C meanwhile: notes it. A second press is passed on, so that a function of the user's that hangs
+/// can be ended.
 #[pyclass(frozen)]
 struct Noted {
     pressed: AtomicBool,
@@ -132,7 +134,7 @@ pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))
 }
 
-/// Makes a handler that of Ctrl-C. What was pressed before goes to the one that is replaced.
+/// Makes a handler that of Ctrl-C. A press before that goes to the one that is replaced.
 fn install<'py>(py: Python<'py>, handler: &Bound<'py, PyAny>) -> PyResult<()> {
     signals(py)?.getattr("signal")?.call1((libc::SIGINT, handler)).map(drop)
 }

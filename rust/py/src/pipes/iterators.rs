@@ -8,7 +8,8 @@ use pyo3::types::PyType;
 
 unsafe extern "C" {
     /// Part of the stable ABI since CPython 3.12, and exported by 3.11 as well, where the headers of the limited API do
-    /// not declare it. The calls that 3.11's headers do declare make a tuple, or walk variable arguments, for each item.
+    /// not declare it. The calls that 3.11's headers do declare make a tuple, or walk variable arguments, for each
+    /// item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -73,8 +74,8 @@ impl FilterIterator {
 
 #[pymethods]
 impl FilterIterator {
-    /// `on_dropped(item)` is called for dropped items of other types than `plain`; `to_bool(result)` turns results other
-    /// than True and False into one of them, or raises.
+    /// `on_dropped(item)` is called for dropped items of other types than `plain`; `to_bool(result)` turns results
+    /// other than True and False into one of them, or raises.
     #[new]
     fn new(
         source: &Bound<'_, PyAny>,
@@ -110,8 +111,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// There is nothing to clear: like the built-in `filter` it refers to what it was made with for as long as it lives,
-    /// so a cycle through it leads through something that was changed later, and that is cleared.
+    /// There is nothing to clear: like the built-in `filter` it refers to what it was made with for as long as it
+    /// lives, so a cycle through it leads through something that was changed later, and that is cleared.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;

@@ -1,4 +1,4 @@
-//! What iteration costs: tokens of who may iterate, guards around users' iterators, the queue of a prefetching thread,
+//! The cost of iteration: tokens of who may iterate, guards around users' iterators, the queue of a prefetching thread,
 //! whose turn it is to read.
 
 pub mod clocking;

@@ -7,8 +7,8 @@ use torchdata_core::sampling::{MersenneTwister, WORDS};
 
 /// The order that a generator of Python's in the given state gives `count` numbers, as native 32-bit integers.
 ///
-/// `words` and `drawn` are what `random.Random.getstate()` has: 624 words as native 32-bit integers, and the number that
-/// stands behind them.
+/// `words` and `drawn` are what `random.Random.getstate()` has: 624 words as native 32-bit integers, and the number
+/// that stands behind them.
 #[pyfunction]
 pub fn sample_order<'py>(py: Python<'py>, words: &[u8], drawn: usize, count: u32) -> PyResult<Bound<'py, PyBytes>> {
     if words.len() != 4 * WORDS {

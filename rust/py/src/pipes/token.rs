@@ -19,7 +19,7 @@ pub struct Place {
     _before: Option<Box<Place>>,
 }
 
-/// What a pipe knows of its current iteration. Never pickled or copied: a copy starts afresh.
+/// A pipe's knowledge of its current iteration. Never pickled or copied: a copy starts afresh.
 ///
 /// The fields are atomics only to be shared without locks; the GIL orders every access.
 #[pyclass(frozen, module = "torchdata._native")]
@@ -29,8 +29,8 @@ pub struct IterationToken {
     current: AtomicU64,
     /// Items that the valid iterator has yielded, restored and skipped ones included: what states are made of.
     own: AtomicU64,
-    /// Where a board has the pipe, and counts them once more for people to see: a `Place` in a box, or null. Another token may
-    /// count there, too: that of the pipe whose place this one has taken in a loader.
+    /// Where a board has the pipe, and counts them once more for people to see: a `Place` in a box, or null. Another
+    /// token may count there, too: that of the pipe whose place this one has taken in a loader.
     place: AtomicPtr<Place>,
     /// The same from the next `begin` on.
     pending: AtomicPtr<Place>,
@@ -38,8 +38,6 @@ pub struct IterationToken {
     finished: AtomicBool,
     /// Whether the next `begin` continues from loaded state instead of resetting the pipe.
     armed: AtomicBool,
-    /// Items to drop after the next `begin`, for pipes that are replayed.
-    replay: AtomicU64,
 }
 
 impl IterationToken {
@@ -84,8 +82,8 @@ impl IterationToken {
         drop((!old.is_null()).then(|| unsafe { Box::from_raw(old) }));
     }
 
-    /// Lets the place count that the token was bound to. The one before lives on, as a guard that is in the middle of a call may
-    /// count there once more.
+    /// Lets the place count that the token was bound to. The one before lives on, as a guard that is in the middle of a
+    /// call may count there once more.
     fn activate(&self) {
         let pending = self.pending.swap(ptr::null_mut(), Relaxed);
         if pending.is_null() {
@@ -138,23 +136,21 @@ impl IterationToken {
             pending: AtomicPtr::new(ptr::null_mut()),
             finished: AtomicBool::new(false),
             armed: AtomicBool::new(false),
-            replay: AtomicU64::new(0),
         }
     }
 
     /// Starts an iteration, which invalidates every older iterator.
     ///
-    /// Returns (iterator id, whether loaded state is to be continued, items to drop by replay).
-    fn begin(&self) -> (u64, bool, u64) {
+    /// Returns (iterator id, whether loaded state is to be continued).
+    fn begin(&self) -> (u64, bool) {
         self.activate();
         let id = self.current.fetch_add(1, Relaxed) + 1;
         let resumed = self.armed.swap(false, Relaxed);
-        let replay = self.replay.swap(0, Relaxed);
         if !resumed {
             self.restart(0);
         }
         self.finished.store(false, Relaxed);
-        (id, resumed, replay)
+        (id, resumed)
     }
 
     /// Invalidates every iterator made so far without starting a new iteration.
@@ -165,20 +161,12 @@ impl IterationToken {
     /// Makes the next iteration continue after `yielded` items instead of resetting the pipe.
     fn arm(&self, yielded: u64) {
         self.armed.store(true, Relaxed);
-        self.replay.store(0, Relaxed);
         self.restart(yielded);
-    }
-
-    /// Makes the next iteration start anew and drop its first `count` items.
-    fn arm_replay(&self, count: u64) {
-        self.armed.store(false, Relaxed);
-        self.replay.store(count, Relaxed);
     }
 
     /// Forgets loaded state: the next iteration starts anew.
     fn disarm(&self) {
         self.armed.store(false, Relaxed);
-        self.replay.store(0, Relaxed);
     }
 
     /// Number of the valid iterator; 0 where the pipe was never iterated.

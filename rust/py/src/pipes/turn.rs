@@ -1,14 +1,13 @@
-//! Whose turn it is to read: threads that share an iterator read one after the other, in the order in which they came.
+//! Turns of reading: threads that share an iterator read one after the other, in the order in which they came.
 //!
-//! Runs in whichever threads read. All that is shared is looked at with the GIL held, which orders it; a thread that waits
-//! sleeps without the GIL, in slices, so that Ctrl-C works. A thread that comes back while it reads (a signal handler, or a
-//! function of the pipeline) is refused, as it would wait for itself.
+//! Runs in whichever threads read. All that is shared is looked at with the GIL held, which orders it; a thread that
+//! waits sleeps without the GIL, in slices, so that Ctrl-C works. A thread that comes back while it reads (a signal
+//! handler, or a function of the pipeline) is refused, as it would wait for itself.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -16,16 +15,12 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use torchdata_core::process::{fork, watching};
 
+use crate::enter::{self, Slices};
 use crate::gil_cell::GilCell;
 use crate::pipes::iterators::call;
 use crate::seconds::duration;
 
-/// Longest uninterrupted sleep.
-const LONGEST_SLICE: Duration = Duration::from_millis(100);
-/// First and longest pause of a thread that waits for another one to leave, which does not look whether somebody does.
-const FIRST_PAUSE: Duration = Duration::from_micros(20);
-const LONGEST_PAUSE: Duration = Duration::from_millis(2);
-/// What counts as so many threads that wait: a turn that is closed.
+/// A turn that is closed counts as so many threads that wait.
 const CLOSED: usize = 1 << 32;
 /// Bits of an address that a thread lies at.
 const ADDRESS: u32 = 48;
@@ -41,7 +36,7 @@ fn is_inherited(thread: u64) -> bool {
     thread >> ADDRESS != this_thread() >> ADDRESS
 }
 
-/// Whose turn it is to read an iterator, and who waits for it.
+/// The thread that has the turn to read an iterator, and those that wait for it.
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     /// The thread that reads; 0: none.
@@ -125,30 +120,36 @@ impl Turn {
     }
 
     fn await_turn(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
-        loop {
-            if reads
-                && self.crowd.load(Relaxed) >= CLOSED
-                && let Some(why) = self.closed.with(py, |closed| closed.clone())
-            {
-                return Err(PyRuntimeError::new_err(why));
-            }
-            let reader = self.reader.load(Relaxed);
-            if reader == 0 {
-                let first = self.waiting.with(py, |waiting| waiting.front().map(|(one, _)| *one));
-                if first == Some(thread) {
-                    return Ok(());
-                }
-            } else if is_inherited(reader) {
-                return Err(PyRuntimeError::new_err(format!(
-                    "a thread of process {} was reading this iterator when process {} was forked, and nobody can finish that \
-                     here: make a loader of your own in the child",
-                    self.process,
-                    std::process::id()
-                )));
-            }
-            py.detach(|| thread::park_timeout(LONGEST_SLICE));
-            py.check_signals()?;
+        let is_next = |py: Python<'_>| self.is_next(py, thread, reads);
+        let sleep = |slice| {
+            thread::park_timeout(slice);
+            false
+        };
+        if !is_next(py)? {
+            enter::wait(py, None, Slices::LONG, sleep, is_next)?;
         }
+        Ok(())
+    }
+
+    /// Returns whether it is the turn of a thread that waits; an error if that can never be.
+    fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
+        if reads
+            && self.crowd.load(Relaxed) >= CLOSED
+            && let Some(why) = self.closed.with(py, |closed| closed.clone())
+        {
+            return Err(PyRuntimeError::new_err(why));
+        }
+        let reader = self.reader.load(Relaxed);
+        if is_inherited(reader) && reader != 0 {
+            return Err(PyRuntimeError::new_err(format!(
+                "a thread of process {} was reading this iterator when process {} was forked, and nobody can finish that \
+                 here: make a loader of your own in the child",
+                self.process,
+                std::process::id()
+            )));
+        }
+        let first = || self.waiting.with(py, |waiting| waiting.front().map(|(one, _)| *one));
+        Ok(reader == 0 && first() == Some(thread))
     }
 
     /// Wakes the thread whose turn is next.
@@ -163,20 +164,6 @@ impl Turn {
     fn is_left(&self) -> bool {
         let reader = self.reader.load(Relaxed);
         reader == 0 || reader == this_thread() || is_inherited(reader)
-    }
-
-    fn await_until(&self, py: Python<'_>, limit: Option<Duration>, ready: impl Fn(&Self) -> bool) -> PyResult<bool> {
-        let begun = Instant::now();
-        let mut pause = FIRST_PAUSE;
-        while !ready(self) {
-            if limit.is_some_and(|limit| begun.elapsed() >= limit) {
-                return Ok(false);
-            }
-            py.detach(|| thread::sleep(pause));
-            py.check_signals()?;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-        Ok(true)
     }
 }
 
@@ -214,16 +201,14 @@ impl Turn {
 
     /// Waits, so many seconds at most, until no other thread reads or waits for its turn.
     fn join(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-        self.await_until(py, Some(duration(seconds)), |turn| {
-            turn.is_left() && turn.waiting.with(py, |waiting| waiting.is_empty())
-        })?;
-        Ok(())
+        let is_free = |py: Python<'_>| Ok(self.is_left() && self.waiting.with(py, |waiting| waiting.is_empty()));
+        enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
     /// Waits until no other thread reads, so many seconds at most, or None for as long as it takes; whether none does.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
-        self.await_until(py, seconds.map(duration), Self::is_left)
+        enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))
     }
 }
 
@@ -243,7 +228,7 @@ impl SharedIterator {
         Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new() })
     }
 
-    /// Whose turn it is to read.
+    /// The turn of threads that read.
     #[getter]
     fn turn(&self, py: Python<'_>) -> Py<Turn> {
         self.turn.clone_ref(py)

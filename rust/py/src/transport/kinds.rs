@@ -1,4 +1,4 @@
-//! What a unit is; the same numbers on both sides.
+//! Kinds of units; the same numbers on both sides.
 
 /// An item of the pipe.
 pub const ITEM: u16 = 0;
@@ -14,5 +14,5 @@ pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 pub const STATE: u16 = 4;
 /// A snapshot of the dispatching process, passed on by a worker.
 pub const RELAYED: u16 = 5;
-/// What of a kind says what it is; the rest says how it is laid out.
+/// The part of a kind that says what a unit is; the rest says how it is laid out.
 pub const WHAT: u16 = 0xff;

@@ -56,7 +56,7 @@ impl PyLink {
         self.0.has_consumer()
     }
 
-    /// In which place the process that reads was when it acknowledged its last message (see `Collector.acknowledge`); None where
+    /// The place of the process that reads when it acknowledged its last message (see `Collector.acknowledge`); None if
     /// it has not acknowledged `count` of them.
     fn obeyed_at(&self, count: u64) -> PyResult<Option<u64>> {
         self.0.probe().obeyed_at(count).map_err(errors::corrupted)

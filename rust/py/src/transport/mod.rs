@@ -1,11 +1,16 @@
 //! Items between processes: who sends, who receives, and the memory between them.
 
+mod access;
+mod clock;
 pub mod collector;
-pub mod item_stream;
+mod interrupt;
 mod kinds;
 pub mod links;
+mod meters;
 mod outlet;
 mod owning;
+mod peers;
+mod progress;
 mod reader;
 mod repeating;
 mod replacing;
@@ -13,3 +18,4 @@ pub mod sender;
 pub mod snapshots;
 pub mod stats;
 pub mod waiting;
+mod watched;

@@ -1,7 +1,8 @@
-//! What the sending thread of a child has in hand: the links, the unit that is on its way out, and what it waits for.
+//! The things that the sending thread of a child has in hand: the links, the unit that is on its way out, and what it
+//! waits for.
 //!
-//! Owned by a [`Sender`](super::sender::Sender), which hands it to one thread at a time. What was begun is kept where a command
-//! interrupts it, and goes out when the pump is called again: no command costs an item.
+//! Owned by a [`Sender`](super::sender::Sender), which hands it to one thread at a time. A unit that was begun is kept
+//! if a command interrupts it, and goes out when the pump is called again: no command costs an item.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -35,7 +36,7 @@ pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool
     control.as_ref().is_some_and(|probe| probe.pending() && obeys(probe))
 }
 
-/// What the sending thread needs.
+/// The parts of a thread that sends.
 pub(super) struct Outlet {
     /// The process that sends.
     pub owner: OwningProcess,
@@ -53,7 +54,7 @@ pub(super) struct Outlet {
     pub ending: bool,
     /// When sending gives up with a TimeoutError; None: never.
     pub deadline: Option<Instant>,
-    /// What makes snapshots of the graph, and when.
+    /// The function that makes snapshots of the graph, and its times.
     pub taker: Option<(Py<PyAny>, Cadence)>,
     /// In a worker: where those of the dispatching process wait to be passed on.
     pub relay: Option<Arc<Relay>>,
@@ -67,7 +68,7 @@ pub(super) struct Outlet {
     pub idle: Option<WaitRef>,
     /// Where snapshots are counted that went out.
     pub page: Option<PageRef>,
-    /// Who this is in a trace.
+    /// The sender's name in a trace.
     pub origin: Origin,
 }
 
@@ -91,7 +92,7 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     Ok(untidy)
 }
 
-/// What became of an attempt to send.
+/// The outcome of an attempt to send.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
     /// It is out, or its reader wants it no more.
@@ -145,7 +146,7 @@ impl Outlet {
         }
     }
 
-    /// What the next item is to become, once that is clear; None when a command waits.
+    /// Returns the fate of the next item, once that is clear; None if a command waits.
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
         loop {
@@ -178,7 +179,8 @@ impl Outlet {
         }
     }
 
-    /// Where the reader wants it no more, the item is the one before, and its record goes with that.
+    /// Traces the item that was sent last. If the reader did not want it any more, that is the one before, which gets a
+    /// second record.
     #[cold]
     pub fn trace_sent(&self, began: u64, target: usize) {
         let producer = &self.producers[target];
@@ -208,7 +210,8 @@ impl Outlet {
         }
     }
 
-    /// Encodes an item, and sends it at once where it is small and there is room: the usual item is spared what follows.
+    /// Encodes an item, and sends it at once where it is small and there is room: the usual item is spared what
+    /// follows.
     #[inline]
     pub fn depart_item(&mut self, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let Self { encoder, producers, .. } = self;
@@ -407,7 +410,7 @@ impl Outlet {
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        // What was begun for a reader that wants no more goes nowhere.
+        // A unit that was begun for a reader that wants no more goes nowhere.
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();

@@ -1,8 +1,8 @@
 //! Which process an end of a link belongs to: the one that made it, and none that was forked from it.
 //!
-//! A child of main's that reads or commands is told so by an error. A child that user code forks inside a worker comes back
-//! into the worker's own loop, with a value or an exception of the user's function. It must not speak in the worker's name,
-//! so it ends there.
+//! A child of main's that reads or commands is told so by an error. A child that user code forks inside a worker comes
+//! back into the worker's own loop, with a value or an exception of the user's function. It must not speak in the
+//! worker's name, so it ends there.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -1,7 +1,8 @@
-//! What a pump does beside sending items: snapshots between two of them, and items that an earlier run has sent already.
+//! The work of a pump beside sending items: snapshots between two of them, and items that an earlier run has sent
+//! already.
 //!
-//! An epoch that goes on where an earlier run was left begins at a snapshot. What the reader got after it is made again, counted
-//! and dropped; a rolling checksum tells whether it is the same.
+//! An epoch that goes on where an earlier run was left begins at a snapshot. Items that the reader got after it are
+//! made again, counted and dropped; a rolling checksum tells whether it is the same.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +19,7 @@ use super::snapshots::{self, Entry, Relay, account};
 use crate::codec::{OutBuffer, Owner, Source};
 use crate::errors;
 
-/// What a taker returns: what was read of the share (pass, items and checksum), and the bytes.
+/// The result of a taker: the part of the share that was read (pass, items and checksum), and the bytes.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {

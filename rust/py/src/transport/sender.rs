@@ -87,7 +87,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, target: AtomicUsize::new(0) })
     }
 
-    /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those pages.
+    /// Counts on a page of the board from now on: this end of each link from flow `first` on, whose peers have those
+    /// pages.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -99,11 +100,12 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch: units carry its number, and items count from zero. What was begun in an earlier one is given up.
+    /// Starts an epoch: units carry its number, and items count from zero. A unit that was begun in an
+    /// earlier one is given up.
     ///
-    /// `starts` says, by reader, from where an earlier run of it goes on: after how many items and with which checksum, how many
-    /// of those that follow the reader has already, and the checksum behind these, to be compared where it is given. `turn` is
-    /// the reader whose the first item is.
+    /// `starts` says, by reader, from where an earlier run of it goes on: after how many items and with which checksum,
+    /// how many of those that follow the reader has already, and the checksum behind these, to be compared where it is
+    /// given. `turn` is the reader of the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -129,8 +131,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes the pump call `taker` between two items now and then: after a call that took a time c not before `seconds` and
-    /// `factor` times c have passed.
+    /// Makes the pump call `taker` between two items now and then: after a call that took a time c not before `seconds`
+    /// and `factor` times c have passed.
     ///
     /// It returns None or (pass of what was read of the share, items and checksum of that, bytes), and must not send.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
@@ -229,8 +231,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends what describes the failure of the pipe to all readers: to one that got an end instead, a part of its share would
-    /// look like the whole.
+    /// Sends what describes the failure of the pipe to all readers: to one that got an end instead, a part of its share
+    /// would look like the whole.
     ///
     /// Returns False when a command waits: to be called again once it was obeyed.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -250,7 +252,8 @@ impl Sender {
     /// Sends a message of the control protocol over the first link; gives up after `seconds`.
     ///
     /// `order` is the epoch, or what is beyond all epochs, that the message orders, if any: it ends what the peer runs.
-    /// `tick` is called several times a second while waiting; what it raises ends the wait, and the message was not sent.
+    /// `tick` is called several times a second while waiting; what it raises ends the wait, and the message was not
+    /// sent.
     ///
     /// Raises TimeoutError where the peer does not read.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
@@ -285,8 +288,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// The pass, and how many items of it were made for all readers, by earlier runs of it, too: those that went out, those that
-    /// nobody wanted, and the one that waits for room.
+    /// The pass, and how many items of it were made for all readers, by earlier runs of it, too: those that went out,
+    /// those that nobody wanted, and the one that waits for room.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
@@ -323,7 +326,7 @@ impl Sender {
         tidy(py, &self.arenas)
     }
 
-    /// Looks at nothing while somebody sends: he holds a reference, so this is no garbage.
+    /// Looks at nothing while a thread sends: its reference shows that this is no garbage.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))

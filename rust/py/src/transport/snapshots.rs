@@ -1,7 +1,8 @@
 //! Snapshots of a graph on their way through a link: when one is made, how it is laid out, and where it is kept.
 //!
-//! A child makes them by itself, between two items, and pushes them aside: where ring or arena lack room they are dropped, and
-//! nobody ever waits for one. In the ring one is a unit of little-endian words with the content behind them, or in a block:
+//! A child makes them by itself, between two items, and pushes them aside: where ring or arena lack room they are
+//! dropped, and nobody ever waits for one. In the ring one is a unit of little-endian words with the content behind
+//! them, or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -16,10 +17,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::error::Corrupted;
-use torchdata_core::glances::Glances;
 use torchdata_core::link::consumer::{Buffer, Lease, Unit};
 use torchdata_core::link::producer::{Part, Producer};
-use torchdata_core::protocol::{Account, Dealt, Share, Snapshot};
+use torchdata_core::protocol::{Account, Books, Dealt, Place, Share, Snapshot};
+use torchdata_core::sampled_clock::SampledClock;
 
 use super::kinds as kind;
 use crate::errors;
@@ -27,12 +28,13 @@ use crate::errors;
 /// A snapshot's bytes, as Python has them.
 pub type Content = Py<PyBytes>;
 
-/// When the next snapshot is due: after one that took a time c, not before `most_often` and `factor` times c have passed.
+/// When the next snapshot is due: after one that took a time c, not before `most_often` and `factor` times c have
+/// passed.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
     due: Instant,
-    glances: Glances,
+    clock: SampledClock,
 }
 
 /// Most items between two looks at the clock, and how often it is looked at where that makes them fewer.
@@ -42,13 +44,13 @@ const NEAR: Duration = Duration::from_micros(100);
 impl Cadence {
     pub fn new(most_often: Duration, factor: f64) -> Self {
         let longest = if most_often.is_zero() { 1 } else { LONGEST_STEP };
-        Self { most_often, factor, due: Instant::now() + most_often, glances: Glances::new(1, longest, NEAR) }
+        Self { most_often, factor, due: Instant::now() + most_often, clock: SampledClock::new(1, longest, NEAR) }
     }
 
     /// Whether a snapshot is due. To be asked once an item.
     #[inline]
     pub fn is_due(&mut self) -> bool {
-        self.glances.glance().is_some_and(|now| now >= self.due)
+        self.clock.sample().is_some_and(|now| now >= self.due)
     }
 
     /// Notes that one was made, which began at `began`.
@@ -122,7 +124,7 @@ pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> 
     producer.push_aside(kind, &[], &payload)
 }
 
-/// What stands before the content.
+/// Returns the words before the content.
 pub fn head(pass: u32, share: Share, accounts: impl ExactSizeIterator<Item = Account>) -> Vec<u8> {
     let mut words = vec![u64::from(pass), u64::from(share.pass), share.account.items, share.account.checksum];
     words.push(accounts.len() as u64);
@@ -191,8 +193,8 @@ impl<'a> Opened<'a> {
 /// The bytes of a lease, as Python's own.
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease's memory is valid for its length. It is no slice: a producer that breaks the rules writes meanwhile, which
-    // arrives as wrong bytes. What is returned is a new `bytes`, or null with an exception set.
+    // SAFETY: the lease's memory is valid for its length. It is no slice: a producer that breaks the rules writes
+    // meanwhile, which arrives as wrong bytes. The call returns a new `bytes`, or null with an exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -234,4 +236,15 @@ pub fn kept_dealt(py: Python<'_>, one: &Dealt<Content>) -> KeptDealt {
 
 pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
     Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
+}
+
+/// Places as Python has them: by peer, what was received of it and the newest snapshot before that; the dispatching
+/// process's snapshot that fits to these.
+pub type KeptPlaces = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
+
+pub fn kept_places(py: Python<'_>, books: &Books<Content>, places: &[Place<'_, Content>]) -> KeptPlaces {
+    let shares: Vec<_> = places.iter().map(|place| place.snapshot.map(|one| one.share).unwrap_or_default()).collect();
+    let dealt = books.dealt_before(&shares).map(|one| kept_dealt(py, one));
+    let kept = |place: &Place<'_, Content>| (entry(place.given), place.snapshot.map(|one| kept(py, one)));
+    (places.iter().map(kept).collect(), dealt)
 }

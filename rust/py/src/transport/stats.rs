@@ -141,7 +141,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Says how this process is asked for its stack: by the signal, upon which it writes to the descriptor. 0: not at all.
+    /// Says how this process is asked for its stack: by the signal, upon which it writes to the descriptor. 0: not at
+    /// all.
     fn set_stack(&self, page: usize, signal: u32, descriptor: u32) -> PyResult<()> {
         self.own_page(page)?.set_stack(signal, descriptor);
         Ok(())
@@ -153,8 +154,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// What all processes have counted: a dictionary each. Times are in nanoseconds. ValueError where a page says what none
-    /// of them does.
+    /// Returns the counts of all processes: a dictionary each. Times are in nanoseconds. Raises ValueError if a page cannot
+    /// be that of a process.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let pages = self.0.read().map_err(|error| PyValueError::new_err(error.to_string()))?;
         PyList::new(py, pages.iter().map(|page| page_dict(py, page)).collect::<PyResult<Vec<_>>>()?)

@@ -7,26 +7,24 @@ use pyo3::prelude::*;
 use torchdata_core::process::board::BellRef;
 use torchdata_core::stats::WaitRef;
 
+use crate::enter::{self, Slices};
+
 /// Looks before the first sleep. Short: with more runnable threads than cores, whoever spins keeps from running
 /// the one it waits for.
 const SPINS: u32 = 40;
 /// Turns given to other threads before the first sleep. Where producer and consumer share a core, the other side runs
-/// meanwhile, fills or empties the ring, and neither pays for a sleep and a wake-up: with small windows on 2 cores this is
-/// a factor of 3 to 6. Where nobody else wants the core it costs a few system calls.
+/// meanwhile, fills or empties the ring, and neither pays for a sleep and a wake-up: with small windows on 2 cores this
+/// is a factor of 3 to 6. Where nobody else wants the core it costs a few system calls.
 const YIELDS: u32 = 10;
 /// A sleep that ends sooner was one too many: whoever waits gives way for as long as before.
 const NEAR: Duration = Duration::from_micros(50);
-/// First sleep; it doubles up to `LONGEST_SLICE`. Short, because a producer that was fast and turns slow may leave a
-/// few items without a ring (see `torchdata_core::link::wake`).
-const FIRST_SLICE: Duration = Duration::from_millis(1);
-/// No wait goes on for longer than this without a look at signals, peers and time-outs.
-const LONGEST_SLICE: Duration = Duration::from_millis(100);
-/// How often whoever depends on other processes looks whether these are alive, without the GIL: nothing rings for a death. Two
-/// system calls in this time, some thousandths of a core.
+/// How often whoever depends on other processes looks whether these are alive, without the GIL: nothing rings for a
+/// death. Two system calls in this time, some thousandths of a core.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// Turns that the next wait gives away: all while that helps, fewer with each wait that it did not, down to none. Beside
-/// slow producers every turn given away would only cost them two switches of context. Statistics, no synchronisation.
+/// Turns that the next wait gives away: all while that helps, fewer with each wait that it did not, down to none.
+/// Beside slow producers every turn given away would only cost them two switches of context. Statistics, no
+/// synchronisation.
 static TURNS: AtomicU32 = AtomicU32::new(YIELDS);
 /// Waits since giving way was tried last.
 static SINCE_TRIED: AtomicU32 = AtomicU32::new(0);
@@ -45,8 +43,8 @@ fn turns_to_give() -> u32 {
 
 /// Waits until `ready`, which may be called many times and without the GIL.
 ///
-/// `meter` counts the wait, unless it is over after a few looks. `asleep` is called before the first sleep. After each slice Python's signals are handled (so that Ctrl-C works) and `tick`
-/// is called; an error from either ends the wait.
+/// `meter` counts the wait, unless it is over after a few looks. `asleep` is called before the first sleep. After each
+/// slice Python's signals are handled (so that Ctrl-C works) and `tick` is called; an error from either ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
@@ -58,8 +56,8 @@ pub fn wait_until(
     wait_among(py, bell, meter, None, ready, asleep, tick)
 }
 
-/// The same for one who depends on others: where `bereft`, which is called every few milliseconds and without the GIL, the
-/// slice is over, and it is for `tick` to see why.
+/// The same for one who depends on others: where `bereft`, which is called every few milliseconds and without the GIL,
+/// the slice is over, and it is for `tick` to see why.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,
@@ -86,21 +84,14 @@ pub fn wait_among(
     }
     asleep();
     let since = Instant::now();
-    let mut slice = FIRST_SLICE;
-    loop {
-        if py.detach(|| sleep(bell, slice, bereft, &mut ready)) {
-            let next = if since.elapsed() < NEAR { YIELDS } else { turns / 2 };
-            TURNS.store(next, Relaxed);
-            return Ok(());
-        }
-        py.check_signals()?;
-        tick(py)?;
-        slice = (slice * 2).min(LONGEST_SLICE);
-    }
+    let until_ready = |slice| sleep(bell, slice, bereft, &mut ready);
+    enter::wait(py, None, Slices::GROWING, until_ready, |py| tick(py).map(|()| false))?;
+    TURNS.store(if since.elapsed() < NEAR { YIELDS } else { turns / 2 }, Relaxed);
+    Ok(())
 }
 
-/// Sleeps until `ready` or the end of the slice. Rings for something else (the item of a worker whose turn has not come)
-/// are slept on without taking the GIL in between.
+/// Sleeps until `ready` or the end of the slice. Rings for something else (the item of a worker whose turn has not
+/// come) are slept on without taking the GIL in between.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

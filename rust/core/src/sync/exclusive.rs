@@ -1,15 +1,15 @@
-//! A value for one thread at a time, which says who has it: a lock for those who would rather be refused than wait.
+//! A lock that refuses a second thread rather than have it wait, and knows its holder.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use crate::primitive::{AtomicUsize, Ordering};
+use crate::sync::primitive::{AtomicUsize, Ordering};
 
 /// A value that one thread at a time holds.
 ///
-/// Cheaper than a mutex, which has to look for sleepers when it is let go. A child that was forked while another thread of its
-/// parent held the value is refused for ever.
+/// Cheaper than a mutex, which has to look for sleepers when it is let go. A child that was forked while another thread
+/// of its parent held the value is refused for ever.
 #[derive(Debug)]
 pub struct Exclusive<T> {
     /// The thread that holds the value (see `this_thread`); 0: none.

@@ -1,0 +1,76 @@
+//! A clock that is read at some calls only.
+//!
+//! Code that runs once an item, every microsecond or every minute, may have work to do every few milliseconds. A
+//! reading costs some tens of nanoseconds, which is much if items are small.
+
+use std::time::{Duration, Instant};
+
+/// A clock with a number of calls between two readings: it grows while readings follow each other fast, and falls after
+/// a slow one.
+#[derive(Debug)]
+pub struct SampledClock {
+    least: u32,
+    most: u32,
+    near: Duration,
+    looked: Instant,
+    step: u32,
+    left: u32,
+}
+
+impl SampledClock {
+    /// # Arguments
+    /// * `least`, `most` - calls between two readings.
+    /// * `near` - readings that follow each other sooner than that become fewer.
+    pub fn new(least: u32, most: u32, near: Duration) -> Self {
+        Self { least, most, near, looked: Instant::now(), step: least, left: least }
+    }
+
+    /// Returns the time, at those calls at which it is read.
+    #[inline]
+    pub fn sample(&mut self) -> Option<Instant> {
+        self.left = self.left.wrapping_sub(1);
+        (self.left == 0).then(|| self.look(Instant::now()))
+    }
+
+    #[cold]
+    fn look(&mut self, now: Instant) -> Instant {
+        let is_near = now.saturating_duration_since(self.looked) < self.near;
+        self.step = if is_near { (self.step * 2).min(self.most) } else { self.least };
+        self.left = self.step;
+        self.looked = now;
+        now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After how many calls each time is looked at where a call takes so long.
+    fn steps(clock: &mut SampledClock, now: &mut Instant, call: Duration, looks: usize) -> Vec<u32> {
+        let mut found = Vec::new();
+        while found.len() < looks {
+            found.push(clock.left);
+            *now += call * clock.left;
+            clock.look(*now);
+        }
+        found
+    }
+
+    #[test]
+    fn looks_become_fewer_while_calls_are_fast_and_more_again_once_they_are_slow() {
+        let mut clock = SampledClock::new(8, 256, Duration::from_millis(1));
+        let mut now = clock.looked;
+        assert_eq!(steps(&mut clock, &mut now, Duration::from_nanos(500), 7), [8, 16, 32, 64, 128, 256, 256]);
+        assert_eq!(steps(&mut clock, &mut now, Duration::from_millis(2), 3), [256, 8, 8]);
+        assert_eq!(steps(&mut clock, &mut now, Duration::from_micros(20), 4), [8, 16, 32, 64]);
+    }
+
+    #[test]
+    fn each_call_looks_where_it_is_to() {
+        let mut clock = SampledClock::new(1, 1, Duration::from_millis(1));
+        assert!((0..9).all(|_| clock.sample().is_some()));
+        let mut clock = SampledClock::new(3, 3, Duration::from_millis(1));
+        assert_eq!((0..9).filter(|_| clock.sample().is_some()).count(), 3);
+    }
+}

@@ -1,0 +1,111 @@
+//! How far a reader has come with each peer, and the snapshots that fit to that.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use pyo3::prelude::*;
+use torchdata_core::link::consumer::Unit;
+use torchdata_core::protocol::{Account, Books};
+
+use super::kinds as kind;
+use super::snapshots::{Content, Opened, Relay, Relayed};
+use crate::gil_cell::GilCell;
+
+/// The books of one reader.
+pub struct Progress {
+    /// Found whole at any time, also by others than the thread that reads.
+    pub books: Arc<GilCell<Books<Content>>>,
+    /// In a worker: where snapshots of the dispatching process wait to be passed on.
+    pub relay: Arc<Relay>,
+    pub given: Given,
+    /// By peer: where the next stream begins.
+    pub starts: Vec<Account>,
+}
+
+impl Progress {
+    pub fn new(peers: usize) -> Self {
+        Self {
+            books: Arc::new(GilCell::new(Books::new(peers))),
+            relay: Arc::default(),
+            given: Given::All,
+            starts: Vec::new(),
+        }
+    }
+
+    /// Begins a stream at `starts`, which are used up.
+    pub fn begin(&mut self, py: Python<'_>) {
+        let starts = std::mem::take(&mut self.starts);
+        drop(self.books.with(py, |books| books.begin(&starts)));
+    }
+
+    /// Begins a stream in the books, before it is begun with the peers: others may ask at once.
+    pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
+        drop(self.books.with(py, |books| books.begin(&starts)));
+        self.starts = starts;
+    }
+
+    /// Books an item that is delivered.
+    #[inline]
+    pub fn deliver(&self, py: Python<'_>, peer: usize, digest: u64) {
+        self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
+    }
+
+    pub fn end(&self, py: Python<'_>, peer: usize) {
+        self.books.with(py, |books| books.end(peer));
+    }
+
+    /// Returns how much of a peer was delivered.
+    pub fn delivered(&self, py: Python<'_>, peer: usize) -> Account {
+        self.books.with(py, |books| books.taken(peer))
+    }
+
+    /// Returns whether a peer's first snapshot is there; `dealt`: also that of the dispatching process, which peer 0
+    /// passes on.
+    pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
+        self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
+    }
+
+    /// Keeps a snapshot in the books.
+    pub fn keep(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
+        let opened = Opened::read(unit)?;
+        let of_dispatcher = unit.kind & kind::WHAT == kind::RELAYED;
+        let (dealt, snapshot) =
+            if of_dispatcher { (Some(opened.dealt(py)?), None) } else { (None, opened.snapshot(py)?) };
+        let superfluous = self.books.with(py, |books| {
+            let lag = self.given.lag(books.total());
+            let dealt = dealt.map(|dealt| books.keep_dealt(dealt)).unwrap_or_default();
+            (dealt, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)))
+        });
+        drop(superfluous); // outside: dropping an object may run anything
+        Ok(())
+    }
+
+    /// In a worker: keeps a snapshot of the dispatching process, to be passed on.
+    pub fn pass_on(&self, unit: &Unit) -> PyResult<()> {
+        self.relay.put(Relayed::of(unit)?);
+        Ok(())
+    }
+}
+
+/// The number of delivered items that the user was given.
+#[derive(Clone)]
+pub enum Given {
+    /// All of them.
+    All,
+    /// So many.
+    Counted(Arc<AtomicU64>),
+    /// Nobody knows.
+    Unknown,
+}
+
+impl Given {
+    /// Returns how many of `total` the user was not given yet.
+    #[inline]
+    fn lag(&self, total: u64) -> Option<u64> {
+        match self {
+            Given::All => Some(0),
+            Given::Counted(given) => Some(total.saturating_sub(given.load(Relaxed))),
+            Given::Unknown => None,
+        }
+    }
+}

@@ -1,0 +1,182 @@
+"""Waits of the extension: an exception of a signal handler ends each of them, and loses nothing that was waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+
+import pytest
+
+from torchdata._native import BellBoard, Collector, Link, Meeting, PrefetchQueue, Sender, SharedIterator
+
+SECONDS = 60
+
+
+class Alarm(Exception):
+    """The exception of the signal handler."""
+
+
+def ring(number, frame):
+    raise Alarm
+
+
+class Message:
+    """A wait for a message of another process."""
+
+    def __init__(self):
+        bells, link = BellBoard(2), Link(0)
+        self.sender = Sender([link], bells, 1, [0])
+        self.collector = Collector([link], bells, 0, [1], print)
+
+    def wait(self):
+        return self.collector.receive(0)
+
+    def provide(self):
+        self.sender.send_message("come")
+
+    def close(self):
+        """Nothing waits any more."""
+
+
+class Item(Message):
+    """A wait for an item of another process, which comes after an epoch was begun."""
+
+    def __init__(self):
+        super().__init__()
+        self.collector.start_epoch(1, 1)
+        self.sender.start_epoch(1)
+        self.items = iter(self.collector)
+
+    def wait(self):
+        return next(self.items)
+
+    def provide(self):
+        threading.Thread(target=self.sender.pump, args=(iter(["come"]),), daemon=True).start()
+
+    def close(self):
+        self.collector.stop()
+        self.collector.finish_epoch(1)
+
+
+class Room(Message):
+    """A wait for another process to read what is longer than the ring."""
+
+    def wait(self):
+        self.sender.send_message("x" * (1 << 18))
+        return "come"
+
+    def provide(self):
+        threading.Thread(target=self.collector.receive, args=(0,), daemon=True).start()
+
+
+class _Held(SharedIterator):
+    """An iterator that another thread reads, until it is let go."""
+
+    def __init__(self):
+        self.reads, self.go = threading.Event(), threading.Event()
+
+    def next(self):
+        self.reads.set()
+        assert self.go.wait(SECONDS)
+        return "come"
+
+
+class Left:
+    """A wait until another thread has left an iterator."""
+
+    def __init__(self):
+        self.shared = _Held()
+        self.thread = threading.Thread(target=next, args=(self.shared,), daemon=True)
+        self.thread.start()
+        assert self.shared.reads.wait(SECONDS)
+
+    def wait(self):
+        assert self.shared.turn.await_left()
+        return "come"
+
+    def provide(self):
+        self.shared.go.set()
+
+    def close(self):
+        self.thread.join(SECONDS)
+
+
+class InTurn(Left):
+    """A wait for the turn behind another thread."""
+
+    def wait(self):
+        return self.shared.turn.call(lambda: "come")
+
+
+class Rank:
+    """A wait for another rank, which comes and says nothing."""
+
+    def __init__(self):
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.address = listener.getsockname()
+        self.token = bytes(range(16))
+        self.meeting = Meeting.host(listener.detach(), 2, self.token, self.token)
+        self.others: list[Meeting] = []
+
+    def wait(self):
+        return "come" if self.meeting.open(SECONDS) is None else "absent"
+
+    def provide(self):
+        def join():
+            descriptor = socket.create_connection(self.address).detach()
+            other = Meeting.join(descriptor, 1, self.token, self.token, SECONDS)
+            self.others.append(other)
+            other.open(SECONDS)
+
+        threading.Thread(target=join, daemon=True).start()
+
+    def close(self):
+        for meeting in [*self.others, self.meeting]:
+            meeting.close()
+
+
+class Queued:
+    """A wait for an item of a thread that reads ahead."""
+
+    def __init__(self):
+        self.queue = PrefetchQueue(1)
+
+    def wait(self):
+        return self.queue.pop()
+
+    def provide(self):
+        assert self.queue.reserve()
+        self.queue.put("come")
+
+    def close(self):
+        self.queue.close()
+
+
+@pytest.fixture
+def alarms():
+    before = signal.signal(signal.SIGALRM, ring)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", [Message, Item, Left, InTurn, Rank, Queued])
+def test_an_exception_of_a_signal_handler_ends_a_wait_and_loses_nothing(kind, alarms):
+    with contextlib.closing(kind()) as waited:
+        for _ in range(2):
+            alarms(0.05)
+            with pytest.raises(Alarm):
+                waited.wait()
+        waited.provide()
+        assert waited.wait() == "come"
+
+
+def test_an_exception_of_a_signal_handler_ends_a_wait_for_room_and_the_message_can_be_sent_again(alarms):
+    room = Room()
+    alarms(0.05)
+    with pytest.raises(Alarm):
+        room.wait()
+    room.provide()
+    assert room.wait() == "come"
