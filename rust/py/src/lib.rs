@@ -19,6 +19,7 @@ mod numpy_api;
 mod panics;
 mod pipes;
 mod protocol;
+mod queue;
 mod ranks;
 mod seconds;
 mod seed;
@@ -88,8 +89,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<protocol::PyObedience>()?;
     module.add_class::<protocol::PyReplacing>()?;
     module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;
-    module.add_class::<pipes::prefetch::PyPrefetchQueue>()?;
-    module.add_class::<pipes::prefetch::PyPrefetchHold>()?;
+    module.add_class::<queue::PyPrefetchQueue>()?;
+    module.add_class::<queue::PyPrefetchHold>()?;
     module.add_class::<pipes::turn::SharedIterator>()?;
     module.add_class::<pipes::turn::Turn>()?;
     module.add_class::<ranks::PyMeeting>()?;

@@ -1,4 +1,4 @@
-//! What iteration costs: tokens of who may iterate, guards around users' iterators, the queue of a prefetching thread,
+//! What iteration costs: tokens of who may iterate, guards around users' iterators,
 //! whose turn it is to read.
 
 pub mod clocking;
@@ -6,7 +6,6 @@ pub mod delivery;
 pub mod guard;
 pub mod handing;
 pub mod iterators;
-pub mod prefetch;
 pub mod sampling;
 pub mod token;
 pub mod turn;

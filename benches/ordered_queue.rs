@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use torchdata_core::prefetch_queue::{Pop, PrefetchQueue, Reserve};
+use torchdata_core::queue::ordered::{Pop, PrefetchQueue, Reserve};
 
 const WAIT: Duration = Duration::from_secs(10);
 
@@ -48,8 +48,8 @@ fn channel_between_threads(capacity: usize, items: u64) -> Duration {
     took
 }
 
-fn prefetch_queue(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("prefetch_queue");
+fn ordered_queue(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("ordered_queue");
     group.measurement_time(Duration::from_secs(1)).warm_up_time(Duration::from_millis(300)).sample_size(20);
 
     let queue = PrefetchQueue::<u64, ()>::new(10);
@@ -78,5 +78,5 @@ fn prefetch_queue(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, prefetch_queue);
+criterion_group!(benches, ordered_queue);
 criterion_main!(benches);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::watchdog;
 use proptest::prelude::*;
-use torchdata_core::prefetch_queue::{Buffered, Pop, PrefetchQueue, Reserve};
+use torchdata_core::queue::ordered::{Buffered, Pop, PrefetchQueue, Reserve};
 
 type Queue = PrefetchQueue<usize, &'static str>;
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use torchdata_core::prefetch_queue::{Hold, LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
+use torchdata_core::queue::ordered::{Hold, LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
 
 use crate::gil_cell::GilCell;
 use crate::seconds::duration;

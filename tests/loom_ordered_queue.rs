@@ -13,7 +13,7 @@ use loom::model::Builder;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use torchdata_core::prefetch_queue::{Pop, PrefetchQueue, Reserve};
+use torchdata_core::queue::ordered::{Pop, PrefetchQueue, Reserve};
 
 const EVER: Duration = Duration::MAX;
 
