@@ -1,9 +1,10 @@
-//! The queue of the `prefetch` pipe: holds Python objects, waits without the GIL.
+//! The queue of all that reads ahead in threads, as Python sees it: holds Python objects, waits without the GIL.
 //!
-//! One Python thread produces, another one consumes; both use one [`PyPrefetchQueue`]. References go into the queue and
-//! out of it with the GIL held alone, and threads that wait without it move none: so the collector of cyclic garbage,
-//! which holds the GIL, sees a queue that stands still. A process that was forked from the one that made the queue has
-//! no producer thread and may have inherited a held lock, so there every method refuses and nothing is dropped.
+//! Python threads work, another one consumes; all use one [`ReadAheadQueue`]. References go into the queue and out of it
+//! with the GIL held alone, and threads that wait without it move none: so the collector of cyclic garbage, which holds
+//! the GIL, sees a queue that stands still. A result is taken and its place noted in one call, in which no signal is
+//! handled. A process that was forked from the one that made the queue has no worker threads and may have inherited a
+//! held lock, so there every method that needs the lock refuses and nothing is dropped.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -12,25 +13,59 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use torchdata_core::queue::ordered::{Hold, LONGEST_SLICE, Pop, PrefetchQueue, Reserve};
+use pyo3::types::PyList;
+use torchdata_core::queue::ordered::{Claim, Hold, LONGEST_SLICE, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
+use torchdata_core::queue::place::{Index, Place};
 
 use crate::gil_cell::GilCell;
 use crate::seconds::duration;
 
-type Queue = PrefetchQueue<Py<PyAny>, Py<PyAny>>;
-
-/// Items, and the exception after them.
-type Snapshot = (Vec<Py<PyAny>>, Option<Py<PyAny>>);
-
-/// A bounded queue between a prefetching thread and its consumer.
-#[pyclass(frozen, name = "PrefetchQueue", module = "torchdata._native")]
-pub struct PyPrefetchQueue {
-    queue: ManuallyDrop<Queue>,
-    /// The process that the producer thread lives in.
-    process: u32,
+/// What lies in a slot.
+struct Entry {
+    content: Py<PyAny>,
+    /// The number of the item, if places are kept.
+    index: Option<Index>,
+    /// The state of the source after the item; or, without a number, whatever a worker wants to be kept with the content.
+    mark: Option<Py<PyAny>>,
+    /// Whether a hold does not wait for the worker that has this item.
+    is_plain: bool,
 }
 
-impl Drop for PyPrefetchQueue {
+impl Entry {
+    fn new(content: Py<PyAny>) -> Self {
+        Self { content, index: None, mark: None, is_plain: false }
+    }
+
+    fn visit(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.content)?;
+        visit.call(&self.mark)
+    }
+}
+
+type Queue = OrderedQueue<Entry>;
+
+/// The state of the source, the steps since, how many items were given, and the numbers of those beyond a gap.
+type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
+
+/// One slot: its number, what it holds ("waiting", "running", "result" or "error"), the content and what is kept with it.
+type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
+
+/// The queue between threads that read ahead and the consumer of their results.
+#[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
+pub struct ReadAheadQueue {
+    queue: ManuallyDrop<Queue>,
+    place: GilCell<Option<Place<Py<PyAny>>>>,
+    /// The process that the worker threads live in.
+    process: u32,
+    /// Who reads ahead, in messages.
+    name: String,
+    /// Whether what is buffered stays when the queue is closed.
+    keeps: bool,
+    /// What a consumer is told that asks a closed queue for more; without it, that there is no more.
+    when_closed: Option<String>,
+}
+
+impl Drop for ReadAheadQueue {
     fn drop(&mut self) {
         if self.process == std::process::id() {
             // SAFETY: dropped here only, and `self` is not used afterwards.
@@ -39,52 +74,288 @@ impl Drop for PyPrefetchQueue {
     }
 }
 
-impl PyPrefetchQueue {
+impl ReadAheadQueue {
     fn get(&self) -> PyResult<&Queue> {
         if self.process == std::process::id() {
             return Ok(&self.queue);
         }
         Err(PyRuntimeError::new_err(format!(
-            "this iteration prefetches in a thread of process {}, which a forked child does not have; start a new \
-             iteration in the child",
-            self.process
+            "the threads of {} run in process {}, of which this one is a forked child: begin a new iteration in the child",
+            self.name, self.process
         )))
+    }
+
+    /// Puts down what became of a slot, of one more at the end without a number.
+    fn settle(&self, slot: Option<Slot>, outcome: Outcome<Entry>) -> PyResult<()> {
+        let queue = self.get()?;
+        match slot {
+            Some(slot) => drop(queue.put(slot, outcome)),
+            None => queue.append(outcome),
+        }
+        if !self.keeps && queue.is_closed() {
+            drop(queue.drain()); // an error that lay there would keep its threads alive, through the frames of its traceback
+        }
+        Ok(())
+    }
+
+    /// Changes the place. What it needs no more is dropped behind that.
+    fn note(&self, py: Python<'_>, change: impl FnOnce(&mut Place<Py<PyAny>>)) {
+        let spent = self.place.with(py, |place| {
+            place.as_mut().map_or_else(Vec::new, |place| {
+                change(place);
+                std::mem::take(&mut place.spent)
+            })
+        });
+        drop(spent);
+    }
+
+    /// The content of an entry that the consumer takes.
+    fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
+        if let Some(index) = entry.index {
+            self.note(py, |place| place.note(index, entry.mark));
+        }
+        entry.content
+    }
+
+    fn ended(&self) -> PyErr {
+        PyStopIteration::new_err(())
     }
 }
 
 #[pymethods]
-impl PyPrefetchQueue {
+impl ReadAheadQueue {
     #[new]
-    fn new(capacity: usize) -> PyResult<Self> {
+    #[pyo3(signature = (name, capacity, *, in_order=true, keeps=true, when_closed=None, place=None))]
+    fn new(
+        name: String,
+        capacity: usize,
+        in_order: bool,
+        keeps: bool,
+        when_closed: Option<String>,
+        place: Option<(Py<PyAny>, u64, Vec<Index>)>,
+    ) -> PyResult<Self> {
         if capacity == 0 {
-            return Err(PyValueError::new_err("a prefetch queue holds at least 1 item, but capacity is 0"));
+            return Err(PyValueError::new_err("a queue holds at least 1 item, but capacity is 0"));
         }
-        Ok(Self { queue: ManuallyDrop::new(PrefetchQueue::new(capacity)), process: std::process::id() })
+        Ok(Self {
+            queue: ManuallyDrop::new(OrderedQueue::new(capacity, in_order)),
+            place: GilCell::new(place.map(|(mark, steps, ahead)| Place::new(mark, steps, ahead))),
+            process: std::process::id(),
+            name,
+            keeps,
+            when_closed,
+        })
     }
 
-    /// Waits until the producer may make an item; False where nobody wants any.
-    fn reserve(&self, py: Python<'_>) -> PyResult<bool> {
+    // -- workers ------------------------------------------------------------------------------------
+
+    /// Waits for the source and a slot for its next item; None where nobody wants any, or there are none.
+    fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
         let mut answer = queue.reserve(Duration::ZERO);
         while answer == Reserve::TimedOut {
             answer = py.detach(|| queue.reserve(LONGEST_SLICE));
             py.check_signals()?;
         }
-        Ok(answer == Reserve::Granted)
+        Ok(match answer {
+            Reserve::Granted(slot) => Some(slot),
+            _ => None,
+        })
     }
 
-    /// Whether more places would have spared the consumer a wait since the last call.
+    /// Waits for a submitted item; None where nobody wants results.
+    fn claim(&self, py: Python<'_>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
+        let queue = self.get()?;
+        loop {
+            let copy = |entry: &Entry| {
+                let copy = Entry { is_plain: entry.is_plain, ..Entry::new(entry.content.clone_ref(py)) };
+                (copy, !entry.is_plain)
+            };
+            match queue.try_claim(copy) {
+                Claim::Given(slot, entry) => return Ok(Some((slot, entry.content))),
+                Claim::Closed => return Ok(None),
+                Claim::TimedOut => {
+                    py.detach(|| queue.wait_claimable(LONGEST_SLICE));
+                    py.check_signals()?;
+                }
+            }
+        }
+    }
+
+    /// Says that the worker of a slot has left the source, and puts the outcome down later: no hold waits for that.
+    fn leave_source(&self, slot: Slot) -> PyResult<()> {
+        self.get()?.leave_source(slot);
+        Ok(())
+    }
+
+    /// Gives a slot back, as its item was given before the place began; notes the state of the source after it.
+    #[pyo3(signature = (slot, index, mark=None))]
+    fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
+        self.get()?.skip(slot);
+        if let Some(mark) = mark {
+            self.note(py, |place| place.note_late(index, mark));
+        }
+        Ok(())
+    }
+
+    /// Puts down the result of a slot.
+    #[pyo3(signature = (slot, item, index=None, mark=None))]
+    fn put(&self, slot: Slot, item: Py<PyAny>, index: Option<Index>, mark: Option<Py<PyAny>>) -> PyResult<()> {
+        self.settle(Some(slot), Outcome::Item(Entry { index, mark, ..Entry::new(item) }))
+    }
+
+    /// Puts down an error in the place of a result.
+    #[pyo3(signature = (slot, error, index=None, mark=None))]
+    fn fail(&self, slot: Slot, error: Py<PyAny>, index: Option<Index>, mark: Option<Py<PyAny>>) -> PyResult<()> {
+        self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
+    }
+
+    /// Puts down an error of the source, which is read further once the consumer has that.
+    fn break_off(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
+        self.settle(Some(slot), Outcome::Break(Entry::new(error)))
+    }
+
+    /// Says that there is no further item, for the error if one is given.
+    #[pyo3(signature = (slot, error=None))]
+    fn finish(&self, slot: Option<Slot>, error: Option<Py<PyAny>>) -> PyResult<()> {
+        self.settle(slot, Outcome::End(error.map(Entry::new)))
+    }
+
+    // -- the consumer -------------------------------------------------------------------------------
+
+    /// Adds an item for the workers; a plain one is not waited for, as no worker can change it.
+    fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
+        self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
+        Ok(())
+    }
+
+    /// Adds a result that exists already, behind all else.
+    fn append(&self, item: Py<PyAny>) -> PyResult<()> {
+        self.settle(None, Outcome::Item(Entry::new(item)))
+    }
+
+    /// Adds an error in the place of a result, behind all else.
+    fn append_error(&self, error: Py<PyAny>) -> PyResult<()> {
+        self.settle(None, Outcome::Error(Entry::new(error)))
+    }
+
+    /// Waits until `pop` has something to give or to raise.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        let queue = self.get()?;
+        while !queue.wait_filled(Duration::ZERO) && !py.detach(|| queue.wait_filled(LONGEST_SLICE)) {
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+
+    /// The next result; raises an error in its place, and StopIteration at the end.
+    fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let queue = self.get()?;
+        loop {
+            match queue.try_pop() {
+                Pop::Item(entry) => return Ok(self.given(py, entry)),
+                Pop::Error(entry) => return Err(PyErr::from_value(self.given(py, entry).into_bound(py))),
+                Pop::Broken(entry) => return Err(PyErr::from_value(entry.content.into_bound(py))),
+                Pop::Ended => return Err(self.ended()),
+                Pop::Closed => {
+                    return Err(self
+                        .when_closed
+                        .as_ref()
+                        .map_or_else(|| self.ended(), |words| PyRuntimeError::new_err(words.clone())));
+                }
+                Pop::TimedOut => {
+                    if !py.detach(|| queue.wait_filled(LONGEST_SLICE)) {
+                        py.check_signals()?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same, put into a list, so that no signal is handled before it lies there.
+    fn pop_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
+        hand.append(self.pop(hand.py())?)
+    }
+
+    /// The consumer's place.
+    fn place(&self, py: Python<'_>) -> Option<PlaceParts> {
+        self.place.with(py, |place| {
+            let place = place.as_ref()?;
+            Some((place.mark().clone_ref(py), place.steps(), place.given(), place.ahead().collect()))
+        })
+    }
+
+    // -- both ---------------------------------------------------------------------------------------
+
+    /// Lets no worker begin a further item before the hold is released.
+    fn hold(slf: Bound<'_, Self>) -> PyResult<ReadAheadHold> {
+        slf.get().get()?;
+        let hold = Hold::new(Owner(slf.unbind()));
+        Ok(ReadAheadHold { hold: GilCell::new(Some(ManuallyDrop::new(hold))) })
+    }
+
+    /// Waits until no worker is at the source or may be changing an item; False where one still is after `seconds`.
+    fn wait_still(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let queue = self.get()?;
+        let limit = duration(seconds);
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            if py.detach(|| queue.wait_still(left.min(LONGEST_SLICE))) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Ends the stream, for workers and the consumer. Does nothing in a forked child.
+    fn close(&self) {
+        if let Ok(queue) = self.get() {
+            queue.close();
+            if !self.keeps {
+                drop(queue.drain());
+            }
+        }
+    }
+
+    /// All that is buffered, in order.
+    fn slots(&self, py: Python<'_>) -> PyResult<Vec<SlotParts>> {
+        let mut slots = Vec::new();
+        self.get()?.for_each(|slot, view| {
+            let kind = match view {
+                View::Waiting(_) => "waiting",
+                View::Running(_) => "running",
+                View::Item(_) => "result",
+                View::Error(_) | View::Broken(_) => "error",
+            };
+            let entry = view.content();
+            let mark = entry.mark.as_ref().map(|mark| mark.clone_ref(py));
+            slots.push((slot, kind, entry.content.clone_ref(py), mark));
+        });
+        Ok(slots)
+    }
+
+    /// Puts another content into a slot, unless a worker is at that or it is gone.
+    fn exchange(&self, slot: Slot, content: Py<PyAny>) -> PyResult<()> {
+        drop(self.get()?.exchange(slot, Entry::new(content)));
+        Ok(())
+    }
+
+    /// Whether more slots would have spared the consumer a wait since the last call.
     fn has_lacked(&self) -> PyResult<bool> {
         Ok(self.get()?.has_lacked())
     }
 
-    /// Whether the consumer waits for an item.
+    /// Whether the consumer waits.
     #[getter]
     fn is_awaited(&self) -> PyResult<bool> {
         Ok(self.get()?.is_awaited())
     }
 
-    /// Most items that are buffered at a time.
+    /// Most slots at a time.
     #[getter]
     fn get_capacity(&self) -> PyResult<usize> {
         Ok(self.get()?.capacity())
@@ -96,102 +367,30 @@ impl PyPrefetchQueue {
         Ok(())
     }
 
-    /// Says that the item is made, and handed over later: no hold waits for that.
-    fn park(&self) -> PyResult<()> {
-        self.get()?.park();
-        Ok(())
-    }
-
-    /// Hands over the item that was reserved for.
-    fn put(&self, item: Py<PyAny>) -> PyResult<()> {
-        self.get()?.commit(Ok(item));
-        Ok(())
-    }
-
-    /// Hands over the exception that ends the stream.
-    fn fail(&self, error: Py<PyAny>) -> PyResult<()> {
-        self.get()?.commit(Err(error));
-        Ok(())
-    }
-
-    /// Says that there is no further item.
-    fn finish(&self) -> PyResult<()> {
-        self.get()?.finish();
-        Ok(())
-    }
-
-    /// The next item; raises the producer's exception in its place, and StopIteration at the end.
-    fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let queue = self.get()?;
-        loop {
-            match queue.try_pop() {
-                Pop::Item(item) => return Ok(item),
-                Pop::Error(error) => return Err(PyErr::from_value(error.into_bound(py))),
-                Pop::Ended => return Err(PyStopIteration::new_err(())),
-                Pop::TimedOut => {
-                    if !py.detach(|| queue.wait_filled(LONGEST_SLICE)) {
-                        py.check_signals()?;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Lets the producer begin no further item before the hold is released.
-    fn hold(slf: Bound<'_, Self>) -> PyResult<PyPrefetchHold> {
-        slf.get().get()?;
-        let hold = Hold::new(Owner(slf.unbind()));
-        Ok(PyPrefetchHold { hold: GilCell::new(Some(ManuallyDrop::new(hold))) })
-    }
-
-    /// Waits until the producer is not busy with an item; False where it still is after `seconds`.
-    fn wait_parked(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
-        let queue = self.get()?;
-        let limit = duration(seconds);
-        let begun = Instant::now();
-        loop {
-            let left = limit.saturating_sub(begun.elapsed());
-            if py.detach(|| queue.wait_parked(left.min(LONGEST_SLICE))) {
-                return Ok(true);
-            }
-            py.check_signals()?;
-            if left.is_zero() {
-                return Ok(false);
-            }
-        }
-    }
-
-    /// Ends the stream; what is buffered stays for `snapshot`. Does nothing in a forked child.
-    fn close(&self) {
-        if let Ok(queue) = self.get() {
-            queue.close();
-        }
-    }
-
-    /// Puts items, and the exception after them, in front of what the producer makes.
-    fn restore(&self, items: Vec<Py<PyAny>>, error: Option<Py<PyAny>>) -> PyResult<()> {
-        self.get()?.restore(items, error);
-        Ok(())
-    }
-
-    /// What is buffered: (items, the exception after them or None).
-    fn snapshot(&self, py: Python<'_>) -> PyResult<Snapshot> {
-        let buffered = self.get()?.snapshot(|item| item.clone_ref(py), |error| error.clone_ref(py));
-        Ok((buffered.items, buffered.error))
+    /// Whether this is a forked child's copy, whose workers are the parent's.
+    #[getter]
+    fn is_inherited(&self) -> bool {
+        self.get().is_err()
     }
 
     #[getter]
     fn closed(&self) -> bool {
-        self.get().map_or(true, PrefetchQueue::is_closed)
+        self.get().map_or(true, Queue::is_closed)
+    }
+
+    /// Whether the end was met.
+    #[getter]
+    fn finished(&self) -> bool {
+        self.get().is_ok_and(Queue::is_finished)
     }
 
     #[getter]
     fn held(&self) -> bool {
-        self.get().is_ok_and(PrefetchQueue::is_held)
+        self.get().is_ok_and(Queue::is_held)
     }
 
     fn __len__(&self) -> usize {
-        self.get().map_or(0, PrefetchQueue::len)
+        self.get().map_or(0, Queue::len)
     }
 
     /// Waits for the queue's lock, and must not skip where it is held: what one of the collector's passes sees and the next
@@ -199,19 +398,23 @@ impl PyPrefetchQueue {
     /// forked child, where a dead thread may hold it, nothing is looked at in any pass, and so nothing is collected.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
-        queue.try_for_each(|content| content.map_or_else(|error| visit.call(error), |item| visit.call(item)))
+        queue.try_for_each(|_, view| view.content().visit(&visit))?;
+        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        let py = unsafe { Python::assume_attached() };
+        self.place.with(py, |place| place.iter().flat_map(Place::marks).try_for_each(|mark| visit.call(mark)))
     }
 
-    fn __clear__(&self) {
+    fn __clear__(&self, py: Python<'_>) {
         if let Ok(queue) = self.get() {
             queue.close();
             drop(queue.drain());
+            drop(self.place.with(py, Option::take));
         }
     }
 }
 
 /// A queue that a hold keeps alive.
-struct Owner(Py<PyPrefetchQueue>);
+struct Owner(Py<ReadAheadQueue>);
 
 impl Deref for Owner {
     type Target = Queue;
@@ -222,27 +425,27 @@ impl Deref for Owner {
 }
 
 /// What a hold is made of, taken away when it is released.
-type Kept = Option<ManuallyDrop<Hold<Owner, Py<PyAny>, Py<PyAny>>>>;
+type Kept = Option<ManuallyDrop<Hold<Owner, Entry>>>;
 
-/// A hold on a queue, by whoever has asked for it: the producer begins no item before the last one is released.
+/// A hold on a queue, by whoever has asked for it: no worker begins an item before the last one is released.
 ///
-/// A forked child has no producer, and may have inherited a held lock: there a hold is forgotten.
-#[pyclass(frozen, name = "PrefetchHold", module = "torchdata._native")]
-pub struct PyPrefetchHold {
+/// A forked child has no workers, and may have inherited a held lock: there a hold is forgotten.
+#[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
+pub struct ReadAheadHold {
     hold: GilCell<Kept>,
 }
 
-impl PyPrefetchHold {
-    fn queue(&self, py: Python<'_>) -> Option<Py<PyPrefetchQueue>> {
+impl ReadAheadHold {
+    fn queue(&self, py: Python<'_>) -> Option<Py<ReadAheadQueue>> {
         self.hold.with(py, |hold| hold.as_ref().map(|hold| hold.owner().0.clone_ref(py)))
     }
 }
 
 #[pymethods]
-impl PyPrefetchHold {
-    /// Waits until the producer stands still; False where it is still busy with an item after `seconds`.
+impl ReadAheadHold {
+    /// Waits until the workers stand still; False where one is still busy with an item after `seconds`.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
-        self.queue(py).map_or(Ok(true), |queue| queue.get().wait_parked(py, seconds))
+        self.queue(py).map_or(Ok(true), |queue| queue.get().wait_still(py, seconds))
     }
 
     /// Lets go. May be called more than once.
@@ -266,7 +469,7 @@ impl PyPrefetchHold {
     }
 }
 
-impl Drop for PyPrefetchHold {
+impl Drop for ReadAheadHold {
     fn drop(&mut self) {
         Python::attach(|py| self.release(py));
     }

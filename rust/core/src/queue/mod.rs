@@ -1,3 +1,4 @@
-//! The queue between threads that read ahead and the thread that consumes their results, and the consumer's place.
+//! Reading ahead: the queue between threads and the consumer of their results, and the place of that consumer.
 
 pub mod ordered;
+pub mod place;
