@@ -1,67 +1,48 @@
 """Reading a source ahead in threads, with an exact place: what ParallelMapper, Prefetcher and PinMemory share.
 
-Role: `ReadAhead` is the consumer's side, in whichever thread reads the node; `_Work` is what the threads know. A thread
-takes an item of the source, one thread at a time, calls the function with it, and puts down the result. Items are
-numbered as they are taken; the consumer puts results in order by these numbers.
+Role: `ReadSource` is the consumer's side, in whichever thread reads the node; `_Work` is what the threads know. A
+thread takes an item of the source, one thread at a time, calls the function with it, and puts down the result. Items
+are numbered as they are taken. The queue gives results in order if that is wanted, and keeps the place: that of the
+source as of some item (a snapshot, which the thread that took the item made), and which items after it were yielded.
+A state neither has what is in flight nor waits for it: whoever loads it reads that again.
 
-Ctrl-C may come between any two steps of the consumer. So it looks at a result, notes it as yielded, and takes it away
-last: one that was noted already is known by its number.
-
-A place is that of the source as of some item (a snapshot, which the thread that took the item made), and which items
-after it were yielded. What is in flight is neither saved nor waited for: a loaded state reads it again.
-
-The source is never wound back. Where the consumer leaves an epoch, the source is read on to where reading ahead would
+The source is never wound back. If the consumer leaves an epoch, the source is read on to where reading ahead would
 have come to by itself, and then begins its next epoch from there, as it would without this node. So what it counts and
 draws depends on how many items were yielded, and not on time.
 
-Threads hold the work and the source, never the node, so that dropping the node ends them. They are daemons.
+Threads hold the work and the source, never the node, so that dropping the node ends them.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
-from torchdata._threads import end_at_exit, start
+from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import not_the_end
 from torchdata.nodes._places import Unsaved, place_of, state_at
 from torchdata.nodes.base_node import BaseNode, advance_of, is_repeatable
 
-__all__ = ["Function", "ReadAhead"]
+__all__ = ["Function", "ReadSource"]
 
 #: What is called with each item; None hands items on as they are.
 Function = Callable[[Any], Any] | None
 
-#: Seconds after which a wait looks around.
-_SLICE = 1.0
 
-#: What became of an item: a result; an error of the function; taken before the state was saved.
-_RESULT, _FAILED, _DROPPED = 0, 1, 2
-#: What ends the reading, with the number of the first item that was not taken: the source's end, or an error of it.
-_END, _BROKEN = 3, 4
-
-#: A number, what became of the item, the result or error, and the source's state after the item or None.
-_Entry = tuple[int, int, Any, Any]
-
-
-class _Work:
-    """What the threads know. All but the flags and queues belongs to the thread that holds `reading`.
+class _Work(ReadAhead):
+    """What the threads know. All but the queue belongs to the thread that has reserved the source.
 
     Args:
         name: the node, in messages and names of threads.
         source: the node to read, which was reset.
         limit: most items that are taken and not yet yielded.
+        in_order: whether results come in the source's order.
         frequency: how many items there are from one snapshot to the next; 0 for none.
-        first: the number of the next item.
-        dropped: how many items from number 0 on are taken and dropped.
-        ahead: numbers of further ones that are.
+        place: a snapshot of the source, how many items after it are taken and dropped, and numbers of further ones that
+            are.
     """
 
     def __init__(
@@ -69,83 +50,68 @@ class _Work:
         name: str,
         source: BaseNode[Any],
         limit: int,
+        in_order: bool,
         frequency: int,
-        first: int,
-        dropped: int,
-        ahead: frozenset[int],
+        place: tuple[Any, int, list[int]],
     ) -> None:
+        super().__init__(
+            name,
+            limit,
+            f"torchdata-{name}",
+            several=True,
+            in_order=in_order,
+            keeps=False,
+            when_closed=f"{name} was shut down: reset it, or make a new iterator of its Loader",
+            place=place,
+        )
         self.name = name
         self.source = source
         self.advance = advance_of(source)
         self.frequency = frequency
-        self.index = first
-        self.dropped = dropped
-        self.ahead = ahead
-        #: Whether nothing more is to be taken: the source has ended or failed.
+        #: The number of the next item.
+        self.index = 0
+        _, self.dropped, ahead = place
+        self.ahead = frozenset(ahead)
+        #: How many items the source must have.
+        self.wanted = max(self.ahead, default=self.dropped - 1) + 1
+        #: What is wrong with the snapshot after the last item, of which the consumer is told behind the item.
+        self.untold: BaseException | None = None
+        #: Whether the source has ended, or failed and was not read since.
         self.ended = False
-        #: Whether nobody wants anything more. Anybody sets it, and then wakes who waits.
-        self.closed = False
-        #: Whether a thread is at the source. It is set before it looks at `closed`, so who closes may wait for False.
-        self.busy = False
-        #: Up to which number a thread reads on after all others have ended, and whether it does.
+        #: Up to which number the source is read on, when the queue is closed.
         self.read_on_to = 0
-        self.reads_on = False
-        self.reading = threading.Lock()
-        self.results: deque[_Entry] = deque()
-        #: Whether the consumer has found no result, and sleeps until there is a token. It looks once more in between.
-        self.awaited = False
-        self.news: SimpleQueue[None] = SimpleQueue()
-        #: One token for each item that may be taken.
-        self.room: SimpleQueue[None] = SimpleQueue()
-        for _ in range(limit):
-            self.room.put(None)
-        self.threads: list[threading.Thread] = []
-        end_at_exit(self)
 
-    def start(self, functions: Sequence[Function], prepare: Callable[[], object] | None) -> None:
-        """Starts a thread for each function."""
-        for number, function in enumerate(functions):
-            name = f"torchdata-{self.name}_{number}"
-            thread = threading.Thread(target=_serve, args=(self, function, prepare), name=name, daemon=True)
-            try:
-                start(thread)
-            except RuntimeError:  # the system has no more threads to give: fewer will do, but none will not
-                if not self.threads:
-                    raise
-                return
-            self.threads.append(thread)
+    def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
+        """What each thread runs, until there is nothing to take."""
+        queue = self.queue
+        while (slot := queue.reserve()) is not None:
+            entry = self._take(slot, prepare)
+            if entry is None:
+                continue
+            prepare = None
+            if function is None:
+                queue.put(slot, *entry)
+            else:
+                queue.leave_source(slot)
+                self._call(function, slot, *entry)
+            del entry  # or the thread would keep an item alive that the consumer is done with
 
-    def put(self, entry: _Entry) -> None:
-        """Puts down a result for the consumer."""
-        if self.closed:  # an error that lay there would keep all this alive, through the frames of its traceback
-            return
-        self.results.append(entry)
-        if self.awaited:
-            self.news.put(None)
-
-    def take(self) -> _Entry | None:
-        """The next item with its number, as an entry; None where there is none to take. Hold `reading`."""
-        while not self.ended:
-            self.room.get()
-            self.busy = True
-            try:
-                entry = None if self.closed else self._take()
-            finally:
-                self.busy = False
-            if entry is not None or self.closed:
-                return entry
-        return None
-
-    def _take(self) -> _Entry | None:
-        """The same; also None where the item was to be dropped."""
+    def _take(self, slot: int, prepare: Callable[[], object] | None) -> tuple[Any, int, Any] | None:
+        """The next item, its number, and a snapshot after it or None; None if there is no result to put down."""
         index = self.index
+        self.ended = False
         try:
+            if self.untold is not None:
+                untold, self.untold = self.untold, None
+                raise untold
+            if prepare is not None:
+                prepare()
             item = self.advance()
         except StopIteration:
-            self._end(index)
+            self._end(slot)
             return None
         except BaseException as error:
-            self._break(index, error)
+            self._break(slot, without_own_frame(error))
             return None
         self.index = index + 1
         snapshot: Any = None
@@ -155,107 +121,49 @@ class _Work:
             except NotImplementedError as error:
                 snapshot = Unsaved(error)
             except BaseException as error:
-                self._break(self.index, error)
-        if index >= self.dropped and index not in self.ahead:
-            return index, _RESULT, item, snapshot
-        self.room.put(None)
-        if snapshot is not None:
-            self.put((index, _DROPPED, None, snapshot))
-        return None
+                self.untold = without_own_frame(error)
+        if index < self.dropped or index in self.ahead:
+            self.queue.skip(slot, index, snapshot)
+            return None
+        return item, index, snapshot
 
-    def _end(self, index: int) -> None:
-        wanted = max(self.ahead, default=self.dropped - 1) + 1
-        if index < wanted:
+    def _end(self, slot: int) -> None:
+        if self.index < self.wanted:
             text = (
-                f"{self.name}: the state was saved {wanted} items after the source's, but the source ended after "
-                f"{index} ({ReadAhead.STEPS_KEY!r} in the state); load it with the data that it was saved with"
+                f"{self.name}: the state was saved {self.wanted} items after the source's, but the source ended after "
+                f"{self.index} ({ReadSource.STEPS_KEY!r} in the state); load it with the data that it was saved with"
             )
-            self._break(index, ValueError(text))
+            self.index = self.wanted  # who asks again is told of the end
+            self._break(slot, ValueError(text))
         else:
             self.ended = True
-            self.put((index, _END, None, None))
+            self.queue.finish(slot)
 
-    def _break(self, index: int, error: BaseException) -> None:
+    def _break(self, slot: int, error: BaseException) -> None:
         self.ended = True
-        # Without the frame of `_take`, which would keep the work alive that is to keep the error.
-        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-        self.put((index, _BROKEN, error, None))
+        self.queue.break_off(slot, error)
 
-    def close(self) -> None:
-        """Lets each thread end after the call that it is in. Takes no lock, so the garbage collector may call it."""
-        self.closed = True
-        self.results.clear()
-        self.room.put(None)
-        self.news.put(None)
-
-    def read_on(self, number: int) -> None:
-        """Takes and drops items up to a number, in a thread of its own. All others have left the source."""
-        if self.ended or self.index >= number:
-            return
-        self.read_on_to, self.reads_on = number, True
-        self.frequency = 0  # nobody wants snapshots any more
-        thread = threading.Thread(target=_read_on, args=(self,), name=f"torchdata-{self.name}_last", daemon=True)
+    def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> None:
         try:
-            start(thread)
-        except RuntimeError:  # the system has no more threads to give
-            _read_on(self)
-        else:
-            self.threads.append(thread)
-
-    def join(self, seconds: float) -> bool:
-        """Waits for the threads' end, for `seconds` at most. Returns whether they have ended."""
-        until = time.monotonic() + seconds
-        for thread in self.threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in self.threads)
-
-
-def _serve(work: _Work, function: Function, prepare: Callable[[], object] | None) -> None:
-    """What each thread runs, until there is nothing to take."""
-    if prepare is not None:
-        try:
-            prepare()
+            result = function(item)
+        except StopIteration as error:
+            failure = not_the_end(f"function of {self.name}")
+            failure.__cause__ = without_own_frame(error)
+            self.queue.fail(slot, failure, index, snapshot)
         except BaseException as error:
-            with work.reading:
-                if not work.ended:
-                    work._break(work.index, error)
-            return
-    put = work.put
-    while True:
-        with work.reading:
-            entry = work.take()
-        if entry is None:
-            work.room.put(None)  # for the thread that takes next: it is to see why
-            return
-        put(entry if function is None else _called(function, entry, work.name))
-        del entry  # or the thread would keep an item alive that the consumer is done with
+            self.queue.fail(slot, without_own_frame(error), index, snapshot)
+        else:
+            self.queue.put(slot, result, index, snapshot)
+
+    def read_on(self) -> None:
+        """Takes and drops items, in a thread of its own. All others have left the source."""
+        with contextlib.suppress(BaseException):
+            while self.index < self.read_on_to:
+                self.advance()
+                self.index += 1
 
 
-def _read_on(work: _Work) -> None:
-    try:
-        while work.index < work.read_on_to and not work.ended:
-            work._take()
-    finally:
-        work.reads_on = False
-
-
-def _called(function: Callable[[Any], Any], entry: _Entry, name: str) -> _Entry:
-    index, _, item, snapshot = entry
-    try:
-        return index, _RESULT, function(item), snapshot
-    except StopIteration as error:
-        failure: BaseException = not_the_end(f"function of {name}")
-        failure.__cause__ = error
-    except BaseException as error:
-        failure = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
-    try:
-        return index, _FAILED, failure, snapshot
-    finally:
-        del failure  # which refers to this frame
-
-
-class ReadAhead:
+class ReadSource:
     """The results of one run, and its place. Dropping it ends the threads.
 
     Args:
@@ -291,185 +199,54 @@ class ReadAhead:
     ) -> None:
         self._name = name
         self._source = source
-        self._functions = functions
         self._limit = limit
-        # What comes in no fixed order is not known by its number again: the source's state must tell all there is.
-        repeatable = is_repeatable(source)
-        self._in_order = in_order or not repeatable
-        self._frequency = frequency if repeatable else 1
-        self._prepare = prepare
-        self._process = os.getpid()
-        #: How many items after the snapshot were yielded without a gap, and the number of the first one that was not.
-        self._steps = self._next = 0
-        #: Numbers beyond it that were yielded, and snapshots as of such. In strict order there are none.
-        self._ahead: set[int] = set()
-        self._snapshots: dict[int, Any] = {}
-        #: How many items of the epoch were yielded before number 0.
+        #: How many items of the epoch were yielded before the snapshot.
         self._before = 0
-        #: The source's place as of an item.
-        self._snapshot: Any
         if state is None:
             source.reset(None)
-            self._snapshot = place_of(source)
+            place: tuple[Any, int, list[int]] = (place_of(source), 0, [])
         else:
-            self._load(Fields(name, state))
-            source.reset(self._snapshot)
-        if type(self._snapshot) is Unsaved:
-            self._frequency = 0
-        #: Results that came before their turn; of the reading's end, which comes last, one at most.
-        self._waiting: dict[int, _Entry] = {}
-        self._last: _Entry | None = None
-        self._ended = False
-        self._start(0)
+            place = self._loaded(Fields(name, state))
+            source.reset(place[0])
+        # What comes in no fixed order is not known by its number again: the source's state must tell all there is.
+        repeatable = is_repeatable(source)
+        frequency = frequency if repeatable else 1
+        if type(place[0]) is Unsaved:
+            frequency = 0
+        self._work = _Work(name, source, limit, in_order or not repeatable, frequency, place)
+        #: The next result. Raises what the function or the source raised at its place; whoever asks again gets what
+        #: comes after it. Raises StopIteration at the end, and RuntimeError if the threads were shut down or are
+        #: another process's.
+        self.next: Callable[[], Any] = self._work.queue.pop
+        for function in functions:
+            if not self._work.start(self._work.serve, function, prepare):
+                break
 
-    def _load(self, fields: Fields) -> None:
-        """Takes over the place that a state holds."""
-        self._snapshot = fields[self.SNAPSHOT_KEY]
-        self._steps = self._next = fields.integer(self.STEPS_KEY, least=0)
+    def _loaded(self, fields: Fields) -> tuple[Any, int, list[int]]:
+        """The place that a state holds."""
+        snapshot = fields[self.SNAPSHOT_KEY]
+        steps = fields.integer(self.STEPS_KEY, least=0)
         ahead = fields.list_of(self.AHEAD_KEY)
-        known = fields.integer(self.NUM_YIELDED_KEY, self._steps + len(ahead), least=0)
-        if known < self._steps + len(ahead):
+        known = fields.integer(self.NUM_YIELDED_KEY, steps + len(ahead), least=0)
+        if known < steps + len(ahead):
             raise fields.wrong(self.STEPS_KEY, f"must be at most {known - len(ahead)}, by {self.NUM_YIELDED_KEY!r}")
         for number in ahead:
-            if type(number) is not int or not self._steps < number <= sys.maxsize:
-                raise fields.wrong(self.AHEAD_KEY, f"must hold integers above {self._steps}")
-        self._ahead = set(ahead)
-        self._before = known - self._steps - len(ahead)
-
-    def _start(self, first: int) -> None:
-        ahead = frozenset(self._ahead)
-        self._work = _Work(self._name, self._source, self._limit, self._frequency, first, self._next, ahead)
-        self._work.start(self._functions, self._prepare)
-
-    def next(self) -> Any:
-        """The next result.
-
-        Raises:
-            StopIteration: the source has ended, and all is yielded.
-            BaseException: what the function or the source raised. Whoever asks again gets what comes after it.
-            RuntimeError: the threads were shut down, or are another process's.
-        """
-        work, waiting = self._work, self._waiting
-        results = work.results
-        while True:
-            if waiting and self._next in waiting:
-                entry = waiting[self._next]
-            elif results and not work.closed:
-                entry = results[0]
-            elif self._last is None or self._last[0] > self._next:
-                self._wait()
-                continue
-            else:
-                self._finish(self._last)
-            index, kind, value, snapshot = entry
-            if kind <= _FAILED and (index == self._next or not (self._in_order or self._is_yielded(index))):
-                break
-            if kind >= _END:
-                self._last = entry
-            elif kind == _DROPPED:
-                self._note_late(index, snapshot)
-            elif self._in_order and index > self._next:
-                waiting[index] = entry
-            results.popleft()
-            del entry, value
-        del entry
-        work.room.put(None)  # a token too many, after Ctrl-C, does no harm
-        self._note(index, snapshot)
-        if waiting.pop(index, None) is None:
-            results.popleft()
-        if kind == _RESULT:
-            return value
-        del self, work, results, waiting
-        try:
-            raise value
-        finally:
-            del value  # whose traceback refers to this frame
-
-    def _wait(self) -> None:
-        """Waits until there is a result. Raises what `next` does where none will come."""
-        work = self._work
-        if self._ended:
-            raise StopIteration
-        work.awaited = True
-        try:
-            if not work.results and not work.closed:
-                work.news.get(True, _SLICE)
-        except Empty:
-            if self._process != os.getpid():
-                raise RuntimeError(
-                    f"the threads of {self._name} run in process {self._process}, of which this one is a forked child: "
-                    "begin a new epoch in the child, by iter() of the Loader or reset() of the node"
-                ) from None
-        finally:
-            work.awaited = False
-        if work.closed:
-            raise RuntimeError(f"{self._name} was shut down: reset it, or make a new iterator of its Loader")
-
-    def _is_yielded(self, index: int) -> bool:
-        return index < self._next or index in self._ahead
-
-    def _finish(self, last: _Entry) -> NoReturn:
-        """Raises what comes after the last result; after an error of the source, lets it be read further."""
-        error = last[2]
-        self._last = None
-        if last[1] == _END:
-            self._ended = True
-            self._work.close()
-            raise StopIteration
-        self._start(self._next)
-        del self, last
-        try:
-            raise error
-        finally:
-            del error
-
-    # -- the place ----------------------------------------------------------------------------------
-
-    def _note(self, index: int, snapshot: Any) -> None:
-        """Notes that an item was yielded."""
-        if index == self._next:
-            self._pass(snapshot)
-            if self._ahead:
-                self._pass_ahead()
-        else:
-            self._ahead.add(index)
-            if snapshot is not None:
-                self._snapshots[index] = snapshot
-
-    def _pass(self, snapshot: Any) -> None:
-        steps = self._steps + 1
-        if snapshot is None:
-            snapshot = self._snapshot
-        else:
-            steps = 0
-        # In one statement without a call, so that Ctrl-C does not come in between.
-        self._snapshot, self._steps, self._next = snapshot, steps, self._next + 1
-
-    def _pass_ahead(self) -> None:
-        while self._next in self._ahead:
-            self._ahead.discard(self._next)
-            self._pass(self._snapshots.pop(self._next, None))
-
-    def _note_late(self, index: int, snapshot: Any) -> None:
-        """Notes a snapshot as of an item that was yielded before the state was saved."""
-        if index >= self._next:
-            self._snapshots[index] = snapshot
-            if index == self._next:
-                self._pass_ahead()
-        elif self._next - index - 1 < self._steps:
-            self._snapshot, self._steps = snapshot, self._next - index - 1
+            if type(number) is not int or not steps < number <= sys.maxsize:
+                raise fields.wrong(self.AHEAD_KEY, f"must hold integers above {steps}")
+        self._before = known - steps - len(set(ahead))
+        return snapshot, steps, ahead
 
     def state(self) -> dict[str, Any]:
         """The place after the last result: a snapshot of the source, and which items after it were yielded."""
+        place = self._work.queue.place()
+        assert place is not None
+        snapshot, steps, given, ahead = place
         state = {
-            self.SNAPSHOT_KEY: state_at(self._snapshot),
-            self.STEPS_KEY: self._steps,
-            self.NUM_YIELDED_KEY: self._before + self._next + len(self._ahead),
+            self.SNAPSHOT_KEY: state_at(snapshot),
+            self.STEPS_KEY: steps,
+            self.NUM_YIELDED_KEY: self._before + given,
         }
-        if self._ahead:
-            base = self._next - self._steps
-            state[self.AHEAD_KEY] = sorted(index - base for index in self._ahead)
-        return state
+        return {**state, self.AHEAD_KEY: ahead} if ahead else state
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -485,31 +262,34 @@ class ReadAhead:
         """
         work = self._work
         work.close()
-        if self._process != os.getpid():
+        if work.is_inherited:
             return
-        self._wait_for_source()
-        if read_on and not self._ended:
-            work.read_on(self._next + len(self._ahead) + self._limit)
-            self._wait_for_source()
+        if not work.queue.wait_still(self.patience):
+            raise self._stuck()
+        if read_on and not work.ended:
+            self._read_on(work)
 
-    def _wait_for_source(self) -> None:
-        """Waits until no thread is at the source."""
-        work = self._work
-        index, nap = work.index, 0.0
-        began = since = time.monotonic()
-        while work.busy or work.reads_on:  # no lock, which Ctrl-C might leave held
-            now = time.monotonic()
-            if work.index != index:
-                index, since = work.index, now
-            if now - began >= self.patience:
-                work.read_on_to = 0
-            if now - since >= self.patience:
-                raise TimeoutError(
-                    f"{self._name} cannot be reset: its source {type(self._source).__name__} has been busy with one "
-                    f"item for {self.patience:g} s; look for what blocks there"
-                )
-            time.sleep(nap)
-            nap = min(0.005, nap + 0.0001)
+    def _read_on(self, work: _Work) -> None:
+        place = work.queue.place()
+        assert place is not None
+        work.read_on_to = place[2] + self._limit
+        if work.index >= work.read_on_to:
+            return
+        last = ReadAhead(self._name, 1, f"torchdata-{self._name}_last")
+        try:
+            last.start(work.read_on)
+        except RuntimeError:  # the system has no more threads to give
+            work.read_on()
+        if not last.join(self.patience):
+            work.read_on_to = 0
+            if not last.join(self.patience):
+                raise self._stuck()
+
+    def _stuck(self) -> TimeoutError:
+        return TimeoutError(
+            f"{self._name} cannot be reset: its source {type(self._source).__name__} has been busy with one item for "
+            f"{self.patience:g} s; look for what blocks there"
+        )
 
     def close(self) -> None:
         """Lets the threads end, without waiting."""
@@ -517,7 +297,7 @@ class ReadAhead:
 
     def join(self, seconds: float) -> bool:
         """Waits until the threads have ended. Returns whether they have."""
-        return self._process != os.getpid() or self._work.join(seconds)
+        return self._work.join(seconds)
 
     def __del__(self) -> None:
         work = getattr(self, "_work", None)

@@ -13,7 +13,7 @@ from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.nodes._fields import Fields
 from torchdata.nodes._functions import Failure, MapEach, not_the_end
 from torchdata.nodes._processes import Workers
-from torchdata.nodes._read_ahead import ReadAhead
+from torchdata.nodes._read_ahead import ReadSource
 from torchdata.nodes.base_node import Again, BaseNode, T, advance_of, check_node
 from torchdata.nodes.batch import Batcher, Unbatcher
 from torchdata.nodes.prefetch import ThreadedNode
@@ -110,7 +110,7 @@ class _ThreadMapper(ThreadedNode[T]):
         self.multiprocessing_context = multiprocessing_context
         self.max_concurrent = max_concurrent
 
-    def _begin(self, state: dict[str, Any] | None) -> ReadAhead:
+    def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         functions: Sequence[Callable[[Any], Any]] = [self.map_fn] * self.num_workers
         if self.method == "process":
             if self._workers is None or not self._workers.alive:

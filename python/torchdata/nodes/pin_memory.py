@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchdata.datapipes.utils.pinning import pin_memory_fn
-from torchdata.nodes._read_ahead import ReadAhead
+from torchdata.nodes._read_ahead import ReadSource
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.prefetch import ThreadedNode
 
@@ -53,7 +53,7 @@ class PinMemory(ThreadedNode[T]):
         self.pin_memory_device = pin_memory_device
         self._device = torch.device(pin_memory_device or f"cuda:{torch.cuda.current_device()}")
 
-    def _begin(self, state: dict[str, Any] | None) -> ReadAhead:
+    def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         pin = partial(pin_memory_fn, device=self._device)
         # One thread copies; torch would otherwise take all cores for it, and this holds for the thread alone.
         return self._begin_with([pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))

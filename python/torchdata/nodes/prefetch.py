@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.nodes._read_ahead import Function, ReadAhead
+from torchdata.nodes._read_ahead import Function, ReadSource
 from torchdata.nodes.base_node import BaseNode, T, check_node
 
 __all__ = ["Prefetcher", "ThreadedNode"]
@@ -17,7 +17,7 @@ class ThreadedNode(BaseNode[T]):
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run"})
 
-    _run: ReadAhead | None = None
+    _run: ReadSource | None = None
 
     def __init__(self, source: BaseNode[Any], snapshot_frequency: int) -> None:
         super().__init__()
@@ -26,14 +26,14 @@ class ThreadedNode(BaseNode[T]):
         self.source = check_node(self._called, "source", source)
         self.snapshot_frequency = check_int(self._called, "snapshot_frequency", snapshot_frequency, least=0)
 
-    def _begin(self, state: dict[str, Any] | None) -> ReadAhead:
+    def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         raise NotImplementedError(f"{type(self).__name__} must define _begin")
 
     def _begin_with(
         self, functions: list[Function], state: dict[str, Any] | None, *, limit: int, **options: Any
-    ) -> ReadAhead:
+    ) -> ReadSource:
         settings = {"in_order": True, "frequency": self.snapshot_frequency, **options}
-        return ReadAhead(self._called, self.source, functions, limit=limit, state=state, **settings)
+        return ReadSource(self._called, self.source, functions, limit=limit, state=state, **settings)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """See `BaseNode.reset`. Threads of the last run end; the new ones read ahead from here on.
@@ -113,5 +113,5 @@ class Prefetcher(ThreadedNode[T]):
         super().__init__(source, snapshot_frequency)
         self.prefetch_factor = check_int("Prefetcher", "prefetch_factor", prefetch_factor, least=1)
 
-    def _begin(self, state: dict[str, Any] | None) -> ReadAhead:
+    def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         return self._begin_with([None], state, limit=self.prefetch_factor)

@@ -142,9 +142,6 @@ class Pool:
         except TimeoutError as error:
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
-    def took(self) -> None:
-        """The unit in hand was taken."""
-
     def stop(self) -> None:
         """Ends the epoch for whoever takes units of it, in any thread."""
         self.collector.stop()

@@ -254,7 +254,6 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _take(self) -> Any:
         """Takes the unit in hand; None if it was none. What it says of the place before it is noted."""
         unit = self._hand.pop()
-        self._units.took()
         self._pool.note(unit)
         worker, _, _, news = unit
         if news is not None and "filler" in news:

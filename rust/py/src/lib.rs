@@ -20,6 +20,7 @@ mod numpy_api;
 mod panics;
 mod pipes;
 mod protocol;
+mod queue;
 mod ranks;
 mod seconds;
 mod seed;
@@ -89,8 +90,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<protocol::PyObedience>()?;
     module.add_class::<protocol::PyReplacing>()?;
     module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;
-    module.add_class::<pipes::prefetch::PyPrefetchQueue>()?;
-    module.add_class::<pipes::prefetch::PyPrefetchHold>()?;
+    module.add_class::<queue::ReadAheadQueue>()?;
+    module.add_class::<queue::ReadAheadHold>()?;
     module.add_class::<pipes::turn::SharedIterator>()?;
     module.add_class::<pipes::turn::Turn>()?;
     module.add_class::<ranks::PyMeeting>()?;

@@ -11,7 +11,7 @@ import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
 from torchdata import _machine as machine
-from torchdata._native import PrefetchQueue
+from torchdata._native import ReadAheadQueue
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import PrefetchPolicy
 from torchdata.datapipes.iter import IterableWrapper
@@ -68,13 +68,13 @@ def test_a_thread_reads_further_ahead_where_that_spares_waiting():
 
 
 def test_places_lack_only_where_the_source_was_stopped_before():
-    queue = PrefetchQueue(2)
+    queue = ReadAheadQueue("a test", 2)
 
     def make(after: float) -> threading.Thread:
         def run() -> None:
-            queue.reserve()
+            slot = queue.reserve()
             time.sleep(after)
-            queue.put(1)
+            queue.put(slot, 1)
 
         thread = threading.Thread(target=run)
         thread.start()

@@ -20,7 +20,7 @@ from torchdata._native import (
     FilterIterator,
     GzipReader,
     Link,
-    PrefetchQueue,
+    ReadAheadQueue,
     Sender,
     TFRecordReader,
 )
@@ -63,9 +63,20 @@ def filter_of_types(holder):
 
 
 def queue_of_items(holder):
-    queue = PrefetchQueue(3)
-    queue.reserve()
-    queue.put(holder)
+    queue = ReadAheadQueue("a test", 3)
+    queue.put(queue.reserve(), holder)
+    return queue
+
+
+def queue_with_a_mark(holder):
+    queue = ReadAheadQueue("a test", 3, place=(None, 0, []))
+    queue.put(queue.reserve(), 0, 0, holder)
+    return queue
+
+
+def queue_with_a_place(holder):
+    queue = queue_with_a_mark(holder)
+    queue.pop()
     return queue
 
 
@@ -74,18 +85,30 @@ def hold_on_a_queue(holder):
 
 
 def queue_with_an_error(holder):
-    queue = PrefetchQueue(3)
-    queue.reserve()
+    queue = ReadAheadQueue("a test", 3)
     error = ValueError()
     error.holder = holder
-    queue.fail(error)
+    queue.finish(queue.reserve(), error)
     return queue
 
 
 def queue_that_was_restored(holder):
-    queue = PrefetchQueue(1)
-    queue.restore([1, holder, 2], None)
+    queue = ReadAheadQueue("a test", 1)
+    for item in (1, holder, 2):
+        queue.append(item)
     queue.pop()
+    return queue
+
+
+def queue_with_a_submitted_item(holder):
+    queue = ReadAheadQueue("a test", 1)
+    queue.submit(holder, False)
+    return queue
+
+
+def queue_with_a_claimed_item(holder):
+    queue = queue_with_a_submitted_item(holder)
+    queue.claim()
     return queue
 
 
@@ -183,6 +206,10 @@ WAYS = [
     queue_of_items,
     queue_with_an_error,
     queue_that_was_restored,
+    queue_with_a_mark,
+    queue_with_a_place,
+    queue_with_a_submitted_item,
+    queue_with_a_claimed_item,
     gzip_reader,
     gzip_reader_amid_members,
     record_reader,
@@ -243,17 +270,17 @@ def test_every_class_is_tried_here_or_holds_no_objects():
 
 def test_items_are_safe_from_the_collector_while_a_thread_waits_for_them():
     """Items that nothing but the queue refers to, in a queue through which they move all the time."""
-    queue = PrefetchQueue(4)
+    queue = ReadAheadQueue("a test", 4)
     count = 3_000
 
     def produce():
         for number in range(count):
-            assert queue.reserve()
+            slot = queue.reserve()
             item = [number]
             item.append(item)
-            queue.put(item)
+            queue.put(slot, item)
             del item
-        queue.finish()
+        queue.finish(queue.reserve())
 
     stop = threading.Event()
 

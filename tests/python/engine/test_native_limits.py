@@ -11,7 +11,7 @@ import pytest
 
 from loopback import Loopback
 from process_checks import loader
-from torchdata._native import BellBoard, Collector, Link, PrefetchQueue, Sender
+from torchdata._native import BellBoard, Collector, Link, ReadAheadQueue, Sender
 from torchdata.datapipes.iter import IterableWrapper
 
 VERY_LONG = [1e9, 1e18, 1e19, 1e300, math.inf]
@@ -37,18 +37,18 @@ def test_a_prefetch_costs_what_is_buffered_and_not_what_may_be():
 
 @pytest.mark.parametrize("seconds", VERY_LONG)
 def test_a_very_long_patience_waits(seconds):
-    queue = PrefetchQueue(1)
-    assert queue.reserve()
+    queue = ReadAheadQueue("a test", 1)
+    slot = queue.reserve()
     queue.close()
-    threading.Timer(0.2, queue.finish).start()
-    assert queue.wait_parked(seconds)
+    threading.Timer(0.2, queue.finish, [slot]).start()
+    assert queue.wait_still(seconds)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, -math.inf, math.nan])
 def test_no_patience_does_not_wait(seconds):
-    queue = PrefetchQueue(1)
-    assert queue.reserve()
-    assert not queue.wait_parked(seconds)
+    queue = ReadAheadQueue("a test", 1)
+    assert queue.reserve() is not None
+    assert not queue.wait_still(seconds)
 
 
 def _ends():

@@ -30,7 +30,7 @@ from torchdata.nodes import (  # noqa: E402
     SamplerWrapper,
     Unbatcher,
 )
-from torchdata.nodes._read_ahead import ReadAhead  # noqa: E402
+from torchdata.nodes._read_ahead import ReadSource  # noqa: E402
 
 
 def threads() -> list[str]:
@@ -360,7 +360,7 @@ def test_who_waits_when_the_node_is_shut_down_is_told() -> None:
 
 
 def test_a_source_that_is_stuck_makes_a_reset_fail_and_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReadAhead, "patience", 0.2)
+    monkeypatch.setattr(ReadSource, "patience", 0.2)
     source = Gate(closed_at=1)
     node = Prefetcher(source, 2)
     assert next(node) == 0
@@ -397,7 +397,7 @@ def test_the_next_epoch_does_not_depend_on_how_far_threads_have_read() -> None:
 def test_a_source_that_is_slow_is_not_waited_for_without_end_where_an_epoch_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ReadAhead, "patience", 0.2)
+    monkeypatch.setattr(ReadSource, "patience", 0.2)
     read: list[int] = []
 
     def slow() -> Iterator[int]:
@@ -448,7 +448,7 @@ def test_a_forked_child_is_told_that_the_threads_are_its_parents_and_may_reset()
     os.waitpid(child, 0)
     assert told == (
         f"the threads of Prefetcher run in process {os.getpid()}, of which this one is a forked child: begin a new "
-        "epoch in the child, by iter() of the Loader or reset() of the node 0"
+        "iteration in the child 0"
     )
     node.shutdown()
 

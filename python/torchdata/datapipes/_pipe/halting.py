@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from torchdata._native import PrefetchQueue
+from torchdata._native import ReadAheadQueue
 
 __all__ = ["Ahead", "Halt", "Halts", "await_beginning", "beginning_unread"]
 
@@ -35,7 +35,7 @@ def beginning_unread() -> Iterator[None]:
         _may_begin.set()
 
 
-def await_beginning(queue: PrefetchQueue) -> None:
+def await_beginning(queue: ReadAheadQueue) -> None:
     """Waits, in the thread of a pass, until it may begin."""
     while not _may_begin.wait(_LOOK) and not queue.is_awaited and not queue.closed:
         pass
@@ -69,7 +69,7 @@ class Halt:
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = threading.Event(), threading.Event()
         #: Once that pass has begun, its queue, and how many items that is to hold.
-        self._queue: PrefetchQueue | None = None
+        self._queue: ReadAheadQueue | None = None
         self._capacity = 0
 
     @property
@@ -77,7 +77,7 @@ class Halt:
         """Whether the thread may go on."""
         return self._may_go_on.is_set()
 
-    def begin(self, queue: PrefetchQueue) -> None:
+    def begin(self, queue: ReadAheadQueue) -> None:
         """Notes that the pass begins. Until the thread may go on there is room for all: the queue was longer, maybe."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)

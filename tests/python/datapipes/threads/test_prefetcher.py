@@ -18,7 +18,7 @@ import pytest
 
 from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept
-from torchdata._native import PrefetchQueue
+from torchdata._native import ReadAheadQueue
 from torchdata.datapipes._pipe.halting import beginning_unread
 from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
@@ -324,7 +324,7 @@ def test_control_c_ends_a_wait_for_an_item() -> None:
 
 def test_a_queue_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        PrefetchQueue(0)
+        ReadAheadQueue("a test", 0)
 
 
 class Seekable(IterDataPipe[int]):

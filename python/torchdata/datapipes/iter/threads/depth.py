@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchdata._native import PrefetchQueue
+    from torchdata._native import ReadAheadQueue
 
 __all__ = ["LEAST_DEPTH", "Depth", "bytes_of"]
 
@@ -29,7 +29,7 @@ class Depth:
         #: The size of the largest item that was looked at.
         self._item = 0
 
-    def look(self, queue: PrefetchQueue, item: Any) -> None:
+    def look(self, queue: ReadAheadQueue, item: Any) -> None:
         """To be called with each item, before it is handed over."""
         if not queue.has_lacked():
             return

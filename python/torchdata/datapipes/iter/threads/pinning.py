@@ -71,8 +71,7 @@ class PinMemory(_PrefetchBase[T_co]):
         try:
             _work_for(device)
         except BaseException as error:
-            if prefetch_data.queue.reserve():
-                prefetch_data.queue.fail(error)
+            prefetch_data.queue.finish(prefetch_data.queue.reserve(), error)
             return
         _fill(prefetch_data, lambda item: pin_memory_fn(item, device))
 

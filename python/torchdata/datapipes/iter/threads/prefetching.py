@@ -9,15 +9,15 @@ A forked child has no such thread: it leaves the inherited queue alone and may i
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeVar
 
-from torchdata._native import PrefetchHold, PrefetchQueue
-from torchdata._threads import Work, are_there_any, end_at_exit, start
+from torchdata._native import ReadAheadHold
+from torchdata._read_ahead import ReadAhead, without_own_frame
+from torchdata._threads import Work, are_there_any
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.graph import Graph, graph_of
@@ -32,18 +32,17 @@ __all__ = ["Prefetcher", "end_threads", "stop_reading"]
 T_co = TypeVar("T_co", covariant=True)
 
 
-class _PrefetchData:
+class _PrefetchData(ReadAhead):
     """What the thread of one iteration shares with its consumer."""
 
-    def __init__(self, source: Iterator[Any], buffer_size: int | Literal["auto"]) -> None:
+    def __init__(self, name: str, source: Iterator[Any], buffer_size: int | Literal["auto"]) -> None:
+        capacity = LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize)
+        super().__init__(name, capacity, "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
         #: What chooses how many items are held ready, if that is to be chosen.
         self.depth = Depth() if buffer_size == "auto" else None
-        self.queue = PrefetchQueue(LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize))
-        self.process = os.getpid()
-        self.thread: threading.Thread | None = None
         #: The hold of who has paused the pipe and not resumed it.
-        self.pause: PrefetchHold | None = None
+        self.pause: ReadAheadHold | None = None
         #: Whether the iteration was left because nobody will go on, rather than for the next one.
         self.abandoned = False
         self._left = False
@@ -57,28 +56,36 @@ class _PrefetchData:
         #: Set when the thread has let go of the source's iterator, which may have been in the midst of an item.
         self.released = threading.Event()
 
-    def start(self, worker: Callable[[_PrefetchData], None]) -> None:
-        self.thread = threading.Thread(target=_run, args=(worker, self), name="torchdata-prefetch", daemon=True)
-        end_at_exit(self)
-        start(self.thread)
+    def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
+        """Starts the thread."""
+        self.start(self._serve, worker)
+
+    def _serve(self, worker: Callable[[_PrefetchData], None]) -> None:
+        try:
+            worker(self)
+        finally:
+            self.released.set()
+            if self.halt is not None:
+                self.halt.end()
 
     def close(self) -> None:
         """Lets the thread end after the item that it is at, for good."""
         self.leave(for_good=True)
 
-    def join(self, seconds: float) -> None:
-        """Waits for the thread's end, for `seconds` at most."""
-        thread = self.thread
-        # It could be started, and Ctrl-C has not come before that.
-        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
-            thread.join(seconds)
-
     def await_release(self, seconds: float) -> bool:
         """Waits until a thread whose queue is closed has let go of the source; whether it has, in so many seconds."""
-        thread = self.thread
-        if not self.queue.closed or thread is None or thread.ident is None or thread is threading.current_thread():
-            return True
-        return self.released.wait(seconds)
+        return not self.queue.closed or not self.others() or self.released.wait(seconds)
+
+    def buffered(self) -> tuple[list[Any], BaseException | None]:
+        """The items that are held ready, and the error behind them."""
+        items: list[Any] = []
+        error = None
+        for _, kind, content, _ in self.queue.slots():
+            if kind == "error":
+                error = content
+            else:
+                items.append(content)
+        return items, error
 
     def leave(self, for_good: bool) -> None:
         """Lets the thread end after the item that it is at; only the first call tells why.
@@ -89,20 +96,6 @@ class _PrefetchData:
         if not self._left:
             self._left, self.abandoned = True, for_good
         self.queue.close()
-
-    def is_inherited(self) -> bool:
-        """Whether this is a forked child's copy, whose thread runs in the parent."""
-        return self.process != os.getpid()
-
-
-def _run(worker: Callable[[_PrefetchData], None], data: _PrefetchData) -> None:
-    """What the thread of an iteration runs."""
-    try:
-        worker(data)
-    finally:
-        data.released.set()
-        if data.halt is not None:
-            data.halt.end()
 
 
 #: Stands for the end of a source.
@@ -135,7 +128,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
     assert source is not None
     if halt is None:  # else it is waited for
         await_beginning(queue)
-    while queue.reserve():
+    while (slot := queue.reserve()) is not None:
         if halt is not None:
             halt.stand()
             if halt.is_over:
@@ -144,7 +137,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
             item = next(source, _END)
             if item is _END:
                 data.is_over = True
-                queue.finish()
+                queue.finish(slot)
                 return
             if counts:
                 data.taken += 1
@@ -152,12 +145,11 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
                 item = prepare(item)
         except BaseException as error:
             data.is_over = True
-            # Without the frame of this function, which holds the queue that is to hold the error: a circle.
-            queue.fail(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+            queue.finish(slot, without_own_frame(error))
             return
         if data.depth is not None and halt is None:
             data.depth.look(queue, item)
-        queue.put(item)
+        queue.put(slot, item)
         del item  # or the thread would keep an item alive that the consumer is done with
         if halt is not None:
             halt.count()
@@ -207,15 +199,18 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         self._end_thread()
-        data = _PrefetchData(iter(self.source_datapipe), self.buffer_size)
+        data = _PrefetchData(type(self).__name__, iter(self.source_datapipe), self.buffer_size)
         items, error = self._restored
-        data.queue.restore(self._prepare_restored(items), error)
+        for item in self._prepare_restored(items):
+            data.queue.append(item)
+        if error is not None:
+            data.queue.finish(None, error)
         self._restored = ([], None)
         self._data = data
         if isinstance(self.source_datapipe, IterDataPipe):
             data.before = token_of(self.source_datapipe).yielded
         self._count_pass(data)
-        data.start(self._worker())
+        data.begin(self._worker())
         return _Reader(data)
 
     def _count_pass(self, data: _PrefetchData) -> None:
@@ -233,7 +228,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         The thread stands still meanwhile.
         """
         data = self._data
-        if data is None or data.is_inherited() or self._passes == passes:
+        if data is None or data.is_inherited or self._passes == passes:
             return None
         taken = data.taken if data.before is None else token_of(self.source_datapipe).yielded - data.before
         return Ahead(self._passes - passes, taken, data.is_over)
@@ -245,14 +240,14 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     def _threads_at_work(self) -> Work | None:
         """What a thread of this process works on, if one does."""
-        return None if self._data is None or self._data.is_inherited() else self._data
+        return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:
         data, self._data = self._data, None
-        if data is None or data.is_inherited():
+        if data is None or data.is_inherited:
             return
         data.queue.close()
-        if not data.queue.wait_parked(self.patience):
+        if not data.queue.wait_still(self.patience):
             self._data = data
             raise TimeoutError(self._still_busy("restarted"))
         data.join(self.patience)
@@ -260,10 +255,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def _stop_reading(self) -> None:
         """Has the thread read no more. When it returns, the thread does not touch the source any more."""
         data = self._data
-        if data is None or data.is_inherited():
+        if data is None or data.is_inherited:
             return
         data.queue.close()
-        if not data.queue.wait_parked(self.patience) or not data.await_release(self.patience):
+        if not data.queue.wait_still(self.patience) or not data.await_release(self.patience):
             raise TimeoutError(self._still_busy("restarted"))
 
     def _still_busy(self, what: str) -> str:
@@ -297,7 +292,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
             TimeoutError: the source took longer than `patience` seconds for an item.
         """
         data = self._data
-        if data is None or data.is_inherited():
+        if data is None or data.is_inherited:
             return
         hold = self._held(data)
         if data.pause is None:
@@ -307,12 +302,12 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     def resume(self) -> None:
         """Goes on reading ahead, unless somebody else has it stand still, too."""
-        if self._data is not None and not self._data.is_inherited():
+        if self._data is not None and not self._data.is_inherited:
             pause, self._data.pause = self._data.pause, None
             if pause is not None:
                 pause.release()
 
-    def _held(self, data: _PrefetchData) -> PrefetchHold:
+    def _held(self, data: _PrefetchData) -> ReadAheadHold:
         """A hold on the thread, which stands still when this returns.
 
         Raises:
@@ -331,7 +326,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def standing_still(self) -> Iterator[None]:
         """Within this context the source stands still, so that its state and ours belong together."""
         data = self._data
-        if data is None or data.is_inherited():
+        if data is None or data.is_inherited:
             yield
             return
         hold = self._held(data)
@@ -343,9 +338,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The items that are held ready, and the error that comes after them, if there is one."""
         items, error = self._restored
-        if self._data is not None and not self._data.is_inherited():
+        if self._data is not None and not self._data.is_inherited:
             with self.standing_still():
-                items, error = self._data.queue.snapshot()
+                items, error = self._data.buffered()
         return {"items": list(items), "error": error}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -56,10 +56,12 @@ class _StepData(_PrefetchData):
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
-        super().__init__(source, buffer_size=1)
+        super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
         #: Held to move an item from `voted_on` to the queue, and to look at both.
         self.lock = threading.Lock()
+        #: The place in the queue of what is voted on, if it has one.
+        self.slot: int | None = None
         #: The item that was read and is not in the queue yet. It stays here where the ranks end or fail.
         self.voted_on: Any = _END
         #: What the source of this rank raised.
@@ -71,7 +73,8 @@ class _StepData(_PrefetchData):
         """Takes the next item of the source, if it is wanted; returns whether all ranks are known to have one."""
         item: Any = _END
         failure: BaseException | None = None
-        if self.queue.reserve():  # else the loop was left, which the other ranks are to know
+        self.slot = self.queue.reserve()
+        if self.slot is not None:  # else the loop was left, which the other ranks are to know
             if self.halt is not None:
                 self.halt.stand()
             try:
@@ -95,8 +98,9 @@ class _StepData(_PrefetchData):
     def hand_over(self) -> None:
         """Moves the item that was read into the queue."""
         with self.lock:
-            self.queue.put(self.voted_on)
-            self.voted_on = _END
+            assert self.slot is not None
+            self.queue.put(self.slot, self.voted_on)
+            self.slot, self.voted_on = None, _END
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
@@ -123,22 +127,25 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             vote = -(group.rank + 1)
         elif failure is not None:
             vote = -(group.world_size + group.rank + 1)
-        queue.park()  # whoever pauses this rank waits for its source, but not for other ranks: they may be paused, too
+        if (
+            data.slot is not None
+        ):  # whoever pauses this rank waits for its source, and not for other ranks, paused or not
+            queue.leave_source(data.slot)
         try:
             least = group.all_reduce_min(vote)
         except BaseException as error:
             if not isinstance(error, GivenUp):
                 data.untold = error
-            queue.fail(failure or error)
+            queue.finish(data.slot, failure or error)
             return
         if failure is not None:
-            queue.fail(failure)
+            queue.finish(data.slot, failure)
             return
         if least == _ENDED or goes:
-            queue.finish()
+            queue.finish(data.slot)
             return
         if least != _HAS:
-            queue.fail(RuntimeError(_verdict(-least - 1, group)))
+            queue.finish(data.slot, RuntimeError(_verdict(-least - 1, group)))
             return
         if not repeats:
             data.hand_over()
@@ -295,7 +302,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._data = data = _StepData(source, again)
         self._count_pass(data)
         self._hold = hold = _Hold(data)
-        data.start(functools.partial(_fill_in_step, group=group))
+        data.begin(functools.partial(_fill_in_step, group=group))
         return _StepReader(data, hold)
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
@@ -320,9 +327,9 @@ class FullSync(_PrefetchBase[T_co]):
         """
         items, error = self._restored
         data = self._data
-        if data is not None and not data.is_inherited():
+        if data is not None and not data.is_inherited:
             with self.standing_still(), data.lock:
-                items, error = data.queue.snapshot()[0], data.failure
+                items, error = data.buffered()[0], data.failure
                 if data.voted_on is not _END:
                     items.append(data.voted_on)
         return {"items": list(items), "error": error}
@@ -347,14 +354,12 @@ class FullSync(_PrefetchBase[T_co]):
 
     def _part(self, seconds: float) -> None:
         data, self._data = self._data, None
-        if data is None or data.is_inherited():
+        if data is None or data.is_inherited:
             return
         data.leave(for_good=False)
-        thread = data.thread
-        if thread is None or thread is threading.current_thread():
+        if not data.others():
             return
-        data.join(seconds)
-        if thread.is_alive():
+        if not data.join(seconds):
             self._data = data
             raise TimeoutError(self._still_busy("restarted"))
         self._hold = None
@@ -389,7 +394,7 @@ class FullSync(_PrefetchBase[T_co]):
         Args:
             for_good: whether this rank will not go on, so that the others fail; else their epochs end, too.
         """
-        if self._data is not None and not self._data.is_inherited():
+        if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)
 
     def shutdown(self) -> None:

@@ -34,9 +34,6 @@ R = TypeVar("R")
 #: Stands for the end of the source.
 _END = object()
 
-#: Seconds after which a wait for a result looks whether the pool was closed meanwhile.
-_SLICE = 0.5
-
 
 class _Results(Iterator[Any]):
     """The results of one iteration, in order. Dropping it closes the pool.
@@ -52,37 +49,25 @@ class _Results(Iterator[Any]):
         self._ahead = ahead
 
     def __next__(self) -> Any:
-        pool, tasks = self._pool, self._pool.tasks
-        if pool.is_inherited():
-            raise RuntimeError(
-                "this iterator of ThreadPoolMapper belongs to the parent process, where its threads are; a forked "
-                "child makes an iterator of its own"
-            )
-        if pool.is_resting:
+        pool = self._pool
+        if pool.rest is not None:
             pool.go_on()
-        self._read_ahead(self._ahead)
-        if not tasks:
-            self._end()
-        while not pool.wait(_SLICE):
-            if pool.closed:
-                raise StopIteration
+        if not pool.is_inherited():
+            self._read_ahead(self._ahead)
+            if not len(pool):
+                self._end()
+        pool.wait()
         # After the wait, so that an interrupted one has taken nothing; before the result goes, so that the threads
         # have work while the consumer has it.
         self._read_ahead(self._ahead + 1)
-        task = tasks.popleft()
-        error = task.error
-        if error is None:
-            return task.result
-        del self, pool, tasks, task  # or whoever keeps the error would keep them, through this frame
-        try:
-            raise error
-        finally:
-            del error
+        take = pool.take
+        del self, pool  # or whoever keeps the error of a call would keep them, through this frame
+        return take()
 
     def _read_ahead(self, wanted: int) -> None:
         """Submits items until so many tasks are under way, or the source ends or fails."""
         pool = self._pool
-        while len(pool.tasks) < wanted and self._ahead and pool.source_error is None and not pool.closed:
+        while self._ahead and len(pool) < wanted and pool.source_error is None and not pool.closed:
             try:
                 item = next(self._source, _END)
             except Exception as error:

@@ -1,4 +1,4 @@
-//! What the prefetch queue adds to the channel that it stands on: ns per item, in one thread and between two.
+//! What the ordered queue costs beside a channel: ns per item, in one thread and between two.
 #![allow(missing_docs)] // criterion's macros make public items
 
 use std::hint::black_box;
@@ -7,20 +7,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use torchdata_core::prefetch_queue::{Pop, PrefetchQueue, Reserve};
+use torchdata_core::queue::ordered::{OrderedQueue, Outcome, Pop, Reserve};
 
 const WAIT: Duration = Duration::from_secs(10);
 
 fn queue_between_threads(capacity: usize, items: u64) -> Duration {
-    let queue = Arc::new(PrefetchQueue::<u64, ()>::new(capacity));
+    let queue = Arc::new(OrderedQueue::<u64>::new(capacity, true));
     let producer = thread::spawn({
         let queue = Arc::clone(&queue);
         move || {
             for item in 0..items {
-                assert_eq!(queue.reserve(WAIT), Reserve::Granted);
-                queue.commit(Ok(item));
+                let Reserve::Granted(slot) = queue.reserve(WAIT) else { panic!("no room in time") };
+                queue.put(slot, Outcome::Item(item));
             }
-            queue.finish();
+            queue.append(Outcome::End(None));
         }
     });
     let begun = Instant::now();
@@ -48,15 +48,15 @@ fn channel_between_threads(capacity: usize, items: u64) -> Duration {
     took
 }
 
-fn prefetch_queue(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("prefetch_queue");
+fn ordered_queue(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("ordered_queue");
     group.measurement_time(Duration::from_secs(1)).warm_up_time(Duration::from_millis(300)).sample_size(20);
 
-    let queue = PrefetchQueue::<u64, ()>::new(10);
+    let queue = OrderedQueue::<u64>::new(10, true);
     group.bench_function("one_thread/queue", |bencher| {
         bencher.iter(|| {
-            queue.reserve(Duration::ZERO);
-            queue.commit(Ok(black_box(1)));
+            let Reserve::Granted(slot) = queue.reserve(Duration::ZERO) else { panic!("no room") };
+            queue.put(slot, Outcome::Item(black_box(1)));
             queue.pop(Duration::ZERO)
         });
     });
@@ -78,5 +78,5 @@ fn prefetch_queue(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, prefetch_queue);
+criterion_group!(benches, ordered_queue);
 criterion_main!(benches);

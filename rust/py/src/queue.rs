@@ -1,0 +1,476 @@
+//! The queue of all that reads ahead in threads, as Python sees it: holds Python objects, waits without the GIL.
+//!
+//! Python threads work, another one consumes; all use one [`ReadAheadQueue`]. References go into the queue and out of it
+//! with the GIL held alone, and threads that wait without it move none: so the collector of cyclic garbage, which holds
+//! the GIL, sees a queue that stands still. A result is taken and its place noted in one call, in which no signal is
+//! handled. A process that was forked from the one that made the queue has no worker threads and may have inherited a
+//! held lock, so there every method that needs the lock refuses and nothing is dropped.
+
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use torchdata_core::queue::ordered::{Claim, Hold, LONGEST_SLICE, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
+use torchdata_core::queue::place::{Index, Place};
+
+use crate::gil_cell::GilCell;
+use crate::seconds::duration;
+
+/// What lies in a slot.
+struct Entry {
+    content: Py<PyAny>,
+    /// The number of the item, if places are kept.
+    index: Option<Index>,
+    /// The state of the source after the item; or, without a number, whatever a worker wants to be kept with the content.
+    mark: Option<Py<PyAny>>,
+    /// Whether a hold does not wait for the worker that has this item.
+    is_plain: bool,
+}
+
+impl Entry {
+    fn new(content: Py<PyAny>) -> Self {
+        Self { content, index: None, mark: None, is_plain: false }
+    }
+
+    fn visit(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.content)?;
+        visit.call(&self.mark)
+    }
+}
+
+type Queue = OrderedQueue<Entry>;
+
+/// The state of the source, the steps since, how many items were given, and the numbers of those beyond a gap.
+type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
+
+/// One slot: its number, what it holds ("waiting", "running", "result" or "error"), the content and what is kept with it.
+type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
+
+/// The queue between threads that read ahead and the consumer of their results.
+#[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
+pub struct ReadAheadQueue {
+    queue: ManuallyDrop<Queue>,
+    place: GilCell<Option<Place<Py<PyAny>>>>,
+    /// The process that the worker threads live in.
+    process: u32,
+    /// Who reads ahead, in messages.
+    name: String,
+    /// Whether what is buffered stays when the queue is closed.
+    keeps: bool,
+    /// What a consumer is told that asks a closed queue for more; without it, that there is no more.
+    when_closed: Option<String>,
+}
+
+impl Drop for ReadAheadQueue {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            // SAFETY: dropped here only, and `self` is not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.queue) }
+        }
+    }
+}
+
+impl ReadAheadQueue {
+    fn get(&self) -> PyResult<&Queue> {
+        if self.process == std::process::id() {
+            return Ok(&self.queue);
+        }
+        Err(PyRuntimeError::new_err(format!(
+            "the threads of {} run in process {}, of which this one is a forked child: begin a new iteration in the child",
+            self.name, self.process
+        )))
+    }
+
+    /// Puts down what became of a slot, of one more at the end without a number.
+    fn settle(&self, slot: Option<Slot>, outcome: Outcome<Entry>) -> PyResult<()> {
+        let queue = self.get()?;
+        match slot {
+            Some(slot) => drop(queue.put(slot, outcome)),
+            None => queue.append(outcome),
+        }
+        if !self.keeps && queue.is_closed() {
+            drop(queue.drain()); // an error that lay there would keep its threads alive, through the frames of its traceback
+        }
+        Ok(())
+    }
+
+    /// Changes the place. What it needs no more is dropped behind that.
+    fn note(&self, py: Python<'_>, change: impl FnOnce(&mut Place<Py<PyAny>>)) {
+        let spent = self.place.with(py, |place| {
+            place.as_mut().map_or_else(Vec::new, |place| {
+                change(place);
+                std::mem::take(&mut place.spent)
+            })
+        });
+        drop(spent);
+    }
+
+    /// The content of an entry that the consumer takes.
+    fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
+        if let Some(index) = entry.index {
+            self.note(py, |place| place.note(index, entry.mark));
+        }
+        entry.content
+    }
+
+    fn ended(&self) -> PyErr {
+        PyStopIteration::new_err(())
+    }
+}
+
+#[pymethods]
+impl ReadAheadQueue {
+    #[new]
+    #[pyo3(signature = (name, capacity, *, in_order=true, keeps=true, when_closed=None, place=None))]
+    fn new(
+        name: String,
+        capacity: usize,
+        in_order: bool,
+        keeps: bool,
+        when_closed: Option<String>,
+        place: Option<(Py<PyAny>, u64, Vec<Index>)>,
+    ) -> PyResult<Self> {
+        if capacity == 0 {
+            return Err(PyValueError::new_err("a queue holds at least 1 item, but capacity is 0"));
+        }
+        Ok(Self {
+            queue: ManuallyDrop::new(OrderedQueue::new(capacity, in_order)),
+            place: GilCell::new(place.map(|(mark, steps, ahead)| Place::new(mark, steps, ahead))),
+            process: std::process::id(),
+            name,
+            keeps,
+            when_closed,
+        })
+    }
+
+    // -- workers ------------------------------------------------------------------------------------
+
+    /// Waits for the source and a slot for its next item; None where nobody wants any, or there are none.
+    fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
+        let queue = self.get()?;
+        let mut answer = queue.reserve(Duration::ZERO);
+        while answer == Reserve::TimedOut {
+            answer = py.detach(|| queue.reserve(LONGEST_SLICE));
+            py.check_signals()?;
+        }
+        Ok(match answer {
+            Reserve::Granted(slot) => Some(slot),
+            _ => None,
+        })
+    }
+
+    /// Waits for a submitted item; None where nobody wants results.
+    fn claim(&self, py: Python<'_>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
+        let queue = self.get()?;
+        loop {
+            let copy = |entry: &Entry| {
+                let copy = Entry { is_plain: entry.is_plain, ..Entry::new(entry.content.clone_ref(py)) };
+                (copy, !entry.is_plain)
+            };
+            match queue.try_claim(copy) {
+                Claim::Given(slot, entry) => return Ok(Some((slot, entry.content))),
+                Claim::Closed => return Ok(None),
+                Claim::TimedOut => {
+                    py.detach(|| queue.wait_claimable(LONGEST_SLICE));
+                    py.check_signals()?;
+                }
+            }
+        }
+    }
+
+    /// Says that the worker of a slot has left the source, and puts the outcome down later: no hold waits for that.
+    fn leave_source(&self, slot: Slot) -> PyResult<()> {
+        self.get()?.leave_source(slot);
+        Ok(())
+    }
+
+    /// Gives a slot back, as its item was given before the place began; notes the state of the source after it.
+    #[pyo3(signature = (slot, index, mark=None))]
+    fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
+        self.get()?.skip(slot);
+        if let Some(mark) = mark {
+            self.note(py, |place| place.note_late(index, mark));
+        }
+        Ok(())
+    }
+
+    /// Puts down the result of a slot.
+    #[pyo3(signature = (slot, item, index=None, mark=None))]
+    fn put(&self, slot: Slot, item: Py<PyAny>, index: Option<Index>, mark: Option<Py<PyAny>>) -> PyResult<()> {
+        self.settle(Some(slot), Outcome::Item(Entry { index, mark, ..Entry::new(item) }))
+    }
+
+    /// Puts down an error in the place of a result.
+    #[pyo3(signature = (slot, error, index=None, mark=None))]
+    fn fail(&self, slot: Slot, error: Py<PyAny>, index: Option<Index>, mark: Option<Py<PyAny>>) -> PyResult<()> {
+        self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
+    }
+
+    /// Puts down an error of the source, which is read further once the consumer has that.
+    fn break_off(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
+        self.settle(Some(slot), Outcome::Break(Entry::new(error)))
+    }
+
+    /// Says that there is no further item, for the error if one is given.
+    #[pyo3(signature = (slot, error=None))]
+    fn finish(&self, slot: Option<Slot>, error: Option<Py<PyAny>>) -> PyResult<()> {
+        self.settle(slot, Outcome::End(error.map(Entry::new)))
+    }
+
+    // -- the consumer -------------------------------------------------------------------------------
+
+    /// Adds an item for the workers; a plain one is not waited for, as no worker can change it.
+    fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
+        self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
+        Ok(())
+    }
+
+    /// Adds a result that exists already, behind all else.
+    fn append(&self, item: Py<PyAny>) -> PyResult<()> {
+        self.settle(None, Outcome::Item(Entry::new(item)))
+    }
+
+    /// Adds an error in the place of a result, behind all else.
+    fn append_error(&self, error: Py<PyAny>) -> PyResult<()> {
+        self.settle(None, Outcome::Error(Entry::new(error)))
+    }
+
+    /// Waits until `pop` has something to give or to raise.
+    fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        let queue = self.get()?;
+        while !queue.wait_filled(Duration::ZERO) && !py.detach(|| queue.wait_filled(LONGEST_SLICE)) {
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+
+    /// The next result; raises an error in its place, and StopIteration at the end.
+    fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let queue = self.get()?;
+        loop {
+            match queue.try_pop() {
+                Pop::Item(entry) => return Ok(self.given(py, entry)),
+                Pop::Error(entry) => return Err(PyErr::from_value(self.given(py, entry).into_bound(py))),
+                Pop::Broken(entry) => return Err(PyErr::from_value(entry.content.into_bound(py))),
+                Pop::Ended => return Err(self.ended()),
+                Pop::Closed => {
+                    return Err(self
+                        .when_closed
+                        .as_ref()
+                        .map_or_else(|| self.ended(), |words| PyRuntimeError::new_err(words.clone())));
+                }
+                Pop::TimedOut => {
+                    if !py.detach(|| queue.wait_filled(LONGEST_SLICE)) {
+                        py.check_signals()?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same, put into a list, so that no signal is handled before it lies there.
+    fn pop_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
+        hand.append(self.pop(hand.py())?)
+    }
+
+    /// The consumer's place.
+    fn place(&self, py: Python<'_>) -> Option<PlaceParts> {
+        self.place.with(py, |place| {
+            let place = place.as_ref()?;
+            Some((place.mark().clone_ref(py), place.steps(), place.given(), place.ahead().collect()))
+        })
+    }
+
+    // -- both ---------------------------------------------------------------------------------------
+
+    /// Lets no worker begin a further item before the hold is released.
+    fn hold(slf: Bound<'_, Self>) -> PyResult<ReadAheadHold> {
+        slf.get().get()?;
+        let hold = Hold::new(Owner(slf.unbind()));
+        Ok(ReadAheadHold { hold: GilCell::new(Some(ManuallyDrop::new(hold))) })
+    }
+
+    /// Waits until no worker is at the source or may be changing an item; False where one still is after `seconds`.
+    fn wait_still(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let queue = self.get()?;
+        let limit = duration(seconds);
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            if py.detach(|| queue.wait_still(left.min(LONGEST_SLICE))) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left.is_zero() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Ends the stream, for workers and the consumer. Does nothing in a forked child.
+    fn close(&self) {
+        if let Ok(queue) = self.get() {
+            queue.close();
+            if !self.keeps {
+                drop(queue.drain());
+            }
+        }
+    }
+
+    /// All that is buffered, in order.
+    fn slots(&self, py: Python<'_>) -> PyResult<Vec<SlotParts>> {
+        let mut slots = Vec::new();
+        self.get()?.for_each(|slot, view| {
+            let kind = match view {
+                View::Waiting(_) => "waiting",
+                View::Running(_) => "running",
+                View::Item(_) => "result",
+                View::Error(_) | View::Broken(_) => "error",
+            };
+            let entry = view.content();
+            let mark = entry.mark.as_ref().map(|mark| mark.clone_ref(py));
+            slots.push((slot, kind, entry.content.clone_ref(py), mark));
+        });
+        Ok(slots)
+    }
+
+    /// Puts another content into a slot, unless a worker is at that or it is gone.
+    fn exchange(&self, slot: Slot, content: Py<PyAny>) -> PyResult<()> {
+        drop(self.get()?.exchange(slot, Entry::new(content)));
+        Ok(())
+    }
+
+    /// Whether more slots would have spared the consumer a wait since the last call.
+    fn has_lacked(&self) -> PyResult<bool> {
+        Ok(self.get()?.has_lacked())
+    }
+
+    /// Whether the consumer waits.
+    #[getter]
+    fn is_awaited(&self) -> PyResult<bool> {
+        Ok(self.get()?.is_awaited())
+    }
+
+    /// Most slots at a time.
+    #[getter]
+    fn get_capacity(&self) -> PyResult<usize> {
+        Ok(self.get()?.capacity())
+    }
+
+    #[setter]
+    fn set_capacity(&self, capacity: usize) -> PyResult<()> {
+        self.get()?.set_capacity(capacity);
+        Ok(())
+    }
+
+    /// Whether this is a forked child's copy, whose workers are the parent's.
+    #[getter]
+    fn is_inherited(&self) -> bool {
+        self.get().is_err()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.get().map_or(true, Queue::is_closed)
+    }
+
+    /// Whether the end was met.
+    #[getter]
+    fn finished(&self) -> bool {
+        self.get().is_ok_and(Queue::is_finished)
+    }
+
+    #[getter]
+    fn held(&self) -> bool {
+        self.get().is_ok_and(Queue::is_held)
+    }
+
+    fn __len__(&self) -> usize {
+        self.get().map_or(0, Queue::len)
+    }
+
+    /// Waits for the queue's lock, and must not skip where it is held: what one of the collector's passes sees and the next
+    /// one does not would be taken for garbage. Threads hold it for a few instructions, none of which needs the GIL; in a
+    /// forked child, where a dead thread may hold it, nothing is looked at in any pass, and so nothing is collected.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(queue) = self.get() else { return Ok(()) };
+        queue.try_for_each(|_, view| view.content().visit(&visit))?;
+        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        let py = unsafe { Python::assume_attached() };
+        self.place.with(py, |place| place.iter().flat_map(Place::marks).try_for_each(|mark| visit.call(mark)))
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        if let Ok(queue) = self.get() {
+            queue.close();
+            drop(queue.drain());
+            drop(self.place.with(py, Option::take));
+        }
+    }
+}
+
+/// A queue that a hold keeps alive.
+struct Owner(Py<ReadAheadQueue>);
+
+impl Deref for Owner {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        &self.0.get().queue
+    }
+}
+
+/// What a hold is made of, taken away when it is released.
+type Kept = Option<ManuallyDrop<Hold<Owner, Entry>>>;
+
+/// A hold on a queue, by whoever has asked for it: no worker begins an item before the last one is released.
+///
+/// A forked child has no workers, and may have inherited a held lock: there a hold is forgotten.
+#[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
+pub struct ReadAheadHold {
+    hold: GilCell<Kept>,
+}
+
+impl ReadAheadHold {
+    fn queue(&self, py: Python<'_>) -> Option<Py<ReadAheadQueue>> {
+        self.hold.with(py, |hold| hold.as_ref().map(|hold| hold.owner().0.clone_ref(py)))
+    }
+}
+
+#[pymethods]
+impl ReadAheadHold {
+    /// Waits until the workers stand still; False where one is still busy with an item after `seconds`.
+    fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        self.queue(py).map_or(Ok(true), |queue| queue.get().wait_still(py, seconds))
+    }
+
+    /// Lets go. May be called more than once.
+    fn release(&self, py: Python<'_>) {
+        let hold = self.hold.with(py, Option::take);
+        if let Some(hold) = hold
+            && hold.owner().0.get().get().is_ok()
+        {
+            drop(ManuallyDrop::into_inner(hold));
+        }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // SAFETY: the collector holds the GIL, of which it has no token to give.
+        let py = unsafe { Python::assume_attached() };
+        self.hold.with(py, |hold| visit.call(hold.as_ref().map(|hold| &hold.owner().0)))
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        self.release(py);
+    }
+}
+
+impl Drop for ReadAheadHold {
+    fn drop(&mut self) {
+        Python::attach(|py| self.release(py));
+    }
+}

@@ -1,0 +1,185 @@
+//! Every interleaving of workers, a consumer and threads that hold the queue: nobody sleeps for ever.
+//!
+//! loom's sleeps have no timeout, so that a wake-up that is lost, which a slice would hide, is a deadlock, which loom reports.
+#![cfg(loom)]
+#![allow(missing_docs)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::watchdog;
+use loom::model::Builder;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::thread;
+use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve};
+
+const EVER: Duration = Duration::MAX;
+
+/// A queue, and how many workers are at its source: 0 or 1.
+struct Shared {
+    queue: OrderedQueue<usize>,
+    making: AtomicUsize,
+    made: AtomicUsize,
+}
+
+impl Shared {
+    fn new(capacity: usize) -> Arc<Self> {
+        Self::with(capacity, true)
+    }
+
+    fn with(capacity: usize, in_order: bool) -> Arc<Self> {
+        let queue = OrderedQueue::new(capacity, in_order);
+        Arc::new(Self { queue, making: AtomicUsize::new(0), made: AtomicUsize::new(0) })
+    }
+
+    /// Makes items until there are so many, in whichever of the threads that call this.
+    fn produce(&self, count: usize) {
+        loop {
+            let slot = match self.queue.reserve(EVER) {
+                Reserve::Granted(slot) => slot,
+                Reserve::Closed => return,
+                Reserve::TimedOut => unreachable!("it has all the time there is"),
+            };
+            assert_eq!(self.making.fetch_add(1, Ordering::Relaxed), 0, "one at a time is at the source");
+            let item = self.made.load(Ordering::Relaxed);
+            self.made.store(item + 1, Ordering::Relaxed);
+            self.making.store(0, Ordering::Relaxed);
+            if item == count {
+                self.queue.put(slot, Outcome::End(None));
+                return;
+            }
+            self.queue.leave_source(slot);
+            self.queue.put(slot, Outcome::Item(item));
+        }
+    }
+
+    /// Takes submitted items until the queue is closed.
+    fn serve(&self) {
+        loop {
+            self.queue.wait_claimable(EVER);
+            match self.queue.try_claim(|&item| (item, true)) {
+                Claim::Given(slot, item) => drop(self.queue.put(slot, Outcome::Item(item))),
+                Claim::TimedOut => {}
+                Claim::Closed => return,
+            }
+        }
+    }
+
+    fn hold(&self) {
+        let still = self.queue.hold();
+        assert!(still.wait(EVER));
+        assert_eq!(self.making.load(Ordering::Relaxed), 0, "it stands still");
+        drop(still);
+    }
+
+    fn consume(&self, count: usize) {
+        for item in 0..count {
+            assert_eq!(self.queue.pop(EVER), Pop::Item(item));
+        }
+        assert_eq!(self.queue.pop(EVER), Pop::Ended);
+    }
+}
+
+/// Runs `test` in every interleaving in which no thread is preempted more than so often.
+fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
+    let _watchdog = watchdog(600);
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(test);
+}
+
+fn beside(shared: &Arc<Shared>, act: fn(&Shared)) -> thread::JoinHandle<()> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || act(&shared))
+}
+
+#[test]
+fn two_threads_that_hold_the_queue_wake_each_other_and_the_producer() {
+    explore(2, || {
+        let shared = Shared::new(1);
+        let others =
+            [beside(&shared, |it| it.produce(1)), beside(&shared, Shared::hold), beside(&shared, Shared::hold)];
+        shared.consume(1);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn a_producer_that_found_no_place_or_a_hold_is_woken_by_whoever_ends_that() {
+    explore(3, || {
+        let shared = Shared::new(1);
+        let others = [beside(&shared, |it| it.produce(2)), beside(&shared, Shared::hold)];
+        shared.consume(2);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn whoever_sleeps_is_woken_by_closing() {
+    explore(2, || {
+        let shared = Shared::new(1);
+        let others = [
+            beside(&shared, |it| it.produce(2)),
+            beside(&shared, Shared::hold),
+            beside(&shared, |it| while matches!(it.queue.pop(EVER), Pop::Item(_)) {}),
+        ];
+        shared.queue.close();
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn two_workers_give_each_other_the_source_and_both_learn_of_the_end() {
+    explore(2, || {
+        let shared = Shared::new(2);
+        let others = [beside(&shared, |it| it.produce(2)), beside(&shared, |it| it.produce(2))];
+        shared.consume(2);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn out_of_order_the_end_comes_behind_what_was_taken_before_it() {
+    explore(2, || {
+        let shared = Shared::with(2, false);
+        let others = [beside(&shared, |it| it.produce(2)), beside(&shared, |it| it.produce(2))];
+        let mut found = Vec::new();
+        while let Pop::Item(item) = shared.queue.pop(EVER) {
+            found.push(item);
+        }
+        found.sort_unstable();
+        assert_eq!(found, [0, 1]);
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn an_error_of_the_source_lets_nobody_on_before_the_consumer_has_it() {
+    explore(3, || {
+        let shared = Shared::new(3);
+        let other = beside(&shared, |it| {
+            let Reserve::Granted(slot) = it.queue.reserve(EVER) else { unreachable!("nobody has closed") };
+            it.queue.put(slot, Outcome::Break(7));
+            it.produce(1);
+        });
+        assert_eq!(shared.queue.pop(EVER), Pop::Broken(7));
+        shared.consume(1);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn submitted_items_find_a_worker_whoever_holds_the_queue_meanwhile() {
+    explore(2, || {
+        let shared = Shared::new(1);
+        let others = [beside(&shared, Shared::serve), beside(&shared, Shared::serve), beside(&shared, Shared::hold)];
+        shared.queue.submit(0);
+        shared.queue.submit(1);
+        assert_eq!(shared.queue.pop(EVER), Pop::Item(0));
+        assert_eq!(shared.queue.pop(EVER), Pop::Item(1));
+        shared.queue.close();
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}

@@ -1,0 +1,554 @@
+//! The ordered queue: order, bounds, holds, closing, errors and looks at what is buffered, alone and between threads.
+
+#![cfg(not(loom))]
+
+mod common;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::watchdog;
+use proptest::prelude::*;
+use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve, View};
+
+type Queue = OrderedQueue<usize>;
+
+/// An error among the numbers.
+const BROKEN: usize = 1_000_000;
+
+const NOW: Duration = Duration::ZERO;
+const LONG: Duration = Duration::from_secs(20);
+
+fn eventually(condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !condition() {
+        assert!(Instant::now() < deadline, "the condition did not come true in time");
+        thread::yield_now();
+    }
+}
+
+/// Makes `count` items in a thread, counting them, until somebody closes.
+fn produce(queue: &Arc<Queue>, count: usize) -> (Arc<AtomicUsize>, thread::JoinHandle<()>) {
+    let (queue, made) = (Arc::clone(queue), Arc::new(AtomicUsize::new(0)));
+    let counter = Arc::clone(&made);
+    let thread = thread::spawn(move || {
+        loop {
+            let slot = match queue.reserve(LONG) {
+                Reserve::Granted(slot) => slot,
+                Reserve::TimedOut => continue,
+                Reserve::Closed => return,
+            };
+            let item = counter.load(Ordering::SeqCst);
+            if item == count {
+                queue.put(slot, Outcome::End(None));
+                return;
+            }
+            counter.store(item + 1, Ordering::SeqCst);
+            queue.put(slot, Outcome::Item(item));
+        }
+    });
+    (made, thread)
+}
+
+fn reserved(queue: &Queue) -> u64 {
+    match queue.reserve(NOW) {
+        Reserve::Granted(slot) => slot,
+        other => panic!("no slot: {other:?}"),
+    }
+}
+
+fn push(queue: &Queue, outcome: Outcome<usize>) {
+    queue.put(reserved(queue), outcome);
+}
+
+fn claimed(queue: &Queue, busy: bool) -> (u64, usize) {
+    match queue.try_claim(|&item| (item, busy)) {
+        Claim::Given(slot, item) => (slot, item),
+        other => panic!("nothing to claim: {other:?}"),
+    }
+}
+
+fn buffered(queue: &Queue) -> Vec<usize> {
+    let mut found = Vec::new();
+    queue.for_each(|_, view| found.push(*view.content()));
+    found
+}
+
+#[test]
+fn items_arrive_in_order_and_then_the_end() {
+    let _watchdog = watchdog(60);
+    for capacity in [1, 2, 10] {
+        let queue = Arc::new(Queue::new(capacity, true));
+        let (_, producer) = produce(&queue, 5_000);
+        for item in 0..5_000 {
+            assert_eq!(queue.pop(LONG), Pop::Item(item));
+        }
+        assert_eq!(queue.pop(LONG), Pop::Ended);
+        assert_eq!(queue.pop(LONG), Pop::Ended);
+        producer.join().unwrap();
+    }
+}
+
+#[test]
+fn results_of_several_workers_arrive_in_the_order_of_the_slots_or_as_they_are_ready() {
+    let _watchdog = watchdog(60);
+    for in_order in [true, false] {
+        let (queue, source) = (Arc::new(Queue::new(5, in_order)), Arc::new(AtomicUsize::new(0)));
+        let workers: Vec<_> = (0..4)
+            .map(|_| {
+                let (queue, source) = (Arc::clone(&queue), Arc::clone(&source));
+                thread::spawn(move || {
+                    while let Reserve::Granted(slot) = queue.reserve(Duration::MAX) {
+                        let item = source.load(Ordering::Relaxed); // one worker is here at a time
+                        source.store(item + 1, Ordering::Relaxed);
+                        if item >= 2_000 {
+                            queue.put(slot, Outcome::End(None));
+                            return;
+                        }
+                        queue.leave_source(slot);
+                        (0..item % 7).for_each(|_| thread::yield_now());
+                        queue.put(slot, Outcome::Item(item));
+                    }
+                })
+            })
+            .collect();
+        let mut found = Vec::new();
+        while let Pop::Item(item) = queue.pop(LONG) {
+            found.push(item);
+        }
+        assert_eq!(found.is_sorted(), in_order);
+        found.sort_unstable();
+        assert_eq!(found, (0..2_000).collect::<Vec<_>>());
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    }
+}
+
+#[test]
+fn the_producer_is_never_more_than_the_capacity_ahead() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(3, true));
+    let (made, producer) = produce(&queue, 100);
+    for taken in 0..100 {
+        eventually(|| made.load(Ordering::SeqCst) == (taken + 3).min(100));
+        assert_eq!(queue.pop(LONG), Pop::Item(taken));
+    }
+    producer.join().unwrap();
+}
+
+#[test]
+fn a_longer_queue_lets_a_worker_on_that_waits_for_room() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(1, true));
+    let (made, producer) = produce(&queue, 3);
+    eventually(|| made.load(Ordering::SeqCst) == 1);
+    queue.set_capacity(4);
+    eventually(|| queue.len() == 4);
+    assert_eq!((queue.capacity(), queue.is_finished(), queue.pop(NOW)), (4, true, Pop::Item(0)));
+    producer.join().unwrap();
+}
+
+#[test]
+fn an_error_comes_at_its_place_and_others_after_it() {
+    let queue = Queue::new(4, true);
+    push(&queue, Outcome::Item(1));
+    push(&queue, Outcome::Error(BROKEN));
+    push(&queue, Outcome::Item(2));
+    assert_eq!(queue.pop(NOW), Pop::Item(1));
+    assert_eq!(queue.pop(NOW), Pop::Error(BROKEN));
+    assert_eq!(queue.pop(NOW), Pop::Item(2));
+    assert_eq!(queue.pop(NOW), Pop::TimedOut);
+}
+
+#[test]
+fn an_error_that_ends_the_stream_comes_once() {
+    let queue = Queue::new(4, true);
+    push(&queue, Outcome::End(Some(BROKEN)));
+    assert_eq!(queue.reserve(NOW), Reserve::Closed, "nothing is taken after it");
+    assert_eq!(queue.pop(NOW), Pop::Broken(BROKEN));
+    assert_eq!(queue.pop(NOW), Pop::Ended);
+}
+
+#[test]
+fn after_an_error_of_the_source_nothing_is_taken_before_the_consumer_has_it() {
+    for in_order in [true, false] {
+        let queue = Queue::new(4, in_order);
+        let first = reserved(&queue);
+        queue.leave_source(first);
+        push(&queue, Outcome::Break(BROKEN));
+        assert_eq!(queue.reserve(NOW), Reserve::TimedOut);
+        assert_eq!(queue.pop(NOW), Pop::TimedOut, "it comes behind what was taken before");
+        queue.put(first, Outcome::Item(1));
+        assert_eq!(queue.pop(NOW), Pop::Item(1));
+        assert_eq!(queue.reserve(NOW), Reserve::TimedOut);
+        assert_eq!(queue.pop(NOW), Pop::Broken(BROKEN));
+        push(&queue, Outcome::Item(2));
+        assert_eq!(queue.pop(NOW), Pop::Item(2));
+    }
+}
+
+#[test]
+fn one_worker_at_a_time_has_the_source_and_a_skipped_slot_makes_room() {
+    let queue = Queue::new(2, true);
+    let first = reserved(&queue);
+    assert_eq!(queue.reserve(NOW), Reserve::TimedOut);
+    queue.leave_source(first);
+    let second = reserved(&queue);
+    queue.skip(second);
+    assert_eq!((queue.len(), queue.is_empty()), (1, false));
+    push(&queue, Outcome::Item(3));
+    assert_eq!(queue.reserve(NOW), Reserve::TimedOut, "full");
+    queue.skip(first);
+    assert_eq!(queue.pop(NOW), Pop::Item(3), "who waited for the skipped slot is next");
+}
+
+#[test]
+fn closing_frees_a_producer_that_waits_for_room() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(1, true));
+    let (made, producer) = produce(&queue, 10);
+    eventually(|| made.load(Ordering::SeqCst) == 1);
+    queue.close();
+    producer.join().unwrap();
+    assert_eq!(queue.pop(LONG), Pop::Closed);
+}
+
+#[test]
+fn an_item_that_was_being_made_while_the_queue_closed_is_kept() {
+    let queue = Queue::new(2, true);
+    let slot = reserved(&queue);
+    queue.close();
+    assert!(!queue.wait_still(NOW));
+    queue.put(slot, Outcome::Item(7));
+    assert!(queue.wait_still(NOW));
+    assert_eq!(buffered(&queue), [7]);
+    assert_eq!(queue.reserve(NOW), Reserve::Closed);
+}
+
+#[test]
+fn a_hold_waits_for_the_item_in_the_making_and_gives_up_in_time() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(2, true));
+    let slot = reserved(&queue);
+    let still = queue.hold();
+    assert!(!still.wait(Duration::from_millis(5)));
+    let waiting = thread::spawn({
+        let queue = Arc::clone(&queue);
+        move || queue.hold().wait(LONG)
+    });
+    queue.put(slot, Outcome::Item(1));
+    assert!(waiting.join().unwrap());
+    assert!(queue.is_held());
+    assert_eq!(queue.reserve(Duration::from_millis(5)), Reserve::TimedOut);
+    assert_eq!(queue.pop(NOW), Pop::Item(1), "what is buffered can be read while it is held");
+    assert_eq!(queue.pop(Duration::from_millis(5)), Pop::TimedOut);
+    drop(still);
+    reserved(&queue);
+}
+
+#[test]
+fn the_producer_goes_on_behind_the_last_of_several_holds() {
+    let queue = Queue::new(2, true);
+    let (first, second) = (queue.hold(), queue.hold());
+    drop(first);
+    assert!(queue.is_held());
+    assert_eq!(queue.reserve(NOW), Reserve::TimedOut, "the other one still counts on it");
+    drop(second);
+    reserved(&queue);
+}
+
+#[test]
+fn a_worker_that_has_left_the_source_is_not_waited_for_and_keeps_its_slot() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(1, true));
+    let slot = reserved(&queue);
+    let still = queue.hold();
+    queue.leave_source(slot);
+    queue.leave_source(slot); // once is enough
+    assert!(still.wait(LONG));
+    assert_eq!(buffered(&queue), []);
+    queue.put(slot, Outcome::Item(1));
+    assert_eq!(queue.pop(NOW), Pop::Item(1));
+    assert_eq!(queue.reserve(Duration::from_millis(5)), Reserve::TimedOut, "still held");
+}
+
+#[test]
+fn a_hold_amid_a_stream_shows_every_item_made_and_loses_none() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(4, true));
+    let (made, producer) = produce(&queue, 2_000);
+    for taken in 0..2_000 {
+        if taken % 7 == 0 {
+            let still = queue.hold();
+            assert!(still.wait(LONG));
+            assert_eq!(buffered(&queue), (taken..made.load(Ordering::SeqCst)).collect::<Vec<_>>());
+        }
+        assert_eq!(queue.pop(LONG), Pop::Item(taken));
+    }
+    assert_eq!(queue.pop(LONG), Pop::Ended);
+    producer.join().unwrap();
+}
+
+#[test]
+fn appended_outcomes_come_first_and_an_appended_end_keeps_the_producer_out() {
+    let queue = Queue::new(1, true);
+    for item in 1..=3 {
+        queue.append(Outcome::Item(item));
+    }
+    assert_eq!(queue.reserve(NOW), Reserve::TimedOut, "over the capacity");
+    queue.append(Outcome::End(Some(BROKEN)));
+    assert_eq!(queue.len(), 4);
+    assert_eq!(queue.reserve(NOW), Reserve::Closed);
+    for item in 1..=3 {
+        assert_eq!(queue.pop(NOW), Pop::Item(item));
+    }
+    assert_eq!(queue.pop(NOW), Pop::Broken(BROKEN));
+}
+
+#[test]
+fn submitted_items_are_claimed_in_order_and_their_results_given_in_order() {
+    let queue = Queue::new(1, true);
+    (1..=3).for_each(|item| queue.submit(item));
+    let (first, second) = (claimed(&queue, true), claimed(&queue, false));
+    assert_eq!((first.1, second.1), (1, 2));
+    assert_eq!(queue.put(second.0, Outcome::Error(BROKEN)), Some(2), "the copy is given back");
+    let mut seen = Vec::new();
+    queue.for_each(|_, view| {
+        seen.push(match view {
+            View::Running(&item) => ("running", item),
+            View::Error(&item) => ("error", item),
+            View::Waiting(&item) => ("waiting", item),
+            View::Item(&item) | View::Broken(&item) => ("else", item),
+        });
+    });
+    assert_eq!(seen, [("running", 1), ("error", BROKEN), ("waiting", 3)]);
+    assert_eq!(queue.pop(NOW), Pop::TimedOut);
+    queue.put(first.0, Outcome::Item(10));
+    assert_eq!((queue.pop(NOW), queue.pop(NOW), queue.pop(NOW)), (Pop::Item(10), Pop::Error(BROKEN), Pop::TimedOut));
+}
+
+#[test]
+fn a_hold_keeps_submitted_items_waiting_and_waits_for_those_that_may_be_changed() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(1, true));
+    (1..=3).for_each(|item| queue.submit(item));
+    let ((changing, _), (plain, _)) = (claimed(&queue, true), claimed(&queue, false));
+    let still = queue.hold();
+    assert!(!still.wait(NOW));
+    assert!(!queue.wait_claimable(NOW));
+    assert_eq!(queue.try_claim(|&item| (item, true)), Claim::TimedOut);
+    queue.put(changing, Outcome::Item(1));
+    assert!(still.wait(NOW), "the other item cannot be changed");
+    let worker = thread::spawn({
+        let queue = Arc::clone(&queue);
+        move || queue.wait_claimable(LONG)
+    });
+    drop(still);
+    assert!(worker.join().unwrap());
+    assert_eq!(claimed(&queue, true).1, 3);
+    queue.put(plain, Outcome::Item(2));
+    queue.close();
+    assert_eq!(queue.try_claim(|&item| (item, true)), Claim::Closed);
+}
+
+#[test]
+fn draining_takes_all_but_what_is_worked_at_and_remembers_the_end() {
+    let queue = Queue::new(3, true);
+    push(&queue, Outcome::Item(1));
+    let slot = reserved(&queue);
+    queue.leave_source(slot);
+    push(&queue, Outcome::Item(2));
+    (3..=4).for_each(|item| queue.submit(item));
+    let (claimed, _) = claimed(&queue, true);
+    assert_eq!(queue.drain(), [1, 2, 3, 4]);
+    assert_eq!(queue.len(), 2);
+    queue.skip(claimed);
+    queue.put(slot, Outcome::Item(4));
+    push(&queue, Outcome::End(None));
+    assert_eq!(queue.drain(), [4]);
+    assert_eq!(queue.pop(NOW), Pop::Ended);
+}
+
+#[test]
+fn contents_are_exchanged_unless_somebody_is_at_them() {
+    let queue = Queue::new(5, true);
+    queue.append(Outcome::Item(0));
+    (1..=3).for_each(|item| queue.submit(item));
+    let (first, _) = claimed(&queue, true);
+    let (second, _) = claimed(&queue, true);
+    queue.put(second, Outcome::Error(2));
+    let mut slots = Vec::new();
+    queue.for_each(|slot, _| slots.push(slot));
+    let former: Vec<_> = slots.iter().map(|&slot| queue.exchange(slot, 100)).collect();
+    assert_eq!(former, [0, 100, 2, 3], "the second is worked at, and the new content comes back");
+    assert_eq!(buffered(&queue), [100, 1, 100, 100]);
+    queue.put(first, Outcome::Item(1));
+    assert_eq!(queue.exchange(99, 7), 7);
+}
+
+#[test]
+fn memory_follows_what_is_buffered_and_not_the_capacity() {
+    let queue = Queue::new(usize::MAX, true);
+    push(&queue, Outcome::Item(1));
+    push(&queue, Outcome::Item(2));
+    assert_eq!((queue.capacity(), queue.len()), (usize::MAX, 2));
+    assert_eq!((queue.pop(NOW), queue.pop(NOW), queue.pop(NOW)), (Pop::Item(1), Pop::Item(2), Pop::TimedOut));
+}
+
+#[test]
+fn the_longest_wait_that_there_is_ends_with_what_is_waited_for() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(1, true));
+    let (_, producer) = produce(&queue, 1);
+    assert_eq!(queue.pop(Duration::MAX), Pop::Item(0));
+    let still = queue.hold();
+    assert!(still.wait(Duration::MAX));
+    drop(still);
+    producer.join().unwrap();
+    assert_eq!(queue.reserve(Duration::MAX), Reserve::Closed);
+}
+
+#[test]
+fn waiting_takes_nothing_out_and_says_whether_there_is_something() {
+    let queue = Queue::new(2, true);
+    assert!(!queue.wait_filled(Duration::from_millis(5)));
+    push(&queue, Outcome::Item(1));
+    assert!(queue.wait_filled(NOW));
+    assert_eq!(queue.len(), 1);
+    assert_eq!(queue.try_pop(), Pop::Item(1));
+    push(&queue, Outcome::End(None));
+    assert!(queue.wait_filled(NOW));
+    assert_eq!(queue.try_pop(), Pop::Ended);
+    assert!(queue.wait_filled(NOW), "the end stays");
+}
+
+#[test]
+fn closing_frees_consumers_that_wait_for_an_item() {
+    let _watchdog = watchdog(60);
+    let queue = Arc::new(Queue::new(1, true));
+    let waiting: Vec<_> = (0..2)
+        .map(|_| {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || queue.pop(Duration::MAX))
+        })
+        .collect();
+    eventually(|| queue.is_awaited());
+    queue.close();
+    waiting.into_iter().for_each(|one| assert_eq!(one.join().unwrap(), Pop::Closed));
+}
+
+#[test]
+fn a_consumer_that_waits_after_there_was_no_room_has_lacked_it() {
+    let queue = Queue::new(1, true);
+    assert!(!queue.wait_filled(Duration::from_millis(1)));
+    push(&queue, Outcome::Item(1));
+    assert_eq!(queue.reserve(Duration::from_millis(1)), Reserve::TimedOut);
+    assert!(!queue.has_lacked());
+    assert_eq!(queue.pop(NOW), Pop::Item(1));
+    assert_eq!(queue.pop(Duration::from_millis(1)), Pop::TimedOut);
+    assert_eq!((queue.has_lacked(), queue.has_lacked()), (true, false));
+}
+
+#[test]
+fn looking_at_all_that_is_buffered_stops_where_it_is_told() {
+    let queue = Queue::new(2, true);
+    (1..=3).for_each(|item| queue.append(Outcome::Item(item)));
+    let mut seen = Vec::new();
+    let stopped = queue.try_for_each(|_, view| {
+        seen.push(*view.content());
+        if seen.len() == 2 { Err("enough") } else { Ok(()) }
+    });
+    assert_eq!((stopped, seen, queue.len()), (Err("enough"), vec![1, 2], 3));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push,
+    Pop,
+    Hold,
+    LetGo(usize),
+    Look,
+    Drain,
+    Fail,
+    Close,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => Just(Step::Push),
+        8 => Just(Step::Pop),
+        1 => Just(Step::Hold),
+        2 => any::<usize>().prop_map(Step::LetGo),
+        2 => Just(Step::Look),
+        1 => Just(Step::Drain),
+        1 => Just(Step::Fail),
+        1 => Just(Step::Close),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_sequence_of_calls_agrees_with_a_plain_model(
+        capacity in 1usize..5,
+        steps in prop::collection::vec(step(), 0..80),
+    ) {
+        let queue = Queue::new(capacity, true);
+        let mut model: VecDeque<usize> = VecDeque::new();
+        let (mut made, mut failed, mut closed, mut ended) = (0, false, false, false);
+        let mut holds = Vec::new();
+        for step in steps {
+            match step {
+                Step::Push | Step::Fail => {
+                    let fails = matches!(step, Step::Fail);
+                    let item = if fails { BROKEN } else { made };
+                    let answer = queue.reserve(NOW);
+                    if let Reserve::Granted(slot) = answer {
+                        prop_assert!(!closed && !failed && holds.is_empty() && model.len() < capacity);
+                        queue.put(slot, if fails { Outcome::End(Some(item)) } else { Outcome::Item(item) });
+                        failed = fails;
+                        model.push_back(item);
+                        made += 1;
+                    } else {
+                        prop_assert_eq!(answer == Reserve::Closed, closed || failed);
+                        prop_assert!(closed || failed || !holds.is_empty() || model.len() >= capacity);
+                    }
+                }
+                Step::Pop => {
+                    let expected = if ended {
+                        Pop::Ended
+                    } else if closed {
+                        Pop::Closed
+                    } else {
+                        match model.pop_front() {
+                            Some(BROKEN) => {
+                                ended = true;
+                                Pop::Broken(BROKEN)
+                            }
+                            Some(item) => Pop::Item(item),
+                            None => Pop::TimedOut,
+                        }
+                    };
+                    prop_assert_eq!(queue.pop(NOW), expected);
+                }
+                Step::Hold => {
+                    let still = queue.hold();
+                    prop_assert!(still.wait(NOW));
+                    holds.push(still);
+                }
+                Step::LetGo(which) => drop((!holds.is_empty()).then(|| holds.swap_remove(which % holds.len()))),
+                Step::Look => prop_assert_eq!(buffered(&queue), model.iter().copied().collect::<Vec<_>>()),
+                Step::Drain => {
+                    prop_assert_eq!(queue.drain(), model.drain(..).collect::<Vec<_>>());
+                    ended |= failed;
+                }
+                Step::Close => {
+                    queue.close();
+                    closed = true;
+                }
+            }
+            prop_assert_eq!(queue.len(), model.len());
+        }
+    }
+}
