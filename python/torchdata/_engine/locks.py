@@ -35,7 +35,7 @@ def _take_imports() -> None:
 
 
 def _renew_streams() -> None:
-    """Gives the buffers of a forked child's standard streams new locks. They are empty then: main writes what they held."""
+    """Gives the buffers of a forked child's standard streams new locks. They are empty: main writes what they held."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
