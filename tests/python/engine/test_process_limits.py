@@ -84,7 +84,7 @@ PROGRAM = """
                 attempt(method, graph, room)
                 sys.exit()
             os.wait()
-            until = time.monotonic() + 5
+            until = time.monotonic() + 30
             # What lost its parent and has ended stays until the system's first process has looked.
             while left := [pid for pid, (state, _) in mine().items() if pid != os.getpid() and state not in "ZX"]:
                 assert time.monotonic() < until, f"left behind: {left}"

@@ -163,7 +163,7 @@ def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, it
     began = time.monotonic()
     with pytest.raises(WorkerExitedError, match=how) as caught:
         next(iterator)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 30
     assert isinstance(caught.value, RuntimeError)
     assert "DataLoader worker (pid(s)" in str(caught.value)
     assert caught.value.worker == 0
