@@ -2,7 +2,7 @@
 //!
 //! Role: every decision of the protocol stands here. Rings, bells and pumps only carry it out: they show these machines
 //! what they read, and do what these say. So the same code runs between real processes and in the model checker
-//! (`tests/protocol.rs`), which visits every interleaving of small loaders.
+//! (`tests/protocol/`), which visits every interleaving of small loaders.
 //!
 //! | machine | of whom | decides |
 //! | --- | --- | --- |
