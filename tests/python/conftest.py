@@ -132,7 +132,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _build_site(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
     command = [sys.executable, str(Path(__file__).resolve().parents[2] / "tools/build_site.py"), str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=folder, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 

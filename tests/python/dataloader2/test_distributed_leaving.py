@@ -155,7 +155,7 @@ def test_a_process_that_ends_in_the_middle_of_an_epoch_says_nothing(tmp_path: Pa
     with gloo_job(tmp_path, body) as job:
         assert job.outcomes() == [0, 1]
         for process in job.processes:
-            assert process.communicate(timeout=60)[0] == ""
+            assert process.communicate(timeout=250)[0] == ""
             assert process.returncode == 0
 
 

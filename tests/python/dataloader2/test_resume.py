@@ -327,7 +327,7 @@ print(json.dumps(found))
 
 def test_snapshots_of_any_size_reach_main_whole():
     """Inline in a unit up to 4 KiB, else in a block; also the dispatching process's, on their way through a worker."""
-    run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=100)
+    run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
     for whose, sizes in json.loads(run.stdout).items():
         assert sum(size < 4096 for size in sizes) > 2, (whose, sizes)

@@ -337,7 +337,7 @@ def test_four_workers_need_few_descriptors_and_nothing_in_dev_shm(script, prefix
         """
     )
     arguments = [Path(__file__).parents[1] / "support", *["small"] * bool(prefix)]
-    out, err = (process := run_script(path, *arguments, prefix=prefix)).communicate(timeout=60)
+    out, err = (process := run_script(path, *arguments, prefix=prefix)).communicate(timeout=250)
     assert (process.returncode, out, err) == (0, "done\n", "")
 
 
@@ -595,7 +595,7 @@ def test_how_one_has_died_whose_fork_server_died_before_is_told_where_it_is_left
     """As it is to the first process of a container."""
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(ORPHAN))
-    done = subprocess.run([sys.executable, path, main], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, path, main], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert re.match(told, done.stdout), done.stdout
     assert not done.stderr

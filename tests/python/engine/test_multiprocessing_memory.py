@@ -184,7 +184,7 @@ def test_256_workers_start_with_1024_descriptors(tmp_path):
             """
         )
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
@@ -213,7 +213,7 @@ def run_in_small_tmpdir(tmp_path, body):
     )
     environment = {**os.environ, "TORCHDATA_PORTABLE": "1", "TMPDIR": str(full), "FULL": str(full)}
     return subprocess.run(
-        [*FULL_TMPDIR, sys.executable, script], env=environment, capture_output=True, text=True, timeout=60
+        [*FULL_TMPDIR, sys.executable, script], env=environment, capture_output=True, text=True, timeout=250
     )
 
 

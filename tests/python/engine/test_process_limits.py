@@ -128,7 +128,7 @@ def _run(path, home, user, method, graph, rooms):
         "TMPDIR": str(home),
     }
     program = [*command, sys.executable, str(path), method, graph, *map(str, rooms)]
-    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=100, cwd=home)
+    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=250, cwd=home)
     assert done.returncode == 0, done.stderr
     attempts = [json.loads(line) for line in done.stdout.splitlines()]
     assert [attempt["room"] for attempt in attempts] == list(rooms), done.stderr

@@ -95,7 +95,7 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     # The package under test, wherever the run found it.
     environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
     command = [sys.executable, "-W", "error", str(script)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
     assert (run.returncode, run.stderr) == (0, "")
     # In what is shown, `...` stands for whatever differs from machine to machine.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout

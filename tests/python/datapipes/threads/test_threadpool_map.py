@@ -428,7 +428,7 @@ def test_the_interpreter_exits_amid_an_iteration_also_while_a_call_blocks(functi
         f"pipe = IterableWrapper([0] + [50] * 50).threadpool_map(lambda item: item if not item else {function}(item))\n"
         f"iterator = iter(pipe)\nnext(iterator)\n{ending}\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -448,7 +448,7 @@ def test_control_c_ends_a_wait_for_a_result_and_loses_nothing() -> None:
         "except KeyboardInterrupt:\n    print(time.monotonic() - begun < 50)\n"
         "gate.set()\nprint(list(iterator), flush=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert (done.stdout, done.stderr, done.returncode) == ("True\n[0, 1, 2]\n", "", 0)
 
 
