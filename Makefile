@@ -45,7 +45,24 @@ demo: $(STAMPS)/build ## Train a classifier on real images through two worker pr
 	$(BIN)/python -m torchdata.demo $(ARGS)
 
 .PHONY: test
-test: lint test-rust test-loom test-python test-portable ## Every check that a change must pass; CI runs this target
+test: say-test lint test-rust test-loom test-python test-portable ## Every check that a change must pass, in 15 minutes; CI runs this target
+	@$(call say_what_ran,test)
+
+.PHONY: check
+check: say-check lint test-rust test-unit ## Lint, Rust tests and the Python tests without processes, in 3 minutes
+	@$(call say_what_ran,check)
+
+.PHONY: say-test say-check
+say-test: $(STAMPS)/venv
+	@$(call say_begin,test,15)
+say-check: $(STAMPS)/venv
+	@$(call say_begin,check,3)
+
+# What ran is left in RAN, a file for each part; `tools/tally.py` reads these.
+RAN := target/ran
+say_begin = rm -rf $(RAN) && mkdir -p $(RAN) && echo "make $(1): about $(2) minutes on two idle cores; what .venv and target lack takes \
+  some more minutes once" && date +%s > $(RAN)/began
+say_what_ran = $(BIN)/python tools/tally.py $(1) $(RAN)
 
 ##@ Set-up
 
@@ -65,7 +82,7 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
-	VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --release --locked --extras demo
+	PIP_QUIET=1 VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --release --locked --extras demo
 	touch $@
 
 # PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
@@ -119,40 +136,49 @@ stubtest: setup ## Hold _native.pyi against the extension as it was built
 
 .PHONY: test-rust
 test-rust: $(STAMPS)/venv ## The engine: cargo test
-	mkdir -p target
-	cargo test --workspace $(ARGS) 2>&1 | tee target/test-rust.log
-	@$(call some_ran,target/test-rust.log)
+	mkdir -p $(RAN)
+	cargo test --workspace $(ARGS) 2>&1 | tee $(RAN)/rust.log
+	@$(call some_ran,$(RAN)/rust.log)
 
 # Interleavings explode, so loom runs optimised; without LTO and in a folder of its own, as its flags rebuild everything.
 .PHONY: test-loom
 test-loom: ## The engine's lock-free parts under every interleaving: loom
 	@ls tests/loom_*.rs > /dev/null
-	mkdir -p target
+	mkdir -p $(RAN)
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom CARGO_PROFILE_RELEASE_LTO=off \
 	  CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
-	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee target/test-loom.log
-	@$(call some_ran,target/test-loom.log)
+	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee $(RAN)/loom.log
+	@$(call some_ran,$(RAN)/loom.log)
 
 # Tests of processes mostly wait, so three files of them run side by side; two of those of worker processes, beside each
 # other only. But these, which watch the clock as well, run one by one.
 WATCHING = $(addprefix tests/python/engine/,test_multiprocessing_interrupts.py test_multiprocessing_sigchld.py test_chaos.py)
 WORKERS  = $(filter-out $(WATCHING),$(wildcard tests/python/engine/test_multiprocessing*.py))
 
+PYTEST   = $(BIN)/python -m pytest --junitxml=$(RAN)
+
 .PHONY: test-python
 test-python: setup ## The facade: pytest
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -n 2 -m 'not alone'
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m alone $(addprefix --ignore=,$(WORKERS) $(WATCHING))
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(WORKERS)
-	$(BIN)/python -m pytest $(WATCHING)
+	$(PYTEST)/beside.xml -n 2 -m 'not alone'
+	$(PYTEST)/alone.xml -n 3 --dist loadfile -m alone $(addprefix --ignore=,$(WORKERS) $(WATCHING))
+	$(PYTEST)/workers.xml -n 2 --dist loadfile $(WORKERS)
+	$(PYTEST)/watching.xml $(WATCHING)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-# Signals are handled in Python, alike on both backings: their tests, which take long, run once.
+.PHONY: test-unit
+test-unit: setup ## Those of them in files that start no process
+	$(PYTEST)/unit.xml -n 2 -m unit $(ARGS)
+
+# What the fallback does in its own way: files in place of memory, naps in place of wake-ups, deaths seen by looking, and
+# descriptors that stay. The tests of all else of the worker processes (signals, locks, exceptions, …) run once.
+PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _deaths.py _forks.py _memory.py _protocol.py)
+
 .PHONY: test-portable
-test-portable: setup ## The worker tests once more, on the engine's portable fallback
-	TORCHDATA_PORTABLE=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(WORKERS) $(ARGS)
+test-portable: setup ## The tests of waiting, memory and deaths once more, on the engine's portable fallback
+	TORCHDATA_PORTABLE=1 $(PYTEST)/portable.xml -n 2 --dist loadfile $(PORTABLE) $(ARGS)
 
 # Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.12 3.14" …
 PYTHONS ?= 3.12 3.13

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,19 +52,39 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: Names that stand in files whose tests start processes. All other files are of unit tests.
+STARTS = re.compile(
+    r"subprocess|multiprocessing|MultiProcessing|num_workers|os\.fork|process_checks|_job\b|check_loader"
+)
+
+
+def runs_alone(path: Path) -> bool:
+    """Whether the file may have tests that are not to run beside other ones."""
+    return path.stem.startswith(ALONE) or "mark.alone" in path.read_text(encoding="utf-8")
+
+
+def is_unit(path: Path) -> bool:
+    """Whether the file has tests that start no process."""
+    return not runs_alone(path) and STARTS.search(path.read_text(encoding="utf-8")) is None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only tests that run alone are wanted, leaves out files that have none: most of the time went into them."""
-    if config.option.markexpr != "alone" or not collection_path.match("test_*.py"):
+    """Leaves files out that have no test of the kind that is wanted: their imports take longer than the tests."""
+    has_some = {"alone": runs_alone, "unit": is_unit}.get(config.option.markexpr)
+    if has_some is None or not collection_path.match("test_*.py"):
         return None
-    runs_alone = collection_path.stem.startswith(ALONE) or "mark.alone" in collection_path.read_text(encoding="utf-8")
-    return None if runs_alone else True
+    return None if has_some(collection_path) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is not to run beside other tests."""
+    """Marks tests that do not run beside other ones, and tests that start no process."""
     for item in items:
         if item.path.stem.startswith(ALONE):
             item.add_marker("alone")
+    for path, tests in itertools.groupby(items, key=lambda item: item.path):
+        if is_unit(path):
+            for item in tests:
+                item.add_marker("unit")
 
 
 @pytest.fixture
@@ -110,7 +132,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _build_site(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
     command = [sys.executable, str(Path(__file__).resolve().parents[2] / "tools/build_site.py"), str(folder)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=folder, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 

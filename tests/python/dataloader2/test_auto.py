@@ -17,10 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import random_auto
 from pressing import interrupts_raise, pressed  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401
-from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.error import WorkerExitedError
@@ -307,14 +305,6 @@ def test_functions_that_draw_random_numbers_are_known_by_their_code():
 
 
 # -- the order stays ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", [1, 11, 21])
-def test_the_order_is_that_of_a_fixed_number_over_random_pipelines(monkeypatch, first):
-    monkeypatch.setattr(snapshots, "SECONDS", snapshots.SECONDS)  # which plans set
-    monkeypatch.setattr(snapshots, "FACTOR", snapshots.FACTOR)
-    for seed in range(first, first + 5):
-        random_auto.check(random_auto.AutoPlan(seed))
 
 
 @pytest.mark.parametrize("kind", ["batches", "dispatched"])

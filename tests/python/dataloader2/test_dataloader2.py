@@ -384,7 +384,7 @@ builtins.kept = loader
 
 
 def test_the_interpreters_exit_shuts_down():
-    done = subprocess.run([sys.executable, "-c", EXITING], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", EXITING], capture_output=True, text=True, timeout=250)
     assert (done.stdout, done.stderr, done.returncode) == ("finalized\n", "", 0)
 
 

@@ -61,7 +61,7 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """What came of the jobs."""
     results = folder / "results.json"
     command = [sys.executable, str(SCRIPT), "--lanes", "3", "--results", str(results), *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment_of_ranks())
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment_of_ranks())
     assert run.returncode in (0, 1), run.stdout + run.stderr
     return [json.loads(line) for line in results.read_text().splitlines()]
 

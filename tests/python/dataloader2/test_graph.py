@@ -229,13 +229,14 @@ def test_traversal_does_not_serialise_and_takes_no_time_over_data():
         held = [threading.Lock(), file, Unpicklable(), np.zeros(2 << 30, dtype=np.uint8)]
         end = Reader(source())
         end.more = held
-        times = []
+        times = {"without": [], "with": []}
         for _ in range(20):
-            begin = time.perf_counter()
-            graph = traverse_dps(end)
-            times.append(time.perf_counter() - begin)
+            for name, pipe in (("without", Reader(source())), ("with", end)):
+                begin = time.perf_counter()
+                graph = traverse_dps(pipe)
+                times[name].append(time.perf_counter() - begin)
     assert len(list_dps(graph)) == 2
-    assert min(times) < 1e-3
+    assert min(times["with"]) < 20 * min(times["without"])
 
 
 def test_pipes_before_a_sharding_filter_get_shared_seeds_and_others_their_own():

@@ -93,7 +93,7 @@ if __name__ == "__main__":
 
 
 def printed(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

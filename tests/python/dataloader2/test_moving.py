@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import random_elastic
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
@@ -184,13 +183,6 @@ def test_before_the_first_item_any_pipeline_moves() -> None:
         state = stopped(pipe(), services[0], 0)
         with loader(pipe(), services[1], state) as made, loader(pipe(), services[2]) as other:
             assert list(made) == list(other)
-
-
-@pytest.mark.parametrize("seed", [3, 7, 15, 31, 49, 54, 57, 59])
-def test_random_loaders_that_move_go_on_as_the_model_says(seed: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        random_elastic.check(random_elastic.Plan(seed, moving=True))
 
 
 @pytest.mark.parametrize("ahead", ["prefetch", "threadpool_map"])

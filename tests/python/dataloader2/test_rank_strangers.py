@@ -68,7 +68,7 @@ def test_a_flood_without_the_secret_costs_no_memory_and_no_time():
         begun = time.monotonic()
         what, ranks, _ = meeting.open(0.5)
         assert (what, ranks) == ("absent", [1])
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 30
     finally:
         over.set()
         thread.join()

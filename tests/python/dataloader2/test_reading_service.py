@@ -347,7 +347,7 @@ def test_ranks_share_the_order_and_divide_the_items(tmp_path):
         )
         for rank in range(2)
     ]
-    printed = [rank.communicate(timeout=100)[0] for rank in ranks]
+    printed = [rank.communicate(timeout=250)[0] for rank in ranks]
     epochs = [eval("[" + text.replace("] [", "], [") + "]") for text in printed]
     for epoch in zip(*epochs, strict=True):
         assert sorted(epoch[0] + epoch[1]) == list(range(10))

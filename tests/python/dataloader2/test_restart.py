@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 
-import random_restart
 from leftovers import children, descendants
 from one_rank import Alone
 from process_checks import (  # noqa: F401 - a fixture
@@ -62,6 +62,30 @@ def test_the_order_of_thousands_of_items_survives_processes_that_are_killed(disp
                     os.kill(dice.choice(pids_of(loader)), signal.SIGKILL)
             assert got == expected[epoch]
         assert loader.stats().restarts > 0
+
+
+def tagged(worker, item):
+    return worker, item
+
+
+def tag(pipe, info):
+    return pipe.map(partial(tagged, info.worker_id))
+
+
+def by_worker(items):
+    return {worker: [item for of, item in items if of == worker] for worker, _ in items}
+
+
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_out_of_order_each_worker_gives_its_items_in_their_order_whoever_is_killed(dispatched):
+    options = {"in_order": False, "worker_init_fn": tag}
+    with restarting(pipeline(300, dispatched), **options) as loader:
+        got = []
+        for item in loader:
+            got.append(item)
+            if len(got) in (10, 41, 70, 95):
+                os.kill(pids_of(loader)[len(got) % (2 + dispatched)], signal.SIGKILL)
+    assert by_worker(got) == by_worker(undisturbed(pipeline(300, dispatched), **options)[0])
 
 
 SPAWNED = [("spawn", False), *((method, True) for method in METHODS if method != "fork")]
@@ -368,7 +392,7 @@ def test_a_loader_can_be_shut_down_whenever_a_process_dies():
             next(iterator)
         started = time.monotonic()
         loader.shutdown()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30
         assert all(map(is_gone, before))
 
 
@@ -419,12 +443,3 @@ def test_without_restarts_no_process_is_kept_for_them():
     with restarting(pipeline(20)) as loader:
         next(iter(loader))
         assert len(set(children()) - set(pids_of(loader))) == 1
-
-
-@pytest.mark.parametrize("first", [1, 5])
-def test_random_loaders_give_the_same_whoever_is_killed(first, monkeypatch):
-    monkeypatch.setattr(snapshots, "SECONDS", 0.0)  # put back afterwards
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
-    warnings.filterwarnings("ignore", "the main process holds")
-    for seed in range(first, first + 4):
-        random_restart.check(random_restart.Plan(seed))

@@ -16,7 +16,7 @@ import warnings
 import numpy as np
 import pytest
 
-import random_resume
+import random_pipelines
 from one_rank import Alone
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import (
@@ -176,7 +176,7 @@ def test_a_state_of_some_items_ago_brings_them_again(service):
 @pytest.mark.parametrize("service", ["none", "in process", "workers"])
 def test_items_ago_in_the_first_epoch_behind_a_loaded_one_know_what_outlived_that(service):
     def made():
-        return DataLoader2(random_resume.Summed(IterableWrapper(range(6))), reading_service=SERVICES[service]())
+        return DataLoader2(random_pipelines.Summed(IterableWrapper(range(6))), reading_service=SERVICES[service]())
 
     with made() as loader:
         loader.seed(3)
@@ -280,7 +280,7 @@ def test_another_thread_saves_while_main_reads(service):
 @pytest.mark.parametrize("budget", [0, 1 << 20])
 def test_full_arenas_and_none_only_make_snapshots_rarer(dispatched, budget, recwarn):
     def large():
-        return pipeline(dispatched).map(random_resume.large)
+        return pipeline(dispatched).map(random_pipelines.large)
 
     warnings.filterwarnings("default", "the main process holds .* more than the memory budget")
     loader, iterator, _ = begun(workers(memory_budget=budget), large, items=7)
@@ -327,7 +327,7 @@ print(json.dumps(found))
 
 def test_snapshots_of_any_size_reach_main_whole():
     """Inline in a unit up to 4 KiB, else in a block; also the dispatching process's, on their way through a worker."""
-    run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=100)
+    run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
     for whose, sizes in json.loads(run.stdout).items():
         assert sum(size < 4096 for size in sizes) > 2, (whose, sizes)
@@ -500,15 +500,6 @@ def test_a_program_that_is_killed_while_it_saves_goes_on_from_its_last_file(tmp_
         while len(whole) < len(once):
             whole += [repr(item) for item in loader]
     assert once == whole[: len(once)]
-
-
-@pytest.mark.filterwarnings("ignore:the main process holds")
-@pytest.mark.parametrize("first", range(1, 61, 15))
-def test_random_loaders_go_on_as_if_nothing_had_happened(first, monkeypatch):
-    monkeypatch.setattr(snapshots, "SECONDS", 0.0)  # put back afterwards
-    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
-    for seed in range(first, first + 15):
-        random_resume.check(random_resume.Plan(seed))
 
 
 def test_a_state_is_described_in_words_and_items_are_skipped():

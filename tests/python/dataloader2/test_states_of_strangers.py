@@ -345,6 +345,6 @@ def test_two_thousand_damaged_states_end_in_an_error_or_go_on_within_memory_and_
         cwd=Path(__file__).parents[1] / "support",
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -42,7 +42,7 @@ def test_a_cell_of_a_notebook_that_is_run_again_replaces_its_class(torch: str) -
     if torch == "with torch":
         pytest.importorskip("torch")
     command = [sys.executable, "-W", "error", "-c", CELLS, torch]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout.splitlines()[:2] == ["[20] True", "[30] True"]
     assert done.stdout.splitlines()[2:] == (["[30]"] if torch == "with torch" else [])
 

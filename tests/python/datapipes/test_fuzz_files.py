@@ -16,6 +16,6 @@ def test_whatever_is_read_of_others_ends_in_data_or_in_an_error_that_was_promise
         cwd=SUPPORT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
     )
     assert run.returncode == 0, run.stdout + run.stderr

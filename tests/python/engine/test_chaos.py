@@ -13,7 +13,6 @@ from seeds import try_seeds
 SEEDS = {method: range(first, first + 6) for method, first in zip(METHODS, (10_000, 20_000, 30_000), strict=True)}
 
 
-@pytest.mark.timeout(300)  # many runs, each with a watchdog of its own
 @pytest.mark.parametrize("method", METHODS)
 def test_whoever_is_killed_stopped_or_interrupted_main_knows_and_nothing_is_left(method):
     try_seeds(

@@ -379,5 +379,5 @@ def test_reducers_that_users_registered_are_honoured(way, kind):
     # In a process of its own: the codec remembers, for good, by which way objects of a type go.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", REDUCERS, way, kind]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
     assert run.returncode == 0, run.stderr

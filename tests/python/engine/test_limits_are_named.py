@@ -47,7 +47,7 @@ def test_an_error_names_the_limit_and_the_way_out(limit, workers, value, environ
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     assert all(word in done.stdout for word in words), done.stdout

@@ -90,5 +90,5 @@ def test_a_child_is_told_once_and_what_its_program_sets_stays(tmp_path):
     )
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=250, env=environment)
     assert (done.stdout, done.stderr) == ("['MainThread', 'torchdata-early-watch'] 1234\n", "")

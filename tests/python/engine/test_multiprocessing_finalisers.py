@@ -251,7 +251,7 @@ def test_at_the_end_of_the_program_nothing_is_printed_and_nothing_left():
         capture_output=True,
         text=True,
         env=environment,
-        timeout=60,
+        timeout=250,
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert len(run.stdout.split()) == 2

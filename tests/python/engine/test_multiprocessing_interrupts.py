@@ -149,7 +149,7 @@ def press_at_random(script, phase, method, tries, seed=0):
             assert json.loads(line) == {"interrupts": 1, "left": 0}, (line, noise)
         assert terminal.line() == "end"
         assert terminal.process.wait(20) == 0
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while terminal.processes():  # the resource tracker and the fork server end after main
             assert time.monotonic() < deadline, "a process was left behind"
             time.sleep(0.01)
@@ -163,7 +163,7 @@ def test_ctrl_c_at_any_moment_is_one_keyboard_interrupt_and_leaves_nothing(scrip
     tries = 4 if phase == "shut_down_stuck" else TRIES[method]
     seconds, noise = press_at_random(script, phase, method, tries)
     assert noise == []
-    assert statistics.median(seconds) < 5.0  # a deadline for hanging, not a measurement
+    assert statistics.median(seconds) < 30.0  # a deadline for hanging, not a measurement
 
 
 def test_ctrl_c_while_the_fork_server_imports_the_program_does_not_wait_for_it(script):

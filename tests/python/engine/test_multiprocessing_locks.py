@@ -118,7 +118,7 @@ def run_apart(script, output):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("PYTHONUNBUFFERED", None)  # without a buffer there is no lock
     command = [sys.executable, "-W", "ignore", "-c", script]
-    run = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.PIPE, timeout=100)
+    run = subprocess.run(command, env=environment, stdout=output, stderr=subprocess.PIPE, timeout=250)
     assert not run.stderr, run.stderr.decode()
     assert run.returncode == 0
 

@@ -155,6 +155,10 @@ def foreign_mappings(pid):
 @pytest.mark.skipif(PORTABLE, reason="the fallback keeps the descriptors by which it reserves room")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_child_holds_its_own_and_main_three_descriptors_for_each(method):
+    with loader(IterableWrapper(range(2)).sharding_filter(), 1, multiprocessing_context=method) as dl:
+        list(dl)  # from here on multiprocessing has its fork server and its resource tracker
+    del dl
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with (
         loader(IterableWrapper(range(40)).sharding_filter(), 2) as other,
@@ -164,7 +168,7 @@ def test_a_child_holds_its_own_and_main_three_descriptors_for_each(method):
         assert next(others) == 0
         assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # one of each: they are all up
         pids = dl.reading_service._children.pids
-        # The pipe of multiprocessing and the pidfd; what it keeps for its fork server and resource tracker is constant.
+        # The pipe of multiprocessing and the pidfd; a few are of the loader.
         assert len(os.listdir("/proc/self/fd")) - before <= 3 * 7 + 8
         counts = [own_descriptors(pid) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
@@ -188,7 +192,7 @@ def test_256_workers_start_with_1024_descriptors(tmp_path):
             """
         )
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
@@ -217,7 +221,7 @@ def run_in_small_tmpdir(tmp_path, body):
     )
     environment = {**os.environ, "TORCHDATA_PORTABLE": "1", "TMPDIR": str(full), "FULL": str(full)}
     return subprocess.run(
-        [*FULL_TMPDIR, sys.executable, script], env=environment, capture_output=True, text=True, timeout=60
+        [*FULL_TMPDIR, sys.executable, script], env=environment, capture_output=True, text=True, timeout=250
     )
 
 

@@ -45,7 +45,7 @@ def test_a_stuck_worker_is_ended_too(sigchld):
     pids = dl.reading_service._children.pids
     started = time.monotonic()
     dl.shutdown()
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 30
     assert all(map(is_gone, pids))
 
 

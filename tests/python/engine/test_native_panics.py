@@ -43,7 +43,7 @@ def caught(pipe):
 
 def run(expression):
     script = SCRIPT + f"print(caught({expression}))"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250)
 
 
 @pytest.mark.parametrize("pipe", ["Broken()", "Broken().map(abs)", "Broken().map(abs).filter(bool)"])

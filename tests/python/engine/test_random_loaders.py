@@ -19,7 +19,6 @@ SEEDS = {
 }
 
 
-@pytest.mark.timeout(300)  # many runs, each with a watchdog of its own
 @pytest.mark.parametrize("method", METHODS)
 def test_every_epoch_of_random_loaders_is_what_the_model_says(method):
     try_seeds(

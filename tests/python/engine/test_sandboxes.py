@@ -58,7 +58,7 @@ def run(tmp_path, code, calls, *arguments, **environment):
         env={**os.environ, "TORCHDATA_PORTABLE": "", **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     found, told = json.loads(done.stdout)

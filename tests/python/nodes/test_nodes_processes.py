@@ -248,7 +248,7 @@ def test_the_processes_end_with_the_program_whatever_ends_that(body: str) -> Non
     if body == "list(iterator)":
         time.sleep(0.2)
         program.send_signal(signal.SIGINT)
-    _, err = program.communicate(timeout=60)
+    _, err = program.communicate(timeout=250)
     if body == "list(iterator)":
         assert err.rstrip().endswith("KeyboardInterrupt")
     else:

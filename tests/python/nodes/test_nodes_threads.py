@@ -480,7 +480,7 @@ def run(body: str, interrupted: bool = False) -> tuple[int, str, str]:
         assert first == "waits\n"
         time.sleep(0.2)
         program.send_signal(signal.SIGINT)
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=250)
     return program.returncode, first + out, err
 
 

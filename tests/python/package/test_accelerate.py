@@ -71,7 +71,7 @@ def on_two_ranks(code: str, folder: Path) -> str:
         [sys.executable, *launcher, "program.py"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         cwd=folder,
         env=environment,
     )

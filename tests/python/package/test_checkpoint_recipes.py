@@ -30,7 +30,7 @@ def test_lightning_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     script.write_text(BLOCKS[0] + "import os, tempfile\n" + block_with("import lightning"))
     command = [sys.executable, "-W", "ignore", str(script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
     assert run.returncode == 0, run.stderr
 
 

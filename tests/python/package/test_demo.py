@@ -18,7 +18,7 @@ from torchdata.demo.train import Softmax, epoch
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 
 def test_the_demo_trains_to_its_goal_and_reuses_its_shards(tmp_path: Path) -> None:

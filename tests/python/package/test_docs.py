@@ -16,6 +16,7 @@ import pytest
 
 import doc_blocks
 import torchdata
+from torchdata.datapipes.iter import IterDataPipe
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -94,10 +95,76 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     # The package under test, wherever the run found it.
     environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
     command = [sys.executable, "-W", "error", str(script)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=tmp_path, env=environment)
     assert (run.returncode, run.stderr) == (0, "")
     # In what is shown, `...` stands for whatever differs from machine to machine.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
+
+
+#: A list of what there is not, and an entry of it with what stands below that.
+LISTS = re.compile(r"not there yet\.?\**:?\**\n\n(.*?)(?:\n\n(?! )|\Z)", re.S | re.I)
+ENTRIES = re.compile(r"^- .*?(?=^- |\Z)", re.S | re.M)
+#: The program of an entry; names that it uses without an import.
+FAILS = re.compile(r"<!-- fails: (.+?) -->", re.S)
+KNOWN = {"IterDataPipe": IterDataPipe}
+
+
+def lacks() -> list[str]:
+    """What README and the pages say is not there yet."""
+    texts = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES)]
+    return [entry for text in texts for listed in LISTS.findall(text) for entry in ENTRIES.findall(listed)]
+
+
+def test_nothing_is_denied_that_is_there() -> None:
+    """Each entry of such a list has a comment with a program, which must fail by what is lacking."""
+    entries = lacks()
+    assert entries, "no list of what is not there yet"
+    for entry in entries:
+        programs = FAILS.findall(entry)
+        assert programs, f"add <!-- fails: a program that fails --> to {entry!r}"
+        for program in programs:
+            if "torch" in re.findall(r"import (\w+)", program):
+                pytest.importorskip("torch")
+            with pytest.raises((AttributeError, ImportError, NotImplementedError, TypeError)):
+                exec(compile(program, entry[:60], "exec"), dict(KNOWN))
+
+
+#: Names of files and folders in backticks; braces and stars stand for several.
+FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
+FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+#: Folders that programs make.
+MADE = ("target/", ".bench/", "dist/")
+
+
+def each_of(name: str) -> list[str]:
+    """The names that one with braces stands for."""
+    found = re.search(r"\{([^}]*)\}", name)
+    return [name] if found is None else [name.replace(found[0], part) for part in found[1].split(",")]
+
+
+def test_files_that_prose_names_exist() -> None:
+    """So do those of docstrings and comments. A name may begin anywhere on its path."""
+    pages = [ROOT / "README.md", ROOT / "DEVELOP.md", *PAGES]
+    there = [page.relative_to(ROOT) for page in [*SOURCES, *pages, *ROOT.glob("*.*"), *ROOT.glob("rust/*/*.toml")]]
+    there += [path.relative_to(ROOT) for path in (ROOT / "python").rglob("*.pyi")]
+    there += [path.relative_to(ROOT) for path in (ROOT / ".github").rglob("*.yml")]
+    there += [
+        path.relative_to(ROOT) for folder in ("docs", "tests", "examples") for path in (ROOT / folder).rglob("*.*")
+    ]
+    paths = {f"/{path}" for one in there for path in (one, *one.parents)}
+    count, lacking = 0, []
+    for page in [*SOURCES, *pages]:
+        text = page.read_text(encoding="utf-8")
+        for name in FILE_NAMES.findall(FENCED.sub("", text) if page.suffix == ".md" else text):
+            count += 1
+            if name.startswith(MADE):
+                continue
+            for one in each_of(name.rstrip("/")):
+                pattern = re.compile(".*/" + re.escape(one).replace(r"\*", "[^/]*"))
+                if not any(pattern.fullmatch(path) if "*" in one else path.endswith(f"/{one}") for path in paths):
+                    lacking.append(f"{page.relative_to(ROOT)}: {one}")
+    assert count > 100
+    assert not lacking, lacking
 
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

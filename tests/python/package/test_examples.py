@@ -38,7 +38,7 @@ def test_every_example_is_run_here() -> None:
 def test_an_example_learns(name: str) -> None:
     pytest.importorskip("mpi4py" if "mpi" in name else "torch", reason=f"{name} needs it")
     command = [*launchers()[name], str(EXAMPLES / name)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment_of_ranks())
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment_of_ranks())
     assert run.returncode == 0, run.stderr
     accuracies = [float(found) for found in re.findall(r"([\d.]+)% of the test digits", run.stdout)]
     assert len(accuracies) == 5

@@ -96,7 +96,7 @@ def projects_tests(folder: Path, **environment: str) -> subprocess.CompletedProc
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
     command = [sys.executable, "-m", "unittest", "test_reviews"]
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False
     )
 
 

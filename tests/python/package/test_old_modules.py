@@ -58,7 +58,7 @@ def test_a_module_named_like_a_function_can_be_called_in_its_place() -> None:
         "stream = utils.StreamWrapper(io.BytesIO()); utils.janitor(stream); print(stream.closed)\n"
         "from torchdata.datapipes.utils.janitor import janitor; print(callable(janitor))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout == "True\nTrue\n"
 
 

@@ -447,7 +447,7 @@ def test_without_dill_functions_without_a_name_are_traversed_and_sent_all_the_sa
         [sys.executable, "-W", "error", str(script)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         env=environment,
     )
     assert (done.stdout, done.stderr) == ("[1, 2, 3, 4]\n", "")

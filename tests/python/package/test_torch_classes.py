@@ -29,7 +29,7 @@ def run_code(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a fresh interpreter, in which warnings are errors."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-W", "error", "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
 WHO_COMES_FIRST = """

@@ -171,14 +171,14 @@ def checked(code: str, folder: Path) -> list[str]:
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(sample)]
     sources = "python" if PACKAGE.parent == ROOT / "python" else str(PACKAGE.parent)
     environment = {**ENVIRONMENT, "MYPYPATH": sources}
-    run = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=ROOT, env=environment)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=ROOT, env=environment)
     assert run.stderr == ""
     return [line for line in run.stdout.splitlines() if line]
 
 
 def test_the_stub_is_what_make_stubs_would_write() -> None:
     command = [sys.executable, str(ROOT / "tools/typed_forms.py"), "--print"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=ENVIRONMENT)
     assert (run.returncode, run.stderr) == (0, "")
     stub = (PACKAGE / "datapipes/_forms.pyi").read_text(encoding="utf-8")
     assert stub == run.stdout, "the functional forms have changed: run `make stubs`"

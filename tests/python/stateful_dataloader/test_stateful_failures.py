@@ -163,7 +163,7 @@ def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, it
     began = time.monotonic()
     with pytest.raises(WorkerExitedError, match=how) as caught:
         next(iterator)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 30
     assert isinstance(caught.value, RuntimeError)
     assert "DataLoader worker (pid(s)" in str(caught.value)
     assert caught.value.worker == 0
@@ -302,7 +302,7 @@ def test_ctrl_c_ends_a_loop_once_and_all_workers(tmp_path: Path) -> None:
         assert program.stdout is not None
         pids = [int(pid) for pid in program.stdout.readline().split()]
         os.killpg(program.pid, signal.SIGINT)
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=250)
     assert (program.returncode, out, err) == (0, "interrupted\n", "")
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
@@ -314,7 +314,7 @@ def test_workers_end_with_the_program_however_it_ends(tmp_path: Path) -> None:
     # Each end is that of a process which was forked before it made its loader: torch is imported once.
     first = f"for end in {ENDS}:\n    if os.fork() == 0: break\n    os.wait()\nelse:\n    os._exit(0)\n"
     with run_program(tmp_path, "print(*iterator._pool.pids, flush=True)\nexec(end)", first) as program:
-        out, err = program.communicate(timeout=60)
+        out, err = program.communicate(timeout=250)
     assert err == ""
     pids = [int(pid) for pid in out.split()]
     assert len(pids) == 2 * len(ENDS)

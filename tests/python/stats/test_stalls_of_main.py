@@ -272,7 +272,7 @@ def program(*options: str, how: str) -> subprocess.Popen[str]:
 
 def test_an_exit_beside_a_hung_daemon_thread_is_clean() -> None:
     with program(how="daemon") as process:
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=250)
     assert process.returncode == 0, error
     assert "StallWarning: no item has come for" in error
     assert "in hang" in error
@@ -284,6 +284,6 @@ def test_where_warnings_are_errors_it_is_told_and_ctrl_c_ends_the_program_as_alw
         lines = iter(process.stderr.readline, "")
         assert any("StallWarning: no item has come for" in line for line in lines)
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=250)
     assert process.returncode == -signal.SIGINT
     assert "in hang\nKeyboardInterrupt\n" in error

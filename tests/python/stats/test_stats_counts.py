@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import random
 import threading
@@ -157,13 +158,20 @@ def test_main_that_waits_for_workers_says_for_whom():
 
 
 def test_workers_that_wait_for_room_say_so():
-    steps = []
-    with loader(IterableWrapper(range(20)).sharding_filter(), 2, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
-        for _ in dl:
-            begun = time.perf_counter()
-            time.sleep(0.03)
-            steps.append(time.perf_counter() - begun)
-        fast = dl.stats()
+    pipe = IterableWrapper(range(20)).sharding_filter()
+    for _ in range(20):
+        steps, waits = [], []
+        with loader(pipe, 2, worker_prefetch_cnt=1, main_prefetch_cnt=0) as dl:
+            asked = time.perf_counter()
+            for _ in dl:
+                begun = time.perf_counter()
+                time.sleep(0.03)
+                waits.append(begun - asked)
+                asked = time.perf_counter()
+                steps.append(asked - begun)
+            fast = dl.stats()
+        if max(waits[1:]) < 0.01:  # else a worker stood still, and main waited for it
+            break
     assert fast.waiting < 0.3
     assert fast.held_up > 0.5
     assert fast.step_seconds == pytest.approx(fmean(steps), rel=0.3)
@@ -232,8 +240,10 @@ def test_the_time_of_a_pipe_is_its_own():
 
 
 def sometimes_slow(x):
+    """Returns for how long it took its time: on a busy machine any item may be the slowest."""
+    begun = time.perf_counter()
     time.sleep(0.2 if x == 37 else 0.0001)
-    return x
+    return x, time.perf_counter() - begun
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -241,13 +251,14 @@ def test_the_slowest_items_are_named(workers):
     pipe = IterableWrapper(range(80)).sharding_filter().map(sometimes_slow)
     service = MultiProcessingReadingService(workers) if workers else None
     with DataLoader2(pipe, reading_service=service, stats="full") as dl:
-        list(dl)
+        item, _ = max(dl, key=operator.itemgetter(1))
         slowest = dl.stats().slowest[0]
     assert slowest.seconds >= 0.2
     if workers:
-        assert (slowest.process, slowest.index, slowest.epoch) == ("worker process 1", 18, 1)
+        named = f"worker process {item % 2}", item // 2, 1
     else:
-        assert (slowest.process, slowest.index, slowest.epoch) == ("main", 37, 1)
+        named = "main", item, 1
+    assert (slowest.process, slowest.index, slowest.epoch) == named
 
 
 def test_statistics_are_plain_values_and_a_table():

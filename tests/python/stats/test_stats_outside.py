@@ -98,7 +98,7 @@ def program(tmp_path):
 
 def run(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "torchdata", *map(str, arguments)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "torchdata", *map(str, arguments)], capture_output=True, text=True, timeout=250
     )
 
 
@@ -316,7 +316,7 @@ print("unharmed")
 
 
 def test_a_process_that_answers_is_not_ended_by_a_late_question():
-    done = subprocess.run([sys.executable, "-c", ASKED_LATE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", ASKED_LATE], capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout) == (0, "unharmed\n"), done.stderr
 
 

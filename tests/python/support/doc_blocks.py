@@ -106,7 +106,7 @@ def printed(page: Path, folder: Path) -> list[str]:
         # The package under test, wherever the run found it.
         environment = {**os.environ, "PYTHONPATH": str(Path(torchdata.__file__).resolve().parents[1])}
         command = [sys.executable, "-W", "error", *_allowed(program), str(script)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, env=environment)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=folder, env=environment)
         assert (run.returncode, run.stderr) == (0, ""), f"{page}: {run.stdout}\n{run.stderr}"
         parts = run.stdout.split(_END)[:-1]
         assert len(parts) == len(program)

@@ -17,7 +17,7 @@ from driving import drive, parser_of
 from random_graphs.check import NotComparable, start
 from random_graphs.loaders import Loader
 from random_lives import Life, only_read
-from random_resume import Differs
+from random_pipelines import Differs
 
 
 class GraphLife(Life):

@@ -23,14 +23,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
+from unittest import mock
 from zlib import crc32
 
-import random_resume
+import random_pipelines
 from driving import drive, parser_of
 from leftovers import children
 from pressing import await_held_back
-from random_auto import drawn_choices
-from random_resume import Differs, begin, difference, key
+from process_checks import kill_fork_server
+from random_pipelines import Differs, begin, difference, key
 from rank_threads import ThreadGroup, _Meeting
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import (
@@ -42,9 +43,34 @@ from torchdata.dataloader2 import (
     describe,
 )
 from torchdata.dataloader2.adapter import ShardingPolicy
+from torchdata.dataloader2.services import choosing, steering
 
 #: What lasts from epoch to epoch.
 LASTING = {"summed", "cache"}
+#: How a process dies.
+SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU]
+#: Workers at most, where their number is drawn.
+MOST = 5
+
+
+@contextlib.contextmanager
+def drawn_choices(dice: random.Random, each: float) -> Iterator[None]:
+    """Makes the number of workers change at random: before each epoch with such a probability."""
+
+    def choose(stats: Any, *_: Any) -> choosing.Choice:
+        return choosing.Choice(dice.randint(1, MOST), "it was drawn")
+
+    def ripe(_stats: Any) -> bool:
+        return dice.random() < each
+
+    with (
+        mock.patch.multiple(steering, PATIENCE=0.0, MOST_CHANGES=6, _is_ripe=ripe, say=lambda line: None),
+        mock.patch.object(choosing, "choose_workers", choose),
+        mock.patch.object(choosing, "GAIN", 0.0),
+        mock.patch.object(steering.Steering, "_decide", return_value=None),
+        mock.patch.object(steering.machine, "cores", return_value=MOST),
+    ):
+        yield
 
 
 class Bad(ValueError):
@@ -62,7 +88,7 @@ def failing(item: Any) -> Any:
     return item
 
 
-class Life(random_resume.Plan):
+class Life(random_pipelines.Plan):
     """What is done, drawn from a seed."""
 
     #: Whether Ctrl-C is pressed, at moments that follow from the clock.
@@ -70,7 +96,6 @@ class Life(random_resume.Plan):
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
         super().__init__(seed, methods)
-        del self.stops, self.to_the_end
         dice = random.Random(f"life {seed}")
         self.kind = dice.choice(["none", "in process", *5 * ["workers"]])
         self.loader_seed = dice.choice([None, 3, 5]) if self.kind == "none" else dice.choice([3, 5])
@@ -498,7 +523,10 @@ class Run:
             return
         self.deaths[who] += 1
         self.did.append(f"kill {who}")
-        timer = threading.Timer(self.dice.choice([0.0, 0.0005, 0.002]), _signal, [pid, signal.SIGKILL])
+        if self.life.method == "forkserver" and self.dice.random() < 0.5:
+            self.did.append("kill the fork server")
+            kill_fork_server()
+        timer = threading.Timer(self.dice.choice([0.0, 0.0005, 0.002]), _signal, [pid, self.dice.choice(SIGNALS)])
         timer.start()
         if self.dice.random() < 0.5 or self.loader._is_paused:
             timer.join()

@@ -86,7 +86,7 @@ class Job:
         """Starts a program that makes a network, starts the ranks of this job in it, and cuts it by `ip cut`."""
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
-    def outcome(self, rank: int, seconds: float = 60) -> Any:
+    def outcome(self, rank: int, seconds: float = 200) -> Any:
         """What the rank returned or raised, and after how many seconds."""
         until = time.monotonic() + seconds
         path = self.folder / str(rank)
@@ -103,7 +103,7 @@ class Job:
             time.sleep(0.01)
         return pickle.loads(path.read_bytes())
 
-    def outcomes(self, seconds: float = 60) -> list[Any]:
+    def outcomes(self, seconds: float = 200) -> list[Any]:
         return [self.outcome(rank, seconds)[0] for rank in range(self.ranks)]
 
 

@@ -432,7 +432,7 @@ print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def growth(path, load, chunk, small):
     """Bytes read, and KiB by which the peak of a process's memory grew from reading a small archive to a large one."""
     command = [sys.executable, "-c", GROWTH, str(path), load, str(chunk), str(small)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
     return tuple(map(int, output.split()))
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from cache_checks import archives, cached, content, made, names
 from process_checks import is_gone, loader, nothing_is_left, wait_for
+from torchdata.dataloader2.adapter import CacheTimeout
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import claims as locks
@@ -268,7 +269,7 @@ def test_a_writer_that_takes_too_long_is_named_with_its_file_and_the_remedy(fold
         assert "CacheTimeout" in message
     assert (folder / "b").exists(), "what could be done was done"
     writer.kill()
-    assert names(pipe) == ["a", "b"]
+    assert names(CacheTimeout(300)(pipe)) == ["a", "b"]
     assert content(folder) == made("a", "b")
 
 
@@ -282,7 +283,7 @@ def test_only_so_many_items_are_made_behind_one_that_is_waited_for(folder, resul
         list(pipe)
     assert results.of("log") == ["b", "c"]
     writer.kill()
-    assert names(pipe) == wanted
+    assert names(CacheTimeout(300)(pipe)) == wanted
     assert content(folder) == made(*wanted)
 
 

@@ -129,7 +129,7 @@ def test_tar_archives_are_unpacked_into_the_cache_and_restored_in_their_midst(tm
         (tmp_path / "data" / name).write_text(f"content of {name}")
     for archive, inside in (("one", "abc"), ("two", "def")):
         command = ["tar", "-cf", str(tmp_path / f"{archive}.tar"), "-C", str(tmp_path / "data"), *inside]
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=250)
 
     def build(folder):
         def target(path):

@@ -133,7 +133,7 @@ def run_against_hub(name, tmp_path):
     with hub(files) as (address, asked):
         environment |= {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_TELEMETRY": "1"}
         command = [sys.executable, "-c", STREAMED, name]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
         return run, asked
 
 

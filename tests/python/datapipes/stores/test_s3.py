@@ -451,7 +451,7 @@ if pid == 0:
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=250)
 
 
 def test_a_child_that_cannot_load_its_copy_says_what_to_do(monkeypatch):

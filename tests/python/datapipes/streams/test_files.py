@@ -243,6 +243,6 @@ other = iter(FileLister("/etc", "host*").open_files())
 kept = next(other)
 """
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-X", "dev", "-W", "error", "-c", script], capture_output=True, text=True, timeout=250
     )
     assert (done.returncode, done.stderr) == (0, "")

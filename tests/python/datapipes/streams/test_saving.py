@@ -156,7 +156,7 @@ os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
 list(Saver([({str(tmp_path / "file")!r}, "x" * 100_000)]))
 """
     (tmp_path / "file").write_text("before")
-    died = subprocess.run([sys.executable, "-c", program], timeout=60)
+    died = subprocess.run([sys.executable, "-c", program], timeout=250)
     assert died.returncode == -signal.SIGKILL
     assert (tmp_path / "file").read_text() == "before"
 

@@ -116,7 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
                 (root / f"data{shard}" / f"{number}.{extension}").write_text(f"{shard}{number}{extension}")
         (root / f"data{shard}" / "README").write_text("nothing")
         flag = "-czf" if shard == 1 else "-cf"
-        subprocess.run(["tar", "--sort=name", flag, f"{shard}.tar", f"data{shard}"], cwd=root, check=True, timeout=60)
+        subprocess.run(["tar", "--sort=name", flag, f"{shard}.tar", f"data{shard}"], cwd=root, check=True, timeout=250)
     return str(root)
 
 

@@ -301,7 +301,7 @@ def test_the_interpreter_exits_cleanly_amid_an_iteration(ending: str) -> None:
         "import sys\nfrom torchdata.datapipes.iter import IterableWrapper\n"
         f"pipe = IterableWrapper(range(10**9)).prefetch(3)\niterator = iter(pipe)\nnext(iterator)\n{ending}\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -309,16 +309,17 @@ def test_control_c_ends_a_wait_for_an_item() -> None:
     program = (
         "import os, signal, threading, time\n"
         "from torchdata.datapipes.iter import IterableWrapper\n"
-        "never = threading.Event()\n"
-        "pipe = IterableWrapper([0]).map(lambda _: never.wait(30)).prefetch(3)\n"
+        "never, waits = threading.Event(), threading.Event()\n"
+        "pipe = IterableWrapper([0]).map(lambda _: never.wait(100)).prefetch(3)\n"
         "iterator = iter(pipe)\n"
-        "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "def press():\n    waits.wait()\n    time.sleep(0.2)\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=press).start()\n"
         "begun = time.monotonic()\n"
-        "try:\n    next(iterator)\n"
-        "except KeyboardInterrupt:\n    print(time.monotonic() - begun < 10, flush=True)\n"
+        "try:\n    waits.set()\n    next(iterator)\n"
+        "except KeyboardInterrupt:\n    print(time.monotonic() - begun < 50, flush=True)\n"
         "never.set()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert (done.stdout.strip(), done.stderr, done.returncode) == ("True", "", 0)
 
 

@@ -307,7 +307,7 @@ def test_a_page_of_a_hostile_server_costs_no_more_than_one_of_drive():
     size, began = _gdrive._LARGEST_PAGE, time.process_time()
     for piece in ("<title>Google Drive - ", "<", "<!--", "<a ", "</", "<![if x", "&#", "<?", '<a b="'):
         assert Page((piece * size)[:size]).action is None
-    assert time.process_time() - began < 10, "a mebibyte took minutes"
+    assert time.process_time() - began < 30, "a mebibyte took minutes"
 
 
 def test_a_drive_file_that_is_not_there_is_an_http_error(web):

@@ -231,7 +231,7 @@ def shard(web, tmp_path):
     names = [f"{number}.txt" for number in range(4)]
     for number, name in enumerate(names):
         (tmp_path / name).write_bytes(b"%d" % number * 1000)
-    subprocess.run(["tar", "-cf", "shard.tar", *names], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(["tar", "-cf", "shard.tar", *names], cwd=tmp_path, check=True, timeout=250)
     return web.url("shard.tar", (tmp_path / "shard.tar").read_bytes())
 
 

@@ -1,25 +1,13 @@
-"""Random loaders that are stopped and go on from their states; each tail is held against a run without a stop.
-
-    python -m random_resume --seconds 600 --seed 1          # in tests/python/support; runs seeds 1, 2, 3, …
-    python -m random_resume --seed 17 --runs 1              # one of them again
-
-A plan has a pipeline, a service, and a chain of stops: in which epoch, after how many items, as of how many items
-ago. After each stop a new loader goes on from the pickled state. The whole ordered tail and the epoch after it are
-compared.
-"""
+"""Random pipelines and services for loaders, each drawn from a seed, and comparing what comes of them."""
 
 from __future__ import annotations
 
-import pickle
 import random
 import sys
 from zlib import crc32
 
 import numpy as np
 
-from driving import drive, parser_of
-from torchdata._engine import snapshots
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper, IterDataPipe
 
 
@@ -86,7 +74,7 @@ class Summed(IterDataPipe):
 
 
 class Plan:
-    """What is done, drawn from a seed."""
+    """A pipeline and a service, drawn from a seed."""
 
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
         dice = random.Random(seed)
@@ -109,11 +97,6 @@ class Plan:
             "memory_budget": dice.choice([None, None, 0, 1 << 20]),
         }
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
-        self.loader_seed = dice.choice([None, 3, 5]) if self.kind == "none" else dice.choice([3, 5])
-        self.stops = [
-            (dice.randrange(3), dice.random(), dice.choice([0, 0, 0, 1, 2])) for _ in range(dice.choice([1, 1, 2, 3]))
-        ]
-        self.to_the_end = [dice.random() < 0.15 for _ in self.stops]
         if self.lasting and (self.threads or self.shard == "dispatch"):
             # How far threads, and the dispatching process, run ahead of a header that leaves them is a matter of speed,
             # and with it what lasts.
@@ -172,21 +155,6 @@ class Plan:
             "pin": lambda: pipe.pin_memory(pin_memory_fn=unpinned),
         }[step]()
 
-    def service(self):
-        if self.kind == "none":
-            return None
-        if self.kind == "in process":
-            return InProcessReadingService(prefetch_cnt=3 if self.threads else 0)
-        return MultiProcessingReadingService(self.workers, self.method, **self.options)
-
-    def loader(self, state=None):
-        loader = DataLoader2(self.pipe(), reading_service=self.service())
-        if state is not None:
-            loader.load_state_dict(state)
-        elif self.loader_seed is not None:
-            loader.seed(self.loader_seed)
-        return loader
-
     def __repr__(self):
         shown = {name: value for name, value in vars(self).items() if name != "seed"}
         return f"seed {self.seed}: {shown}"
@@ -206,47 +174,8 @@ def begin(seed=11):
         sys.modules["torch"].manual_seed(seed)
 
 
-def never_stopped(plan, epochs):
-    begin()
-    with plan.loader() as loader:
-        return [[key(item) for item in loader] for _ in range(epochs)]
-
-
 class Differs(AssertionError):
     """A run that was stopped did not go on as the other one."""
-
-
-def check(plan) -> int:
-    """Runs a plan; returns the number of tails that were compared."""
-    snapshots.SECONDS, snapshots.FACTOR = plan.cadence
-    whole = never_stopped(plan, 3 + sum(epoch for epoch, *_ in plan.stops) + len(plan.stops))
-    begin()
-    epoch, at, state = 0, 0, None
-    for (epochs, share, ago), to_the_end in zip(plan.stops, plan.to_the_end, strict=True):
-        loader = plan.loader(state)
-        try:
-            for _ in range(epochs):
-                compare(plan, epoch, at, [key(item) for item in loader], whole[epoch][at:])
-                epoch, at = epoch + 1, 0
-            reading = iter(loader)
-            left = len(whole[epoch]) - at
-            take = left if to_the_end else int(share * (left + 1))
-            got = [key(next(reading)) for _ in range(take)]
-            compare(plan, epoch, at, got, whole[epoch][at : at + take])
-            if to_the_end and next(reading, None) is None:
-                epoch, at = epoch + 1, 0
-                ago = 0
-            else:
-                ago = min(ago, take)
-                at += take - ago
-            state = pickle.loads(pickle.dumps(loader.state_dict(items_ago=ago)))
-        finally:
-            loader.shutdown()
-        begin(99)
-    with plan.loader(state) as loader:
-        compare(plan, epoch, at, [key(item) for item in loader], whole[epoch][at:])
-        compare(plan, epoch + 1, 0, [key(item) for item in loader], whole[epoch + 1])
-    return len(plan.stops)
 
 
 def difference(got, expected):
@@ -257,18 +186,3 @@ def difference(got, expected):
     if place is not None:
         what += f", item {place} is {got[place]!r:.150} instead of {expected[place]!r:.150}"
     return what
-
-
-def compare(plan, epoch, at, got, expected):
-    if got != expected:
-        raise Differs(f"epoch {epoch} from item {at} on: {difference(got, expected)}")
-
-
-def main():
-    options = parser_of(__doc__).parse_args()
-    methods = tuple(options.start_methods.split(","))
-    return drive(options, lambda seed: Plan(seed, methods), check, "tails")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

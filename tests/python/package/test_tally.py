@@ -1,0 +1,40 @@
+"""The line by which `make test` and `make check` end (`tools/tally.py`)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
+
+from tally import tally
+
+
+def write(folder: Path) -> None:
+    (folder / "began").write_text("60\n")
+    (folder / "rust.log").write_text(
+        "running 2 tests\ntest result: ok. 2 passed; 0 failed; 0 ignored; 0 measured\n"
+        "test result: ok. 40 passed; 0 failed; 1 ignored; 0 measured\n"
+    )
+    (folder / "loom.log").write_text("test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured\n")
+    for name, skips in (("alone", ["no unrar"]), ("beside", ["no unrar", "could not import 'cupy': none"])):
+        cases = "".join(f'<testcase name="s"><skipped message="{why}"/></testcase>' for why in skips)
+        (folder / f"{name}.xml").write_text(
+            f'<testsuites><testsuite><testcase name="a"/>{cases}</testsuite></testsuites>'
+        )
+
+
+def test_the_line_counts_what_passed_and_says_for_want_of_what_tests_were_skipped(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert tally("test", tmp_path, 60.0 + 15 * 60) == (
+        "make test passed in 15 minutes: lint, 5 tests of loom, 42 tests of Rust, 2 tests of Python; "
+        "skipped 4 (2 for: no unrar; 1 for: ignored in rust; 1 for: 'cupy': none)"
+    )
+
+
+def test_a_run_without_reports_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "began").write_text("0")
+    with pytest.raises(ValueError, match="no report"):
+        tally("test", tmp_path, 0.0)
