@@ -67,11 +67,11 @@ class Watch:
         #: When it is to look next.
         self.due = 0.0
 
-    def look(self) -> None:
-        """Looks at those that had not drawn yet."""
-        for name in GLOBAL:
-            if name not in self.moved and mark_of(name) != self._first[name]:
-                self.moved.append(name)
+    def look(self) -> bool:
+        """Looks at those that had not drawn yet, and returns whether some have since."""
+        moved = [name for name in GLOBAL if name not in self.moved and mark_of(name) != self._first[name]]
+        self.moved += moved
+        return bool(moved)
 
     def states(self) -> Moment:
         """The states of those that have drawn."""

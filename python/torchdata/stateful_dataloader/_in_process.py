@@ -64,7 +64,9 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         if state is None or (state["_num_workers"] and self._reading.is_iterable):
             self._reader.begin()
         else:
-            self._reader.begin_after({**state["places"][0], "random": None})
+            with put_back_afterwards(GLOBAL):
+                self._reader.restore({**state["places"][0], "random": None})
+            self._reader.begin()
 
     def _set_program_s(self, drawing: Drawing, state: dict[str, Any]) -> Moment:
         """Has the program's global generators go on where they were, if they had drawn while the epoch was read.
@@ -101,7 +103,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 set_all(self._then)
                 self._collate = place["collate_state"]
                 place["since"] = self._num_yielded
-            self._reader.begin(place or None)
+            if place:
+                self._reader.restore(place)
+            else:
+                self._reader.begin()
         if self._num_yielded:
             self._marks = {name: mark_of(name) for name in GLOBAL}
         self._pass_over()
@@ -114,6 +119,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._index = self._next_index()
         if not self._marks:
             self._marks = {name: mark_of(name) for name in GLOBAL}
+        self._reader.keep_place()
         data = self._reader.read(self._index)
         if self._pin_memory:
             data = pinned(data, self._pin_memory_device)

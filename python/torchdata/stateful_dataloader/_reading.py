@@ -2,33 +2,41 @@
 
 Role: used where the dataset is read: in the process of the program, or in each worker. Owns the fetcher of an epoch.
 
-A place is a dict. It belongs to an epoch of the dataset, and says whether that goes on or has ended; a dataset that
-has not begun in this epoch has the place where it left the one before (`left`). Only a place inside an epoch is given
-to a dataset to go on from. Else the dataset is brought to the end that it had, and `iter(dataset)` begins anew.
+A place is a dict. Its states are those of a moment inside an epoch, or at its end; a dataset is given them, and what
+was read since (`since`) is read once more and dropped. So a place need not be taken at each batch.
 
-What was read since a place was taken (`since`) is read once more, and dropped: so it need not be taken at each batch.
+A stream that has given nothing in its epoch has no such moment there: what its generator will do follows from how the
+epochs before were left. So its place is told by the last moment before them (`base`), what was read since that, and the
+batches of each epoch that was begun behind it (`later`), which are begun and read once more as well.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import _DatasetKind
 
 from torchdata._stateful import Stateful
-from torchdata.stateful_dataloader._frozen import copied, freeze, thaw
+from torchdata.stateful_dataloader._cadence import Cadence
+from torchdata.stateful_dataloader._frozen import copied, freeze
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, put_back_afterwards, read, set_all
 from torchdata.stateful_dataloader._order import state_of
+from torchdata.stateful_dataloader._trails import STATES, Trails
 
 __all__ = ["NO_PLACE", "Reader", "Reading"]
 
 #: Stands for the state of a dataset that has given nothing.
 _ENDED = b""
+#: After how many batches a place is kept that nobody has asked for.
+_KEPT_EVERY = 64
 #: A place of which nothing is known but that it is one: before the first batch, where nothing has a state.
 NO_PLACE: dict[str, Any] = {
-    "dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None, "ended": False
+    "dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None, "ended": False,
+    "base": None, "later": None,
 }  # fmt: skip
 
 
@@ -59,21 +67,24 @@ class Reader:
 
     Args:
         reading: what is read.
+        generators: returns the states of the generators that a place is to have; without it, places have none, and the
+            caller restores generators.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: Reading, generators: Callable[[], Moment] | None = None) -> None:
         #: What is read; a pipe of torch's may be another one in each epoch.
         self.reading = reading
+        self._generators = generators
         self._fetcher: Any = None
-        #: Batches of this epoch that were read here.
-        self.count, self._is_over = 0, False
-        #: The last places that were taken in this epoch, and how many batches were read before each.
-        self._taken: list[tuple[dict[str, Any], int]] = []
-        #: Where the dataset has left the epoch before this one; None where this is its first.
-        self._left: dict[str, Any] | None = None
-        #: The place that this epoch goes on from; None where it begins.
+        #: Batches that were asked of this fetcher, and those of this epoch that were asked for by `read`.
+        self._fetched = self.count = 0
+        self._is_over = False
+        self._trails = Trails()
+        #: The place that this epoch goes on from; None if it begins.
         self._came_from: dict[str, Any] | None = None
         self._trial: _Trial | None = None
+        #: Whether, and when, places are kept that nobody has asked for.
+        self._keeps, self._cadence = False, Cadence(_KEPT_EVERY)
 
     # -- what is known of the dataset ----------------------------------------------------------------
 
@@ -101,120 +112,110 @@ class Reader:
 
     # -- beginning -----------------------------------------------------------------------------------
 
-    def begin(self, place: dict[str, Any] | None = None) -> None:
-        """Begins an epoch, or goes on from a saved place.
+    def begin(self) -> None:
+        """Begins an epoch."""
+        if self.has_ended and self.restores_place and not self._trails.stand_at_an_end:
+            with contextlib.suppress(Exception):  # a state that cannot be had now, and need not be
+                self.took(copied(self._state()))
+        self._trails.begin()
+        self._fetch_anew()
+        self.count, self._is_over, self._came_from = 0, False, None
+
+    def restore(self, place: dict[str, Any]) -> None:
+        """Goes on from a saved place.
 
         Args:
-            place: what `place` returned, with what was read since in `since`.
+            place: what `place` returned, with what was read since in `since`. Its generators are set, unless they are
+                None.
 
         Raises:
             ValueError: the dataset ends before that place.
         """
-        self._leave()
-        self.count, self._is_over, self._taken, self._came_from = 0, False, [], None
-        if place is None:
+        self.count, self._is_over = 0, False
+        self._came_from = place if self.reading.is_iterable else None
+        later, random = place["later"], place["random"]
+        base = place if later is None else place["base"]
+        self._trails = Trails.of(place) if self.reading.is_iterable else Trails()
+        with put_back_afterwards(GLOBAL if random is None and later else ()):
+            set_all(random or {})  # `iter(dataset)` may draw
+            if base is not None:
+                self._go_on(base, random or {}, place["since"], is_left=bool(later))
+            for count in later[:-1] if later else ():
+                self._fetch_anew()
+                self._read_again(count, is_left=True)
+        if later:
             self._fetch_anew()
-        elif place.get("left"):
-            self.begin_after(place)
-        else:
-            self._go_on(place)
-            self._came_from = place if self.reading.is_iterable else None
-
-    def begin_after(self, place: dict[str, Any]) -> None:
-        """Begins the epoch behind the one that a saved place belongs to."""
-        if not self.reading.is_iterable:
-            self._go_on(place)
-            return
-        if not place.get("first"):
-            self._left = {key: value for key, value in place.items() if key != "left"}
-            with put_back_afterwards(GLOBAL):
-                self._leave_again(self._left)
-        set_all(place["random"] or {})
-        self._fetch_anew()
-
-    def _leave(self) -> None:
-        """Notes where the dataset leaves the epoch that it is in, if it has begun."""
-        if self._fetcher is None or not self.reading.is_iterable or not (self.count or self.has_ended):
-            return
-        if not isinstance(self.reading.dataset, Stateful) or self._iterator is self.reading.dataset:
-            return
-        before = [(place, count) for place, count in self._taken if count < self.count]
-        if before and not self.has_ended and self.count - before[-1][1] < 64:
-            # Read once more from there, it is where it is now in all that is not in its state, too.
-            place, count = before[-1]
-            self._left = {**(thaw(place) if isinstance(place, bytes) else place), "since": self.count - count}
-        else:
-            self._left = copied(self._state())
+            self._read_again(later[-1])
 
     def _fetch_anew(self) -> None:
         reading, create = self.reading, _DatasetKind.create_fetcher
         self._fetcher = create(  # type: ignore[no-untyped-call]
             reading.kind, reading.dataset, reading.auto_collation, reading.collate_fn, reading.drop_last
         )
+        self._fetched = 0
+        self._keeps = self.reading.is_iterable and self.restores_place
 
-    def _load(self, place: dict[str, Any]) -> None:
+    def _go_on(self, base: dict[str, Any], random: Moment, since: Any, is_left: bool) -> None:
+        """Goes on inside an epoch, or at its end."""
+        if base["ended"] and all(base[part] is None for part in STATES):
+            self._is_over = True
+            return
+        self._load(base)
+        set_all(random)
+        if base["ended"]:
+            self._end_again(base)
+        else:
+            self._read_again(since, is_left)
+
+    def _load(self, base: dict[str, Any]) -> None:
         """Gives dataset, iterator and collate function their states."""
         reading = self.reading
         if isinstance(reading.dataset, Stateful):
-            part = place["dataset_state"]
-            if part is None and place["ended"] and hasattr(reading.dataset, "__next__"):
-                part = place["dataset_iter_state"]  # it is its own iterator
+            part = self._of_dataset(base)
             if part is not None:
                 if reading.is_iterable and hasattr(reading.dataset, "__dict__"):
                     self._trial = _Trial(dict(vars(reading.dataset)), freeze(part))
                 reading.dataset.load_state_dict(part)
-        if isinstance(reading.collate_fn, Stateful) and place["collate_state"] is not None:
-            reading.collate_fn.load_state_dict(place["collate_state"])
+        if isinstance(reading.collate_fn, Stateful) and base["collate_state"] is not None:
+            reading.collate_fn.load_state_dict(base["collate_state"])
         self._fetch_anew()
-        if place["dataset_iter_state"] is not None and isinstance(self._iterator, Stateful):
-            self._iterator.load_state_dict(place["dataset_iter_state"])
+        if base["dataset_iter_state"] is not None and isinstance(self._iterator, Stateful):
+            self._iterator.load_state_dict(base["dataset_iter_state"])
 
-    def _go_on(self, place: dict[str, Any]) -> None:
-        """Goes on inside the epoch that a place belongs to."""
-        random: Moment = place["random"] or {}
-        set_all(random)  # `iter(dataset)` may draw
-        self._load(place)
-        set_all(random)
-        if place["ended"]:
-            self._end_again(place)
-        else:
-            self._read_again(place["since"])
+    def _of_dataset(self, base: dict[str, Any]) -> Any:
+        """The dataset's part of a place."""
+        part = base["dataset_state"]
+        is_iterator = part is None and base["ended"] and hasattr(self.reading.dataset, "__next__")
+        return base["dataset_iter_state"] if is_iterator else part
 
-    def _leave_again(self, place: dict[str, Any]) -> None:
-        """Leaves the dataset as the epoch of a place has left it."""
-        if not self.restores_place and place["collate_state"] is None:
-            return
-        self._load(place)
-        if place["ended"]:
-            self._end_again(place)
-            return
-        with contextlib.suppress(ValueError):
-            # One batch at least: a generator takes what was loaded with that, so that the next epoch does not.
-            self._read_again(max(place["since"], int(place["dataset_state"] is not None)))
-
-    def _end_again(self, place: dict[str, Any]) -> None:
+    def _end_again(self, base: dict[str, Any]) -> None:
         """Brings the dataset to its end once more: it then has taken what was loaded, as later epochs must not."""
         if self.restores_place:
             with put_back_afterwards(GLOBAL), contextlib.suppress(StopIteration, _Reported):
                 self._read_reported(self.reading.iterable_index())
                 # It had made itself ready for the next epoch, and begins that now: it is to begin it later.
-                if place["dataset_state"] is not None:
-                    self.reading.dataset.load_state_dict(place["dataset_state"])
+                if self._of_dataset(base) is not None:
+                    self.reading.dataset.load_state_dict(self._of_dataset(base))
                 self._trial = None
         if self._trial is not None:
             self._trial.first = _ENDED
         self._fetcher.ended = True
 
-    def _read_again(self, since: Any) -> None:
-        """Reads, and drops, what was read since the place was taken."""
+    def _read_again(self, since: Any, is_left: bool = False) -> None:
+        """Reads, and drops, what was read since the place was taken.
+
+        Args:
+            since: how many batches, or their indices.
+            is_left: whether the epoch was left then. One of them may have been the end.
+        """
         indices = since if isinstance(since, list) else (self.reading.iterable_index() for _ in range(since))
         for number, index in enumerate(indices):
             try:
                 with contextlib.suppress(_Reported):
                     self._read_reported(index)
-                if self._trial is not None and self._trial.first is None:
-                    self._trial.first = freeze(state_of(self.reading.dataset))
             except StopIteration:
+                if is_left:
+                    return
                 raise ValueError(
                     f"the dataset ended after {number} batches where {since} had been read when the state was saved: "
                     "it is not the dataset that the state belongs to, or it does not repeat itself"
@@ -223,7 +224,7 @@ class Reader:
     def _read_reported(self, index: Any) -> None:
         """Reads a batch; an error was raised when it was read first, too, and is dropped with it."""
         try:
-            self._fetcher.fetch(index)
+            self._fetch(index)
         except StopIteration:
             if self.reading.is_iterable:
                 raise
@@ -239,18 +240,28 @@ class Reader:
             StopIteration: the iterable dataset has no more.
             BaseException: whatever the dataset or the collate function raised.
         """
+        self.count += 1
+        self._trails.count()
         try:
-            if self._trial is None or self.count:
-                batch = self._fetcher.fetch(index)
-            else:
-                batch = self._read_first(self._trial, index)
+            return self._fetch(index)
         except StopIteration:
             self._is_over = self.reading.is_iterable
             raise
-        self.count += 1
-        return batch
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C: it is read again
+            self.count -= 1
+            self._trails.count(-1)
+            raise
 
-    def _read_first(self, trial: _Trial, index: Any) -> Any:
+    def _fetch(self, index: Any) -> Any:
+        """A batch, read for the first time or once more."""
+        self._fetched += 1
+        if self._trial is None or self._fetched > 1:
+            return self._fetcher.fetch(index)
+        return self._fetch_first(self._trial, index)
+
+    def _fetch_first(self, trial: _Trial, index: Any) -> Any:
         """The first batch of an epoch; that of the epoch behind a loaded one is compared with that one's first."""
         before = {name: read(name) for name in GLOBAL}
         batch = ended = None
@@ -261,14 +272,14 @@ class Reader:
         seen = _ENDED if ended is not None else freeze(state_of(self.reading.dataset))
         if trial.first is None:
             trial.first = seen
-        elif self._came_from is None:
+        else:
             self._trial = None
             if trial.loaded != trial.first == seen:  # it has begun where the state had said once more
                 vars(self.reading.dataset).clear()
                 vars(self.reading.dataset).update(trial.attributes)
                 set_all(before)
                 self._fetch_anew()
-                return self._fetcher.fetch(index)
+                return self._fetch(index)
         if ended is not None:
             raise ended
         return batch
@@ -281,7 +292,9 @@ class Reader:
             return self._state()
         if self._came_from is not None:
             return self._came_from
-        return self._not_begun()
+        if not self.restores_place:
+            return self._state()
+        return self._state() | self._trails.told()  # the states of now for those who look
 
     def took(self, place: Any) -> None:
         """Notes a place that was taken.
@@ -289,14 +302,16 @@ class Reader:
         Args:
             place: what `place` returned, as it stays: a copy, or frozen.
         """
-        if self.count:
-            self._taken = [*self._taken[-1:], (place, self.count)]
+        if self.reading.is_iterable and (self.count or self.has_ended):
+            self._trails.note(place, is_end=self.has_ended)
 
-    def _not_begun(self) -> dict[str, Any]:
-        """The place before the first batch of an epoch: where the dataset has left the one before."""
-        if self._left is not None:
-            return {**self._left, "left": True}
-        return self._state() | {"dataset_iter_state": None, "since": 0, "left": True, "first": True}
+    def keep_place(self) -> None:
+        """Takes a place now and then, for the epochs behind this one if it is left."""
+        if not self._keeps or not self.count or not self._cadence.is_due(now := time.monotonic(), 0.0):
+            return
+        with contextlib.suppress(Exception):  # a state that cannot be had now, and need not be
+            self.took(copied(self._state()))
+        self._cadence.took(time.monotonic(), time.monotonic() - now)
 
     def _state(self) -> dict[str, Any]:
         reading, iterator = self.reading, self._iterator
@@ -304,6 +319,7 @@ class Reader:
             "dataset_state": None if iterator is reading.dataset else state_of(reading.dataset),
             "dataset_iter_state": state_of(iterator),
             "collate_state": state_of(reading.collate_fn),
+            "random": self._generators() if self._generators is not None else None,
             "since": 0 if reading.is_iterable else [],
             "ended": self.has_ended,
         }

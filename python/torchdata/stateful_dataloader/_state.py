@@ -19,6 +19,7 @@ import zlib
 from typing import Any
 
 from torchdata.stateful_dataloader._reading import NO_PLACE
+from torchdata.stateful_dataloader._trails import STATES
 
 __all__ = ["OURS", "is_over", "laid_out", "normalized"]
 
@@ -28,6 +29,8 @@ OURS = "_torchdata_rs"
 _MANY = 1 << 53
 #: More workers than any machine has.
 _WORKERS = 1 << 16
+#: More batches of epochs that were left than are read again.
+_AGAIN = 1 << 24
 #: More batches than are given between two snapshots of torchdata 0.11.
 _STEPS = 1 << 31
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state", "_sampler_iter_yielded"
@@ -80,12 +83,12 @@ def laid_out(
 
 def _place(place: dict[str, Any] | None, is_iterable: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is told of a place under the keys of 0.11, and what beyond."""
-    place = NO_PLACE | (place or {"begun": False})
+    place = NO_PLACE | (place or {})
     fetcher = {"dataset_iter_state": place["dataset_iter_state"], "fetcher_ended": place["ended"]}
     theirs = {"dataset_state": place["dataset_state"], "fetcher_state": fetcher if is_iterable else None}
     own = {key: place[key] for key in ("collate_state", "random", "random_then", "since") if place.get(key)}
-    if place.get("left"):  # who changes the dataset's state means it for this epoch
-        own["left" if not place.get("first") else "first"] = _mark(theirs)
+    if place["later"] is not None:  # who changes the dataset's state means it for this epoch
+        own |= {"later": place["later"], "mark": _mark(theirs)} | ({"base": place["base"]} if place["base"] else {})
     return theirs, own
 
 
@@ -203,7 +206,7 @@ def _ours(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
             found["places"][number] = _completed(place, more, found["_num_yielded"])
     if found["_iterator_finished"]:
         for place in found["places"]:
-            if place is not None and not isinstance(place["since"], list) and not place.get("left"):
+            if place is not None and not isinstance(place["since"], list) and place["later"] is None:
                 place["ended"] = True
     indices = ours.get("indices", [])
     if not isinstance(indices, list):
@@ -227,14 +230,23 @@ def _completed(place: dict[str, Any], more: dict[str, Any], given: int) -> dict[
     if not isinstance(place["since"], list):
         theirs["fetcher_state"] = {"dataset_iter_state": place["dataset_iter_state"], "fetcher_ended": place["ended"]}
     is_list = isinstance(place["since"], list)
-    since = more.get("since", [] if is_list else 0)
-    if isinstance(since, list) != is_list or (not is_list and whole(since, "since") > given):
+    since, later = more.get("since", [] if is_list else 0), None
+    if "later" in more:
+        later = [whole(count, "later", most=_AGAIN) for count in more["later"]]
+        if later and later[-1] > given:
+            raise ValueError(f"the state is damaged: 'later' is {later!r}")
+        if more["mark"] != _mark(theirs):
+            since, later = (later or [0])[-1], None
+    if isinstance(since, list) != is_list:
         raise ValueError(f"the state is damaged: 'since' is {since!r}")
+    if not is_list:
+        whole(since, "since", most=given if later is None else _AGAIN)
     place = place | {key: more.get(key) for key in ("collate_state", "random", "random_then")} | {"since": since}
-    for key in ("left", "first"):
-        if key in more and more[key] == _mark(theirs):
-            place |= {"left": True, "first": key == "first"}
-    return place
+    return place if later is None else place | {"later": later, "base": _base(more.get("base"))}
+
+
+def _base(saved: Any) -> dict[str, Any] | None:
+    return None if saved is None else {**{part: saved[part] for part in STATES}, "ended": bool(saved["ended"])}
 
 
 def is_over(state: dict[str, Any]) -> bool:

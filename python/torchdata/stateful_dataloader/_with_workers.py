@@ -5,7 +5,6 @@ Role: main. Draws indices when torch's loader would: as many as workers may be a
 
 from __future__ import annotations
 
-import copy
 import functools
 import multiprocessing
 import threading
@@ -39,16 +38,14 @@ class _Progress:
 
     #: A place of its reading, frozen or as it was loaded; None where nothing was told yet.
     place: bytes | dict[str, Any] | None = None
-    #: Batches that it has given since then, by index the indices of them.
+    #: Batches that it has given since that was told, by index the indices of them.
     since: Any = 0
     ended: bool = False
 
     def load(self, place: dict[str, Any] | None) -> None:
         """Takes over a saved place."""
         if place is not None:
-            self.place = place
-            if not place.get("left"):  # else that is of the epoch before
-                self.since, self.ended = copy.copy(place["since"]), place["ended"]
+            self.place, self.ended = place, place["ended"]
 
     def count(self, index: Any) -> None:
         """Counts a batch."""
@@ -59,9 +56,11 @@ class _Progress:
 
     def stand(self, frozen: bytes) -> None:
         """Notes where the worker stands; empty bytes say that nothing has changed."""
+        self.since = [] if isinstance(self.since, list) else 0
         if frozen:
             self.place = frozen
-        self.since = [] if isinstance(self.since, list) else 0
+        elif isinstance(self.place, dict):
+            self.place = {**self.place, "since": self.since}
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
         """What is saved of it.
@@ -73,18 +72,17 @@ class _Progress:
         """
         if isinstance(self.place, bytes):
             self.place = thaw(self.place)  # once, however often it is asked for
-        place: Any = self.place or NO_PLACE
+        place: Any = self.place or NO_PLACE | {"since": type(self.since)()}
         if isinstance(self.since, list) and not is_stateful and not place["random"]:
             return None
-        since, ended = self.since, self.ended or place["ended"]
-        if place.get("left"):
-            if not since and not self.ended:
-                since, ended = place["since"], place["ended"]
-            else:  # it has begun, and told nothing since
-                place = NO_PLACE | {"random": place["random"], "collate_state": place["collate_state"]}
+        since, later = place["since"], place["later"]
+        if later:  # it is a place of the epochs before
+            later = [*later[:-1], later[-1] + self.since]
+        else:
+            since = since + self.since
         random = encoded_of_worker(place["random"] or {}, base_seed, worker)
-        since = list(since) if isinstance(since, list) else since
-        return {**place, "random": random, "since": since, "ended": ended}
+        ended = self.ended or place["ended"]
+        return {**place, "random": random, "since": since, "later": later, "ended": ended}
 
 
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"

@@ -97,6 +97,7 @@ class _Worker:
                 return
             with contextlib.suppress(Exception):
                 self.reader.read(self.index_of(index))
+        self.watch.look()
 
     def index_of(self, ordered: Any) -> Any:
         """What is read for an order."""
@@ -137,12 +138,12 @@ class _Worker:
         if self.reader is None:
             if self.job.init_fn is not None:
                 self.job.init_fn(self.setup.worker_id)
-            self.reader = Reader(reading)
             self.watch = Watch()
-        if fresh and place is not None:
-            self.reader.begin_after(place)
-        else:
-            self.reader.begin(place)
+            self.reader = Reader(reading, self.watch.states)
+        if place is not None:
+            self.reader.restore(place)
+        if place is None or fresh:
+            self.reader.begin()
         batches.begin(self.reader, went_on=place is not None and not fresh)
 
 
@@ -253,13 +254,13 @@ class _Batches(Iterator[Unit]):
         """The place behind the batch that was just read, if it is to be told."""
         watch, cadence = self._worker.watch, self._cadence
         now = time.monotonic()
-        looks = now >= watch.due
+        looks, first = now >= watch.due, False
         if looks:
-            watch.look()
+            first = watch.look()
             watch.due = next_due(now, time.monotonic() - now)
         if not (self._takes_places or watch.moved):
             return b"" if looks else None  # nothing that is to be read once more
-        if not cadence.is_due(now, now - began):
+        if not cadence.is_due(now, now - began) and not first:  # a place without that generator is none
             return None
         frozen = self._frozen_place()
         cadence.took(time.monotonic(), time.monotonic() - now)
@@ -290,9 +291,7 @@ class _Batches(Iterator[Unit]):
     def _frozen_place(self) -> bytes:
         """Where the reading stands; empty if that is where it stood."""
         assert self._reader is not None
-        place = dict(self._reader.place())
-        place["random"] = self._worker.watch.states() or place["random"]
-        frozen = freeze(place)
+        frozen = freeze(self._reader.place())
         self._reader.took(frozen)
         if frozen == self._last:
             return b""

@@ -230,7 +230,7 @@ class StatefulDataLoader(DataLoader[T_co]):
             "is_iterable": is_iterable,
             "last_worker": self.num_workers - 1,
         }
-        place = NO_PLACE | {"dataset_state": copied(_state_if_any(self.dataset)), "left": is_iterable, "first": True}
+        place = NO_PLACE | {"dataset_state": copied(_state_if_any(self.dataset)), "later": [] if is_iterable else None}
         ours = {"unstarted": True, "generators": {"now": self._drawing.encoded(self._drawing.now())}}
         return laid_out(main, [place] * (self.num_workers or 1), ours, self.num_workers)
 

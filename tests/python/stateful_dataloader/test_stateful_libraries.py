@@ -1,4 +1,4 @@
-"""Libraries that use StatefulDataLoader: each trains a small model, is stopped in mid-epoch, and goes on exactly."""
+"""Libraries that use StatefulDataLoader: each trains a small model, is stopped, starts anew, and goes on exactly."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
+from fresh_processes import FreshProcesses  # noqa: E402
+from library_trainers import EPOCHS, STEPS  # noqa: E402
 from process_checks import children, shared_mappings  # noqa: E402
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
@@ -34,183 +36,49 @@ def no_worker_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def name_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The distribution `torchdata`, as its wheel installs it."""
+def names(tmp_path: Path) -> Any:
+    """Makes a folder with the distribution `torchdata`, as its wheel installs it; accelerate asks for it."""
     import zipfile
 
     import name_wheel
 
-    with zipfile.ZipFile(name_wheel.build(tmp_path)) as wheel:
-        wheel.extractall(tmp_path / "site")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    def make(folder: Path) -> Path:
+        with zipfile.ZipFile(name_wheel.build(tmp_path)) as wheel:
+            wheel.extractall(folder)
+        return folder
+
+    return make
 
 
-class Samples(torch.utils.data.Dataset[Any]):
-    """Inputs that name their index, and labels."""
-
-    def __init__(self, length: int = 24) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": torch.tensor([float(index), 1.0]) / 24, "labels": torch.tensor([float(index % 3)])}
+#: By library what is imported once for all of its runs.
+LIBRARIES = {
+    "accelerate": ["accelerate", "torch._dynamo"],
+    "lightning": ["lightning"],
+    "transformers": ["transformers.trainer"],
+}
 
 
-class Model(torch.nn.Module):
-    """A model that notes which samples it has seen."""
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_library_s_trainer_goes_on_in_a_new_process_as_if_it_had_not_been_stopped(
+    tmp_path: Path, library: str, names: Any
+) -> None:
+    """Stopped in the middle of an epoch, at its end, and in the second one; three whole epochs are behind each stop."""
+    pytest.importorskip(library, reason="it is what is tried here")
 
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = torch.nn.Linear(2, 1)
-        self.seen: list[list[int]] = []
+    def run(workers: int, folder: str, **more: Any) -> Any:
+        options = {"library": library, "workers": workers, "folder": names(tmp_path / folder)}
+        return processes.call("library_trainers:train", **options, **more)
 
-    def forward(self, x: Any, labels: Any = None, **_: Any) -> Any:
-        self.seen.append([round(float(one) * 24) for one in x[:, 0]])
-        logits = self.layer(x)
-        return {"loss": (logits - labels).square().mean(), "logits": logits}
-
-
-# -- accelerate --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("name_installed")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_accelerate_saves_and_goes_on_in_mid_epoch(tmp_path: Path, workers: int) -> None:
-    accelerate = pytest.importorskip("accelerate", reason="it is what is tried here")
-    from accelerate.utils import DataLoaderConfiguration, is_torchdata_stateful_dataloader_available
-
-    assert is_torchdata_stateful_dataloader_available()
-
-    def prepared() -> Any:
-        accelerator = accelerate.Accelerator(
-            cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True)
-        )
-        loader = torch.utils.data.DataLoader(Samples(), batch_size=4, shuffle=True, num_workers=workers)
-        model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return accelerator, *accelerator.prepare(model, optimizer, loader)
-
-    def train(accelerator: Any, model: Any, optimizer: Any, loader: Any, stop: int | None = None) -> None:
-        for number, batch in enumerate(loader, 1):
-            accelerator.backward(model(**batch)["loss"])
-            optimizer.step()
-            optimizer.zero_grad()
-            if number == stop:
-                accelerator.save_state(str(tmp_path / "state"))
-
-    torch.manual_seed(4)
-    accelerator, model, optimizer, loader = prepared()
-    assert isinstance(loader.base_dataloader, StatefulDataLoader)
-    train(accelerator, model, optimizer, loader, stop=2)
-    first = len(model.seen)
-    train(accelerator, model, optimizer, loader)
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-
-    torch.manual_seed(99)
-    accelerator, again, optimizer, loader = prepared()
-    accelerator.load_state(str(tmp_path / "state"))
-    train(accelerator, again, optimizer, loader)
-    assert again.seen == model.seen[2:first]
-    train(accelerator, again, optimizer, loader)
-    assert again.seen == model.seen[2:]
-    assert again.layer.weight.tolist() == model.layer.weight.tolist()
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-
-
-# -- transformers ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_trainer_of_transformers_saves_and_goes_on_in_mid_epoch(tmp_path: Path, workers: int) -> None:
-    transformers = pytest.importorskip("transformers", reason="it is what is tried here")
-
-    class Trainer(transformers.Trainer):  # type: ignore[misc]
-        loader: Any = None
-
-        def get_train_dataloader(self) -> Any:
-            if self.loader is None:
-                self.loader = StatefulDataLoader(Samples(), batch_size=4, shuffle=True, num_workers=workers)
-            return self.loader
-
-        def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
-            super()._save_checkpoint(*arguments, **options)
-            folder = tmp_path / f"checkpoint-{self.state.global_step}"
-            torch.save(self.loader.state_dict(), folder / "loader.pt")
-
-    def trainer(model: Any) -> Any:
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path),
-            num_train_epochs=2,
-            learning_rate=0.1,
-            save_steps=4,
-            logging_strategy="no",
-            report_to=[],
-            use_cpu=True,
-            disable_tqdm=True,
-            ignore_data_skip=True,  # the loader goes on by itself
-        )
-        return Trainer(model=model, args=arguments, train_dataset=Samples())
-
-    whole = Model()
-    trainer(whole).train()
-    assert len(whole.seen) == 12
-    again, folder = Model(), tmp_path / "checkpoint-4"
-    later = trainer(again)
-    later.get_train_dataloader().load_state_dict(torch.load(folder / "loader.pt", weights_only=True))
-    later.train(resume_from_checkpoint=str(folder))
-    assert again.seen == whole.seen[4:]
-    assert again.layer.weight.tolist() == whole.layer.weight.tolist()
-
-
-# -- Lightning ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_lightning_saves_and_goes_on_in_mid_epoch(tmp_path: Path, workers: int) -> None:
-    lightning = pytest.importorskip("lightning", reason="it is what is tried here")
-
-    class Module(lightning.LightningModule):  # type: ignore[misc]
-        def __init__(self, save_at: int | None = None) -> None:
-            super().__init__()
-            self.model, self.save_at = Model(), save_at
-
-        def training_step(self, batch: Any, number: int) -> Any:
-            return self.model(**batch)["loss"]
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            if self.global_step == self.save_at:
-                self.trainer.save_checkpoint(tmp_path / "middle.ckpt")
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def fit(module: Any, checkpoint: str | None = None) -> None:
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=tmp_path,
-        )
-        generator = torch.Generator().manual_seed(6)
-        loader = StatefulDataLoader(Samples(), batch_size=4, shuffle=True, num_workers=workers, generator=generator)
-        trainer.fit(module, loader, ckpt_path=checkpoint)
-
-    whole = Module(save_at=3)
-    fit(whole)
-    assert len(whole.model.seen) == 12
-    again = Module()
-    fit(again, str(tmp_path / "middle.ckpt"))
-    assert again.model.seen == whole.model.seen[3:]
-    assert again.model.layer.weight.tolist() == whole.model.layer.weight.tolist()
-
-
-# -- datasets ----------------------------------------------------------------------------------------------
+    with FreshProcesses("library_trainers", *LIBRARIES[library], limit=100.0) as processes:
+        for workers in (0, 2):
+            whole = run(workers, f"whole {workers}")
+            assert len(whole["seen"]) == EPOCHS * STEPS
+            for stop in (2, STEPS, STEPS + 1):
+                before = run(workers, f"{workers} {stop}", stop=stop)
+                behind = run(workers, f"{workers} {stop}", resumes=True)
+                assert len(before["seen"]) == stop
+                assert before["seen"] + behind["seen"] == whole["seen"], (workers, stop)
+                assert behind["weights"] == whole["weights"], (workers, stop)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

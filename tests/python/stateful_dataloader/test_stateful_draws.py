@@ -1,0 +1,172 @@
+"""What samples draw from the global generators, behind a state and behind an epoch that was left."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torch.utils.data import Dataset, IterableDataset  # noqa: E402
+
+from going_on import WORKERS, Shuffled, TakesOnce, Walk, check_goes_on, epochs_of, plain, seed_all  # noqa: E402
+from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+
+class DrawsOn(IterableDataset[Any]):
+    """A stream of random numbers, each of which takes a while."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(12):
+            time.sleep(random.Random().random() * 0.004)  # a generator of its own
+            yield float(torch.rand(()))
+
+
+class DrawsByIndex(Dataset[Any]):
+    """The same by index."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(random.Random().random() * 0.004)  # a generator of its own
+        return float(torch.rand(()))
+
+
+@pytest.mark.parametrize("dataset", [DrawsOn, DrawsByIndex])
+def test_what_a_broken_epoch_has_drawn_ahead_does_not_depend_on_time(dataset: Any) -> None:
+    found = []
+    for _ in range(4):
+        seed_all()
+        loader = StatefulDataLoader(dataset(), batch_size=None, num_workers=2, persistent_workers=True)
+        for _ in itertools.islice(loader, 3):
+            pass
+        found.append(list(loader))
+    assert found == [found[0]] * len(found)
+
+
+class Noisy(Dataset[Any]):
+    """Samples that depend on all three global generators."""
+
+    kinds: tuple[str, ...] = ("torch", "random", "numpy")
+
+    def __len__(self) -> int:
+        return 16
+
+    def drawn(self) -> list[float]:
+        draw = {"torch": lambda: float(torch.rand(())), "random": random.random, "numpy": numpy.random.random}
+        return [draw[kind]() for kind in self.kinds]
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, *self.drawn()], dtype=torch.float64)
+
+
+class NoisyStream(TakesOnce, Noisy):  # type: ignore[misc]
+    """A stream of such samples, with a state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in super().__iter__():
+            yield torch.tensor([number, *self.drawn()], dtype=torch.float64)
+
+
+class NoisyWithoutState(IterableDataset[Any]):
+    """A stream of such samples, without a state."""
+
+    kinds = Noisy.kinds
+    drawn = Noisy.drawn
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(8):
+            yield torch.tensor([number, *self.drawn()], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("dataset", [Noisy, NoisyStream, NoisyWithoutState])
+@pytest.mark.parametrize("kinds", [("random",), ("torch", "random", "numpy")], ids=["one", "all"])
+def test_random_draws_go_on(dataset: Any, options: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    def make() -> Any:
+        data = dataset()
+        data.kinds = kinds
+        return StatefulDataLoader(data, batch_size=2, shuffle=dataset is Noisy or None, **options)
+
+    if len(options) == 1:  # each of its epochs starts workers
+        check_goes_on(make, [(0, None), (1, 3)] if len(kinds) > 1 else [(0, 1)], draws_before=False, count=3)
+    else:
+        check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False)
+
+
+class ShuffledWhenBegun(TakesOnce):
+    """Draws its order as `iter` is called, and not with its first item."""
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self.share()
+        random.shuffle(order)
+        return Walk(order)
+
+
+BEFORE_THE_FIRST: dict[str, Any] = {
+    "by index": lambda: {"dataset": Noisy()},
+    "shuffled": lambda: {"dataset": Noisy(), "shuffle": True},
+    "Python's global": lambda: {"dataset": Noisy(), "sampler": Shuffled()},
+    "stream": lambda: {"dataset": NoisyStream()},
+    "stream without a state": lambda: {"dataset": NoisyWithoutState()},
+    "stream that draws as it begins": lambda: {"dataset": ShuffledWhenBegun()},
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_THE_FIRST)
+def test_random_draws_go_on_before_the_first_batch_in_a_program_of_another_seed(name: str) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(batch_size=2, **BEFORE_THE_FIRST[name]())
+
+    for epoch in (0, 1):
+        seed_all()
+        loader = make()
+        for _ in range(epoch):
+            list(loader)
+        iterator = iter(loader)
+        state = json.loads(json.dumps(loader.state_dict()))
+        whole = [[plain(batch) for batch in iterator], *epochs_of(loader, 2)]
+        for times in (1, 2):  # loaded, or loaded, saved and loaded
+            for _ in range(times):
+                seed_all(43)
+                later = make()
+                later.load_state_dict(state)
+                rest = iter(later)
+                state = json.loads(json.dumps(later.state_dict()))
+            assert [[plain(batch) for batch in rest], *epochs_of(later, 2)] == whole, (epoch, times)
+
+
+def test_seeds_of_workers_go_on() -> None:
+    def make() -> Any:
+        return StatefulDataLoader(Noisy(), batch_size=4, num_workers=2)
+
+    check_goes_on(make, [(0, None)], count=3)
+
+
+@pytest.mark.parametrize("dataset", [Noisy, NoisyStream])
+def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
+    """Also where a worker's place is told with each seventh batch, and none was."""
+
+    def make() -> Any:
+        return StatefulDataLoader(
+            dataset(), batch_size=3, num_workers=2, persistent_workers=True, snapshot_every_n_steps=14
+        )
+
+    check_goes_on(make, [(0, 2), (0, None), (1, 1)], draws_before=False, count=3)
+
+
+def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:
+    loader = StatefulDataLoader(range(64), batch_size=4, shuffle=True, num_workers=2)
+    iterator = iter(loader)
+    for _ in range(8):
+        next(iterator)
+    assert "workers" not in loader.state_dict()["_torchdata_rs"]

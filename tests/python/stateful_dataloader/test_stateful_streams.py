@@ -1,0 +1,245 @@
+"""Streams behind a state: the rest of the epoch, and the epochs after it, as in the run that was not stopped."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from going_on import MOMENTS, WORKERS, TakesOnce, Walk, check_goes_on, epochs_of, plain, saved_at  # noqa: E402
+from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+
+class CountsEpochs(TakesOnce):
+    """Counts an epoch and shuffles by it, unless it was loaded."""
+
+    def __init__(self) -> None:
+        self.epoch, self.place, self.loaded = 0, 0, False
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.loaded:
+            self.epoch, self.place = self.epoch + 1, 0
+        self.loaded = False
+        order = self.share()
+        random.Random(self.epoch).shuffle(order)
+        for number in order[self.place :]:
+            self.place += 1
+            yield number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.place, self.loaded = state["epoch"], state["place"], True
+
+
+class BeginsAnew(TakesOnce):
+    """Makes itself ready for the next epoch when one ends."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in self.share()[self.start :]:
+            self.start += 1
+            yield number
+        self.start = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.start}
+
+
+class TakesAlways(TakesOnce):
+    """Begins each epoch where the loaded state says, as the streams of Hugging Face do."""
+
+    def __init__(self) -> None:
+        self.loaded: Any = None
+        self.place: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.place = {"place": 0} if self.loaded is None else dict(self.loaded)
+        for number in self.share()[self.place["place"] :]:
+            self.place["place"] += 1
+            yield number
+
+    def state_dict(self) -> Any:
+        return None if self.place is None else dict(self.place)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded = state
+
+
+class Walked(TakesOnce):
+    """A stream whose iterator knows its place as well."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return Walk(self.share())
+
+
+class ItsOwnIterator(TakesOnce):
+    """Is its own iterator, and goes on in the middle of an epoch that was left."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> int:
+        numbers = self.share()
+        if self.place == len(numbers):
+            self.place = 0
+            raise StopIteration
+        self.place += 1
+        return numbers[self.place - 1]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class CountsWhenBegun(CountsEpochs):
+    """Counts an epoch as `iter` is called, and not with its first item."""
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.loaded:
+            self.epoch, self.place = self.epoch + 1, 0
+        self.loaded = True
+        return super().__iter__()
+
+
+STREAMS = [TakesOnce, CountsEpochs, CountsWhenBegun, BeginsAnew, ItsOwnIterator, TakesAlways, Walked]
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+@pytest.mark.parametrize("stream", STREAMS)
+def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[str, Any]) -> None:
+    moments = {0: [*MOMENTS, (1, 3)], 1: [(0, 1), (0, 3), (1, None)], 2: [(0, 1), (1, 0), (1, 3), (1, None)]}
+    for batch_size in (2, None)[: 1 if options else 2]:
+        check_goes_on(
+            lambda size=batch_size: StatefulDataLoader(stream(), batch_size=size, **options),
+            moments[len(options)],
+            count=3 if options else 4,
+        )
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_state_that_is_loaded_twice_and_saved_in_between_goes_on(stream: Any) -> None:
+    for options in WORKERS[::2]:
+        whole = epochs_of(StatefulDataLoader(stream(), batch_size=2, **options), 4)
+        state = saved_at(StatefulDataLoader(stream(), batch_size=2, **options), 1, 1)
+        for taken in (0, 1, 2):
+            later = StatefulDataLoader(stream(), batch_size=2, **options)
+            later.load_state_dict(state)
+            iterator = iter(later)
+            for _ in range(taken):
+                next(iterator)
+            third = StatefulDataLoader(stream(), batch_size=2, **options)
+            third.load_state_dict(json.loads(json.dumps(later.state_dict())))
+            assert epochs_of(third, 3) == [whole[1][1 + taken :], *whole[2:]], (options, taken)
+
+
+#: Batches that the epochs before are left after.
+BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("options", WORKERS[::2], ids=["main", "persistent"])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_behind_broken_epochs_streams_go_on_as_without_a_stop(stream: Any, options: Any, every: int) -> None:
+    def make() -> Any:
+        return StatefulDataLoader(stream(), batch_size=2, snapshot_every_n_steps=every, **options)
+
+    def broken(breaks: Any) -> Any:
+        loader = make()
+        for count in breaks:
+            for _ in itertools.islice(iter(loader), count):
+                pass
+        return loader
+
+    for breaks in BREAKS if every == 1 or not options else BREAKS[:2]:
+        whole = epochs_of(broken(breaks), 3)
+        for batches in (0, 1, 2) if not options else (0, 1):
+            if batches > len(whole[0]):
+                continue
+            loader = broken(breaks)
+            iterator = iter(loader)
+            for _ in range(batches):
+                next(iterator)
+            state = json.loads(json.dumps(loader.state_dict()))
+            later = make()
+            later.load_state_dict(state)
+            iter(later)
+            third = make()
+            third.load_state_dict(json.loads(json.dumps(later.state_dict())))
+            wanted = [whole[0][batches:], *whole[1:]]
+            assert epochs_of(third, 3) == wanted, (breaks, batches)
+
+
+def test_a_long_epoch_that_was_left_is_not_read_again_from_its_beginning() -> None:
+    class Counted(BeginsAnew):
+        length, read = 500, 0
+
+        def __iter__(self) -> Iterator[Any]:
+            for number in super().__iter__():
+                self.read += 1
+                yield number
+
+    loader = StatefulDataLoader(Counted(), batch_size=None)
+    for _ in itertools.islice(loader, 400):
+        pass
+    iterator = iter(loader)
+    state = json.loads(json.dumps(loader.state_dict()))
+    dataset = Counted()
+    later = StatefulDataLoader(dataset, batch_size=None)
+    later.load_state_dict(state)
+    assert next(iter(later)) == next(iterator) == 400
+    assert dataset.read <= 129  # the state of 64 batches before, or of 64 before that
+
+
+def test_epochs_that_are_left_at_once_do_not_make_states_grow() -> None:
+    loader = StatefulDataLoader(TakesOnce(), batch_size=2)
+    sizes = []
+    for _ in range(700):
+        iterator = iter(loader)
+        sizes.append(len(json.dumps(loader.state_dict()["_torchdata_rs"]["reading"]["later"])))
+        next(iterator)
+    assert max(sizes[:300]) == max(sizes)
+    later = StatefulDataLoader(TakesOnce(), batch_size=2)
+    iterator = iter(loader)
+    later.load_state_dict(loader.state_dict())
+    assert epochs_of(later, 1) == [[plain(batch) for batch in iterator]]
+
+
+def test_a_data_set_s_state_that_was_changed_is_that_of_this_epoch() -> None:
+    loader = StatefulDataLoader(TakesOnce(), batch_size=None)
+    for _ in itertools.islice(loader, 2):
+        pass
+    iterator = iter(loader)
+    state = loader.state_dict()
+    assert state["dataset_state"] == {"place": 2}
+    state["dataset_state"] = {"place": 5}
+    later = StatefulDataLoader(TakesOnce(), batch_size=None)
+    later.load_state_dict(state)
+    assert list(later) == [5, 6, 7, 8]
+    assert next(iterator) == 0
+
+
+def test_a_worker_that_is_slow_to_begin_loses_none_of_its_items() -> None:
+    class Slow(TakesOnce):
+        pause = 0.01
+
+    def make() -> Any:
+        return StatefulDataLoader(Slow(), batch_size=None, num_workers=2, persistent_workers=True)
+
+    whole = [*epochs_of(make(), 1)] * 3
+    for batches in (1, 3):
+        loader = make()
+        for _ in itertools.islice(loader, 3):
+            pass
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+        later = make()
+        later.load_state_dict(loader.state_dict())
+        assert epochs_of(later, 3) == [whole[0][batches:], *whole[1:]]

@@ -1,0 +1,128 @@
+"""Holds what comes behind states of a `StatefulDataLoader` against the run that was not stopped."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import IterableDataset, Sampler, get_worker_info
+
+#: Behind how many batches of which epoch a state is taken: before the first loop, inside epochs, at and behind ends.
+MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
+WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
+
+
+def seed_all(seed: int = 42) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed)
+
+
+def plain(batch: Any) -> Any:
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def epochs_of(loader: Any, count: int = 4) -> list[list[Any]]:
+    return [[plain(batch) for batch in loader] for _ in range(count)]
+
+
+def saved_at(loader: Any, epoch: int, batches: int | None) -> Any:
+    """The state of a loader in its so manieth epoch, as JSON has kept it."""
+    for _ in range(epoch):
+        list(loader)
+    if batches is None:
+        list(loader)
+    elif (epoch, batches) != (0, 0):
+        iterator = iter(loader)
+        for _ in range(batches):
+            next(iterator)
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[list[Any]]:
+    return whole[epoch + 1 :] if batches is None else [whole[epoch][batches:], *whole[epoch + 1 :]]
+
+
+def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
+    """Holds what comes behind states, each loaded by a program that begins anew, against the run without a stop.
+
+    Args:
+        make: makes the loader.
+        moments: when a state is taken.
+        draws_before: whether the program draws before it goes on.
+        count: epochs of the run without a stop.
+    """
+    seed_all()
+    whole = epochs_of(make(), count)
+    for moment in moments:
+        seed_all()
+        state = saved_at(make(), *moment)
+        seed_all()
+        later = make()
+        later.load_state_dict(state)
+        if draws_before:
+            torch.rand(11)
+        wanted = wanted_at(whole, *moment)
+        assert epochs_of(later, len(wanted)) == wanted, moment
+
+
+class TakesOnce(IterableDataset[int]):
+    """Its generator takes the place that was loaded, and counts on."""
+
+    length, pause = 9, 0.0
+
+    def __init__(self) -> None:
+        self.place = self.start = 0
+
+    def share(self) -> list[int]:
+        info = get_worker_info()
+        return [*range(self.length)] if info is None else [*range(info.id, self.length - 3 * info.id, info.num_workers)]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.place, self.start = self.start, 0
+        for number in self.share()[self.place :]:
+            time.sleep(self.pause)
+            self.place += 1
+            yield number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.start = state["place"]
+
+
+class Walk:
+    """An iterator that knows its place."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers, self.done = numbers, 0
+
+    def __iter__(self) -> Walk:
+        return self
+
+    def __next__(self) -> int:
+        if self.done >= len(self.numbers):
+            raise StopIteration
+        self.done += 1
+        return self.numbers[self.done - 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.done = state["done"]
+
+
+class Shuffled(Sampler[int]):
+    """Shuffled by Python's global generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = [*range(16)]
+        random.shuffle(order)
+        return iter(order)
