@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchdata._engine.program import Program
     from torchdata._native import Sender
 
 #: In a child: where its items go out. `torchdata.empty` takes its memory there.
 current_sender: Sender | None = None
+#: In a child: what it runs, whose last pipe messages name.
+current_program: Program | None = None
 
 
 def empty(shape: Any, dtype: Any) -> Any:

@@ -20,8 +20,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import torchdata._engine.codec  # noqa: F401 - imported late, another thread's fork might copy the import half done
 from torchdata import _engine
+from torchdata._engine.codec import UNSENT  # imported late, another thread's fork might copy the import half done
 from torchdata._engine.crossing import Handle, SharedPickle
 from torchdata._engine.entering import CommonSetup
 from torchdata._engine.failures import describe, reraise
@@ -30,6 +30,7 @@ from torchdata._engine.program import ChildInfo, Program
 from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
 from torchdata._importing import call_when_imported
 from torchdata._native import Collector, Link, Obedience, Sender, StatsBoard
+from torchdata._reporting import add_note, attributes_of
 from torchdata._stats.counting import Counting
 from torchdata._tracing.following import follow
 
@@ -211,7 +212,7 @@ class _Child:
         setup = self.setup
         _limit_threads()  # before anything of the user's is imported
         program = setup.program.load() if isinstance(setup.program, SharedPickle) else setup.program
-        self.program = program
+        self.program = _engine.current_program = program
         _engine.current_sender = self.sender
         opens = None if self.dispatched is None else self._open_dispatched
         share = None if self.dispatched is None else self._share
@@ -308,6 +309,8 @@ class _Child:
                 return False
             failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
         except BaseException as error:
+            if attributes_of(error).pop(UNSENT, False):
+                add_note(error, f"It would have been item {self.sender.made()[1] + 1} of this process.")
             failure = self.failure or describe(error, self.setup.where)
         while not self.sender.send_error(failure):
             if not self._goes_on():
