@@ -12,7 +12,6 @@ import sys
 from typing import Any
 
 from torchdata import _engine
-
 from torchdata._engine.reducers import Tables, has_own_reducer
 from torchdata._engine.tensors import Span, arriving
 from torchdata._redacting import shown

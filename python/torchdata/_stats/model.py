@@ -111,7 +111,8 @@ class ProcessStats:
         restarts: how often it was started again.
         snapshots: states that it has sent.
         cpu_seconds: processor time of all its threads; None where the system does not tell.
-        waits_for_cpu_seconds: time that its main thread was ready to run and did not; None as before.
+        waits_for_cpu_seconds: time that its threads were ready to run and did not; None as before.
+        lived_seconds: time in which these two were counted: since the process was started; None as before.
         pipes: its pipes, sources first.
     """
 
@@ -148,6 +149,7 @@ class ProcessStats:
     snapshots: int
     cpu_seconds: float | None
     waits_for_cpu_seconds: float | None
+    lived_seconds: float | None
     pipes: tuple[PipeStats, ...]
 
 

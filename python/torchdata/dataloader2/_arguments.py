@@ -30,7 +30,8 @@ _INSTEAD = {
 _INSTEAD_OVER_DATASET = {
     "batch_sampler": "sampler=..., batch_size=..., or build the pipeline and give it to DataLoader2(...)",
     "generator": "seed=...",
-    "multiprocessing_context": "reading_service=MultiProcessingReadingService(num_workers, multiprocessing_context={!r})",
+    "multiprocessing_context": "reading_service=MultiProcessingReadingService(num_workers, "
+    "multiprocessing_context={!r})",
     "pin_memory": "DataLoader2(SequenceWrapper(dataset).sharding_filter().batch(...).collate().pin_memory(), "
     "num_workers=...)",
     "prefetch_factor": "reading_service=MultiProcessingReadingService(num_workers, worker_prefetch_cnt={!r})",

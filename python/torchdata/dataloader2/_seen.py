@@ -5,6 +5,7 @@ Role: a base of `DataLoader2`, of which it is a part. Runs in the main process, 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from torchdata._stats.recorder import Recorder
@@ -54,7 +55,10 @@ class Seen(Generic[T_co]):
         """
         from torchdata._stats.diagnosis import diagnose
 
-        return diagnose(self.stats(since))
+        stats = self.stats(since)
+        if not stats.epoch and not self._iterating:  # an epoch begins with its first item, and there was none
+            stats = replace(stats, epoch=self._epochs)
+        return diagnose(stats)
 
     def picture(self) -> Picture:
         """What the loader runs and has counted, drawn; before the first epoch its pipeline. See `stats().picture()`."""

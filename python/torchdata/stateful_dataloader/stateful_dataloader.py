@@ -120,8 +120,8 @@ class StatefulDataLoader(DataLoader[T_co]):
     ) -> None:
         if num_workers == "auto":  # type: ignore[comparison-overlap]
             raise TypeError(
-                "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself is "
-                'DataLoader2.from_dataset(dataset, batch_size, num_workers="auto")'
+                "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
+                'is DataLoader2.from_dataset(dataset, batch_size, num_workers="auto")'
             )
         any_dataset: Any = dataset  # torch's loader takes what has samples, whatever its annotation says
         super().__init__(
