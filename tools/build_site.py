@@ -27,8 +27,7 @@ def sources(folder: Path) -> None:
     shutil.copytree(ROOT / "docs", folder, dirs_exist_ok=True)
     api_reference.write(folder / "reference")
     (folder / "pipes.md").write_text(pipes_page.text(), encoding="utf-8")
-    for name in ("README.md", "examples"):  # of which pages include parts
-        (folder.parent / name).symlink_to(ROOT / name)
+    (folder.parent / "examples").symlink_to(ROOT / "examples")  # of which pages include parts
     developers = folder / "developers"
     developers.mkdir(exist_ok=True)
     for name in ("DEVELOP.md", "CHANGELOG.md"):

@@ -4,8 +4,8 @@ Role: reads the registries of a freshly imported package and the signatures of t
 their overloads, or what `__new__` takes and returns. `make stubs` runs it, after a pipe was added or its constructor
 changed; a test compares the file with what would be written.
 
-A form returns `IterDataPipe` (or `MapDataPipe`) of the items that the constructor's overloads say, or that follow from
-its source's; of `Any` elsewhere. It returns the pipe's class only where that has methods for users to call, like
+A form returns `IterDataPipe` (or `MapDataPipe`) of the items that the constructor's overloads or the class say, or
+that follow from its source's; of `Any` elsewhere. It returns the pipe's class only if that has methods for users, like
 `set_seed`. So `pipe: IterDataPipe[Any]` takes `pipe = pipe.map(f)`, line after line.
 
     typed_forms.py            writes the file
@@ -189,10 +189,9 @@ class Form:
             variables = [variable.__name__ for variable in maker.__parameters__]
             assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
             said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
-        follows = any(
-            self.variables.get(node.id, "Any") != "Any" for node in ast.walk(said) if isinstance(node, ast.Name)
-        )
-        shown = self._annotation(ast.unparse(said)) if follows else self._any()
+        # A variable that nothing settles may be anything, and so may be what is made of it.
+        open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(said) if isinstance(node, ast.Name))
+        shown = self._any() if open_ended else self._annotation(ast.unparse(said))
         if CALLED_BY_USERS.isdisjoint(dir(maker)):
             return f"{self._class(base)}[{shown}]"
         self.stub.imports.add(f"import {maker.__module__}")  # two pipes may have one name
@@ -222,7 +221,7 @@ class Form:
             if self.variables[name] == name != ITEM:
                 self.stub.variables.add(name)
             return self._any() if self.variables[name] == "Any" else self.variables[name]
-        module = sys.modules[self.function.__module__]
+        module = self._module_of(name)
         value = vars(module).get(name)
         if isinstance(value, types.ModuleType):
             alias = f" as {name}" if name != value.__name__ else ""
@@ -240,6 +239,12 @@ class Form:
         elif name in vars(module):
             self.stub.from_import(module.__name__, name)  # an alias that the module defines
         return name
+
+    def _module_of(self, name: str) -> types.ModuleType:
+        """The module that knows `name`: the function's, or that of a base of the pipe's class."""
+        bases = self.maker.__mro__ if isinstance(self.maker, type) else ()
+        modules = [sys.modules[one.__module__] for one in (self.function, *bases) if one.__module__ != "builtins"]
+        return next((module for module in modules if name in vars(module)), modules[0])
 
 
 def _import(module: str, names: list[str]) -> str:
@@ -273,7 +278,9 @@ def _base_of(cls: Any) -> tuple[Any, Any]:
         if issubclass(origin, (IterDataPipe, MapDataPipe)):
             root, items = _base_of(origin)
             given = dict(zip(origin.__parameters__, typing.get_args(base), strict=False))
-            return root, given.get(items, Any)
+            if isinstance(items, typing.TypeVar):
+                return root, given.get(items, Any)
+            return root, Any if getattr(items, "__parameters__", ()) else items
     raise TypeError(f"{cls} is no pipe")
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "attributes_of",
     "came_from",
     "fold",
+    "is_users",
     "level_outside",
     "make_printable",
     "name_of",
@@ -145,6 +146,12 @@ def name_of(datapipe: Any) -> str:
         if attribute.endswith("fn") and callable(function):
             while isinstance(function, partial):
                 function = function.func
-            if not str(getattr(function, "__module__", "")).startswith("torchdata."):
+            if is_users(function):
                 return f"{name}({getattr(function, '__name__', type(function).__qualname__)})"
     return name
+
+
+def is_users(function: Any) -> bool:
+    """Whether a function is not of this package. The demo's are: it is a program like those of users."""
+    module = str(getattr(function, "__module__", ""))
+    return not module.startswith("torchdata.") or module.startswith("torchdata.demo.")

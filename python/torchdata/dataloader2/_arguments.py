@@ -6,9 +6,11 @@ Role: pure functions, called where a loader is made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["adapter_list", "refuse_arguments", "require_service"]
+from torchdata.dataloader2.reading_service import MultiProcessingReadingService
+
+__all__ = ["adapter_list", "refuse_arguments", "require_service", "service_of"]
 
 #: What takes the place of arguments of torch's loader; a pair of braces stands for the value.
 _INSTEAD = {
@@ -16,7 +18,6 @@ _INSTEAD = {
     "collate_fn": "datapipe.collate(collate_fn={!r}) as the datapipe",
     "drop_last": "datapipe.batch(batch_size, drop_last={!r}) as the datapipe",
     "multiprocessing_context": "reading_service=MultiProcessingReadingService(multiprocessing_context={!r})",
-    "num_workers": "reading_service=MultiProcessingReadingService(num_workers={!r})",
     "pin_memory": "datapipe.pin_memory() as the datapipe",
     "prefetch_factor": "reading_service=MultiProcessingReadingService(worker_prefetch_cnt={!r})",
     "shuffle": "datapipe.shuffle() as the datapipe",
@@ -25,16 +26,51 @@ _INSTEAD = {
 }
 
 
-def refuse_arguments(arguments: Mapping[str, Any]) -> None:
+#: The same for the loader of a data set.
+_INSTEAD_OVER_DATASET = {
+    "batch_sampler": "sampler=..., batch_size=..., or build the pipeline and give it to DataLoader2(...)",
+    "generator": "seed=...",
+    "multiprocessing_context": "reading_service=MultiProcessingReadingService(num_workers, "
+    "multiprocessing_context={!r})",
+    "pin_memory": "DataLoader2(SequenceWrapper(dataset).sharding_filter().batch(...).collate().pin_memory(), "
+    "num_workers=...)",
+    "prefetch_factor": "reading_service=MultiProcessingReadingService(num_workers, worker_prefetch_cnt={!r})",
+    "timeout": "reading_service=MultiProcessingReadingService(num_workers, timeout={!r})",
+    "worker_init_fn": "reading_service=MultiProcessingReadingService(num_workers, worker_init_fn={!r})",
+}
+
+
+def refuse_arguments(arguments: Mapping[str, Any], whose: str = "DataLoader2") -> None:
+    known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
-        instead = f"; write {_INSTEAD[name].format(value)} instead" if name in _INSTEAD else ""
-        raise TypeError(f"DataLoader2 got an unexpected keyword argument {name!r}{instead}")
+        instead = f"; write {known[name].format(value)} instead" if name in known else ""
+        if name == "persistent_workers":
+            instead = "; leave it out: workers live on between epochs"
+        raise TypeError(f"{whose} got an unexpected keyword argument {name!r}{instead}")
+
+
+def service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
+    """The service that runs a graph with so many workers; `service` itself if it was given.
+
+    Raises:
+        TypeError: it is none.
+        ValueError: both were given.
+    """
+    if service is not None and num_workers:
+        raise ValueError(f"{whose}: give num_workers or a reading_service, not both")
+    if service is None and not (isinstance(num_workers, int) and num_workers == 0):
+        return MultiProcessingReadingService(num_workers)
+    require_service(service)
+    return service
+
+
+def is_service(value: Any) -> bool:
+    """Whether the value is an instance of a reading service."""
+    return not isinstance(value, type) and callable(getattr(value, "initialize_iteration", None))
 
 
 def require_service(service: Any) -> None:
-    if service is not None and (
-        isinstance(service, type) or not callable(getattr(service, "initialize_iteration", None))
-    ):
+    if service is not None and not is_service(service):
         raise TypeError(
             f"reading_service must be an instance of a ReadingServiceInterface or None, but got {service!r}"
         )
@@ -44,6 +80,11 @@ def adapter_list(adapters: Any) -> list[Any] | None:
     """The argument `datapipe_adapter_fn` as a list, None where it was left out."""
     if adapters is None:
         return None
+    if is_service(adapters):
+        raise TypeError(
+            f"datapipe_adapter_fn takes adapters, but got the reading service {adapters!r}; write "
+            f"reading_service={type(adapters).__name__}(...), by its name"
+        )
     listed = list(adapters) if isinstance(adapters, Iterable) else [adapters]
     for adapter in listed:
         if isinstance(adapter, type) or not callable(adapter):

@@ -15,15 +15,16 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Never, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeAlias, TypeVar, overload
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import Finalized
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import fold
 from torchdata._threads import end_all
-from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, require_service
+from torchdata.dataloader2._arguments import adapter_list, refuse_arguments, service_of
 from torchdata.dataloader2._checkpointing import StateKeeper, number_of_items, unpacked_pipe
 from torchdata.dataloader2._copying import made_of
 from torchdata.dataloader2._datasets import pipe_over, pipeline_over
@@ -44,7 +45,6 @@ from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.random.seed_generator import check_seed
 from torchdata.dataloader2.reading_service import (
     InProcessReadingService,
-    MultiProcessingReadingService,
 )
 from torchdata.dataloader2.services.interface import (
     READING_SERVICE_STATE_KEY_NAME as READING_SERVICE_STATE_KEY_NAME,
@@ -103,6 +103,8 @@ class DataLoader2(Finalized, Generic[T_co]):
             loader is used.
         datapipe_adapter_fn: an adapter or several; applied to the copy of the graph, in their order.
         reading_service: how the graph is run; None reads it in this process, with the pipes' own seeds.
+        num_workers: number of worker processes, in the place of a `reading_service`: the short form of
+            `reading_service=MultiProcessingReadingService(num_workers)`.
         stats: what is counted: "counts", which costs nothing, or "full", which takes the time of each pipe, too; None
             for what the environment variable `TORCHDATA_STATS` says, or else "counts". See `stats()`.
         stall_warning: after how many seconds in which `next` got no item a `RuntimeWarning` says who waits for whom,
@@ -130,6 +132,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         datapipe_adapter_fn: Iterable[Adapter] | Adapter | None = None,
         reading_service: ReadingServiceInterface | None = None,
         *,
+        num_workers: int | Literal["auto"] = 0,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
         **of_torchs_loader: Never,
@@ -142,6 +145,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
         *,
+        num_workers: int | Literal["auto"] = 0,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
         **of_torchs_loader: Never,
@@ -153,17 +157,18 @@ class DataLoader2(Finalized, Generic[T_co]):
         datapipe_adapter_fn: Iterable[AdapterFn] | AdapterFn | None = None,
         reading_service: ReadingServiceInterface | None = None,
         *,
+        num_workers: int | Literal["auto"] = 0,
         stats: StatsLevel | None = None,
         stall_warning: float | None = 60.0,
         **of_torchs_loader: Never,
     ) -> None:
         self._terminated = self._ended = True  # a loader whose construction fails has nothing to shut down
         refuse_arguments(of_torchs_loader)
+        reading_service = service_of(num_workers, reading_service, "DataLoader2")
         recorder = Recorder(stats, stall_warning)
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        require_service(reading_service)
         adapters, service = adapter_list(datapipe_adapter_fn), Snapshot(reading_service)  # one in use serves no other
         self._set_up(Pipeline(Snapshot(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
@@ -262,13 +267,14 @@ class DataLoader2(Finalized, Generic[T_co]):
         dataset: Any,
         batch_size: int | None = None,
         shuffle: bool = False,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         *,
         sampler: Iterable[Any] | None = None,
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
         seed: int | None = None,
         reading_service: ReadingServiceInterface | None = None,
+        **of_torchs_loader: Never,
     ) -> DataLoader2[Any]:
         """A loader of a data set, with the usual pipeline: order, share, batch, collate.
 
@@ -283,7 +289,7 @@ class DataLoader2(Finalized, Generic[T_co]):
             batch_size: items per batch; None yields single items, uncollated.
             shuffle: whether each epoch has a random order of its own: of all items by index, or of those of an iterable
                 through the buffer of `shuffle()`.
-            num_workers: number of worker processes; 0 reads in this process.
+            num_workers: number of worker processes; 0 reads in this process; "auto" chooses while it runs.
             sampler: gives the indices to read, for data sets that are read by index; see `sample_by` of map pipes.
             drop_last: whether a last batch with fewer items is left out.
             collate_fn: a function of a batch, or of an item where `batch_size` is None. None makes arrays (with PyTorch
@@ -301,12 +307,11 @@ class DataLoader2(Finalized, Generic[T_co]):
             ...     len(loader), list(loader)
             (3, [[0, 1], [2, 3], [4]])
         """
-        if reading_service is not None and num_workers:
-            raise ValueError("DataLoader2.from_dataset: give num_workers or a reading_service, not both")
+        refuse_arguments(of_torchs_loader, "DataLoader2.from_dataset")
+        reading_service = service_of(num_workers, reading_service, "DataLoader2.from_dataset")
         pipe = pipeline_over(dataset, batch_size, shuffle, sampler, drop_last, collate_fn)
         if reading_service is None:
-            in_process = isinstance(num_workers, int) and num_workers == 0
-            reading_service = InProcessReadingService() if in_process else MultiProcessingReadingService(num_workers)
+            reading_service = InProcessReadingService()
         loader = cls(pipe, reading_service=reading_service)
         if seed is not None:
             loader.seed(seed)
@@ -636,7 +641,10 @@ class DataLoader2(Finalized, Generic[T_co]):
         """
         from torchdata._observe.stats.diagnosis import diagnose
 
-        return diagnose(self.stats(since))
+        stats = self.stats(since)
+        if not stats.epoch and not self._run.is_iterating:  # an epoch begins with its first item, and there was none
+            stats = replace(stats, epoch=self._run.epochs)
+        return diagnose(stats)
 
     def picture(self) -> Picture:
         """What the loader runs and has counted, drawn; before the first epoch its pipeline. See `stats().picture()`."""

@@ -19,7 +19,7 @@ from torchdata.dataloader2.graph import DataPipe, DataPipeGraph, traverse_dps
 from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import certain_lengths, check_int
 from torchdata.datapipes._pipe.datasets import is_indexed_only, splits_itself
 from torchdata.datapipes._pipe.graph import Graph
 from torchdata.datapipes._pipe.traversal import is_pipe
@@ -36,6 +36,8 @@ Kind = Literal[
     "sharded-twice",
     "shuffle-after-dispatch",
     "splits-itself",
+    "too-few-blocks",
+    "work-before-sharding",
 ]
 
 
@@ -71,7 +73,9 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     Finds a `sharding_filter` without a `shuffle` before it; sources whose items every worker would yield; joins of
     branches of which some are sharded; a second `sharding_filter` behind a first one; a `shuffle` behind
     `sharding_round_robin_dispatch` where no seed is given; and a `sharding_filter` behind a source that divides its
-    items among workers by itself, such as Hugging Face's `IterableDataset`: each worker then reads all of them.
+    items among workers by itself, such as Hugging Face's `IterableDataset`: each worker then reads all of them. And it
+    finds a function before a `sharding_filter`, which each worker calls for all items, and blocks so large that some
+    workers get none.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -137,6 +141,7 @@ class _Linter:
         found = [*self._unshuffled(), *self._sharded_twice()]
         if self.num_workers > 1:
             found += [*self._shuffled_after_dispatch(), *self._replicated(), *self._split_and_sharded()]
+            found += [*self._work_before_sharding(), *self._too_few_blocks()]
         yield from sorted(found, key=lambda finding: order[id(finding.datapipe)])
 
     # -- one kind each -----------------------------------------------------------------------------
@@ -224,6 +229,41 @@ class _Linter:
                         "filter, or with ranks make it `.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)`",
                         pipe,
                     )
+
+    def _work_before_sharding(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            if not _divides(pipe) or id(pipe) in self.dispatched | self.in_main:
+                continue
+            before = [one for one in self._upstream(pipe) if id(one) not in self.dispatched and _calls_users(one)]
+            if before:
+                called = ", ".join(sorted({_function_name(one) for one in before}))
+                yield Finding(
+                    "work-before-sharding",
+                    f"{self._place(pipe)}: {called} comes before it, so each of {self.num_workers} workers calls that "
+                    "for all items, and drops those of the others afterwards; put `.sharding_filter()` before "
+                    f"`.map({called})`, unless that costs next to nothing",
+                    pipe,
+                )
+
+    def _too_few_blocks(self) -> Iterator[Finding]:
+        for pipe in self.pipes:
+            block = vars(pipe).get("_block", 1)
+            if not _divides(pipe) or block == 1 or id(pipe) in self.dispatched:
+                continue
+            try:
+                with certain_lengths():
+                    items = len(self.sources[id(pipe)][0])
+            except (TypeError, NotImplementedError):
+                continue
+            blocks = -(-items // block)
+            if blocks < self.num_workers and items > 1:
+                yield Finding(
+                    "too-few-blocks",
+                    f"{self._place(pipe)}: it deals out {items} items in blocks of {block}, which are {blocks}, so "
+                    f"{self.num_workers - blocks} of {self.num_workers} workers get nothing; make the blocks smaller "
+                    "(ShardingPolicy(block=1)), or shard behind the pipe that makes many items of each",
+                    pipe,
+                )
 
     def _partly_sharded(self, pipe: Any, divided: Any, whole: list[Any]) -> Iterator[Finding]:
         name = type(pipe).__name__
@@ -326,6 +366,9 @@ _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplex
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}
 
+#: Pipes that call a function of the user's for each item.
+_MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
+
 _ORDINALS = (
     "the last pipe",
     "second",
@@ -344,6 +387,18 @@ def _ordinal(steps: int) -> str:
     if steps == 0:
         return _ORDINALS[0]
     return f"{_ORDINALS[steps] if steps < len(_ORDINALS) else f'number {steps + 1}'} from the end"
+
+
+def _calls_users(pipe: Any) -> bool:
+    """Whether the pipe calls a function of the user's for each item. Python's own cost next to nothing."""
+    function = vars(pipe).get("fn")
+    module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
+    return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")
+
+
+def _function_name(pipe: Any) -> str:
+    function = vars(pipe)["fn"]
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _name(pipe: Any) -> str:

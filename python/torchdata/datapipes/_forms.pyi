@@ -16,6 +16,7 @@ from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, MapDataPipe
 from torchdata.datapipes.iter import CompressionType
 from torchdata.datapipes.iter.streams.tfrecords import TFRecordExampleSpec
+from torchdata.datapipes.utils import StreamWrapper
 from torchdata.nodes import BaseNode
 
 T_co = TypeVar("T_co", covariant=True)
@@ -25,7 +26,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def add_index(
         self,
         index_name: Hashable = "index",
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[dict[Any, Any]]:
         """Numbers the items, which are dicts: puts the number of each, from 0, into it."""
 
     def async_map_batches(
@@ -86,13 +87,15 @@ class IterForms(FunctionalForms, Generic[T_co]):
         hash_dict: Mapping[str, str],
         hash_type: str = "sha256",
         rewind: bool = True,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, Any]]:
         """Passes on the files whose hash is the expected one; any other is an error."""
 
     def collate(
         self,
         conversion: Any = ...,
         collate_fn: Callable[..., Any] | None = None,
+        *,
+        to: Literal["numpy", "torch"] | None = None,
     ) -> IterDataPipe[Any]:
         """Turns every batch into arrays (with PyTorch loaded, tensors) that have one more dimension than
         its items.
@@ -126,7 +129,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         file_type: str | CompressionType | None = None,
         *,
         max_ratio: float | None = 100.0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Decompresses streams: yields pairs of path and stream of what was compressed. Paths stay as they
         are.
         """
@@ -168,7 +171,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         file_type: str | CompressionType | None = None,
         *,
         max_ratio: float | None = 100.0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """An older name of `Decompressor`, which is what this makes."""
 
     @overload
@@ -264,7 +267,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def lines_to_paragraphs(
         self,
         joiner: Callable[[list[Any]], Any] = ...,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, Any]]:
         """Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file,
         ends one.
         """
@@ -277,7 +280,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         abspath: bool = False,
         non_deterministic: bool = False,
         length: int = -1,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[str]:
         """Yields the paths of the files in one or several directories."""
 
     def list_files_by_ais(
@@ -286,14 +289,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
         length: int = -1,
         *,
         timeout: float = 20.0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[str]:
         """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes."""
 
     def list_files_by_fsspec(
         self,
         masks: str | list[str] = "",
         **kwargs: Any,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[str]:
         """Yields the URLs of what lies in one or several directories of a file system that fsspec knows."""
 
     def list_files_by_iopath(
@@ -314,7 +317,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         endpoint_url: str = "",
         config: Mapping[str, Any] | None = None,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[str]:
         """Yields the URLs of the objects in S3 buckets whose keys begin with given prefixes."""
 
     def load_files_by_ais(
@@ -323,7 +326,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         length: int = -1,
         *,
         timeout: float = 20.0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens objects of an AIStore cluster: yields pairs of URL and stream."""
 
     def load_files_by_s3(
@@ -335,7 +338,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         endpoint_url: str = "",
         config: Mapping[str, Any] | None = None,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens S3 objects: yields pairs of URL and stream."""
 
     def load_from_bz2(
@@ -343,7 +346,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         length: int = -1,
         *,
         max_ratio: float | None = 100.0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Decompresses bzip2 streams: yields pairs of path, without the suffix `.bz2`, and stream."""
 
     def load_from_rar(
@@ -351,7 +354,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         length: int = -1,
         max_ratio: float | None = 100.0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Reads RAR archives: yields pairs of path and stream, one per file. Needs the extra `rar`."""
 
     def load_from_tar(
@@ -360,7 +363,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         length: int = -1,
         *,
         max_ratio: float | None = 100.0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file."""
 
     def load_from_tfrecord(
@@ -370,7 +373,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         verify_checksums: bool = True,
         *,
         max_length: int | None = 134217728,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[dict[str, Any]]:
         """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per
         record.
         """
@@ -380,7 +383,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         length: int = -1,
         *,
         max_ratio: float | None = 100.0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Decompresses xz (and lzma) streams: yields pairs of path, without the suffix `.xz`, and stream."""
 
     def load_from_zip(
@@ -388,7 +391,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         length: int = -1,
         *,
         max_ratio: float | None = 100.0,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Reads zip archives: yields pairs of path and stream, one per file."""
 
     def load_parquet_as_df(
@@ -437,7 +440,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         max_len: float | None = None,
         buffer_size: int = 1000,
         include_padding: bool = False,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[DataChunk[Any]]:
         """Makes batches of items of similar length, each with a limited total length."""
 
     def mux(
@@ -470,7 +473,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         mode: str = "r",
         encoding: str | None = None,
         length: int = -1,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files: yields pairs of path and stream."""
 
     def open_files_by_fsspec(
@@ -479,7 +482,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         kwargs_for_open: Mapping[str, Any] | None = None,
         **kwargs: Any,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files by fsspec: yields pairs of URL and stream."""
 
     def open_files_by_iopath(
@@ -518,7 +521,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def parse_json_files(
         self,
         **kwargs: Any,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, Any]]:
         """Parses JSON files, each as a whole: yields pairs of path and value."""
 
     def pin_memory(
@@ -553,7 +556,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
         **kwargs: Any,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files of Google Drive by their links: yields pairs of file name and binary stream."""
 
     def read_from_http(
@@ -561,7 +564,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
         **kwargs: Any,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files behind HTTP URLs: yields pairs of URL and binary stream."""
 
     def read_from_remote(
@@ -570,7 +573,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         timeout: float | tuple[float | None, float | None] | None = None,
         skip_on_error: bool = False,
         **kwargs: Any,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, StreamWrapper]]:
         """Opens files behind URLs: those at drive.google.com and docs.google.com as `GDriveReader`, others
         as `HttpReader`.
         """
@@ -578,7 +581,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def read_from_stream(
         self,
         chunk: int | None = None,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[str, Any]]:
         """Reads streams: yields pairs of path and content, whole or in chunks. Empty streams yield
         nothing.
         """
@@ -623,7 +626,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def rows2columnar(
         self,
         column_names: Collection[Hashable] | None = None,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[dict[Any, list[Any]]]:
         """Turns batches of rows into dicts of columns."""
 
     def sample_multiplex(
@@ -643,7 +646,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         *,
         kwargs_for_open: Mapping[str, Any] | None = None,
         **kwargs: Any,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[str]:
         """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is
         written.
         """
@@ -664,7 +667,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self,
         mode: str = "w",
         filepath_fn: Callable[[Any], Any] | None = None,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[str]:
         """Writes files: yields the path of each when it is complete."""
 
     def set_length(
@@ -673,7 +676,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     ) -> IterDataPipe[T_co]:
         """Gives a pipeline a length without changing its items."""
 
-    def shard_expand(self) -> IterDataPipe[Any]:
+    def shard_expand(self) -> IterDataPipe[str]:
         """Expands names like `imagenet-{000..123}.tar` to the names of the single files."""
 
     def sharding_filter(
@@ -792,7 +795,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self,
         *,
         strict: bool = True,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[dict[str, Any]]:
         """Gathers consecutive files with the same name but for the extension into one dict."""
 
     @overload
@@ -811,14 +814,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def zip(
         self,
         *datapipes: Any,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[Any, ...]]:
         """Yields tuples of one item of each input, until the shortest input ends."""
 
     def zip_longest(
         self,
         *datapipes: Any,
         fill_value: Any = None,
-    ) -> IterDataPipe[Any]:
+    ) -> IterDataPipe[tuple[Any, ...]]:
         """Yields tuples of one item of each input, until the longest input ends."""
 
     def zip_with_iter(
@@ -912,5 +915,5 @@ class MapForms(FunctionalForms, Generic[T_co]):
     def zip(
         self,
         *datapipes: Any,
-    ) -> MapDataPipe[Any]:
+    ) -> MapDataPipe[tuple[Any, ...]]:
         """Puts the items that several pipes have at the same index into a tuple."""

@@ -1,4 +1,4 @@
-"""The demo's data: the digits and photographs that ship inside scikit-learn, as tar shards of image files.
+"""The demo's data: photographs that ship inside scikit-learn, and the tutorial's digits, as tar shards of image files.
 
 Role: writes each shard once, in the main process, before any pipe exists. A shard appears under its name only
 when it is complete, so that an interrupted run leaves nothing half-written that the next run would read.
@@ -6,23 +6,27 @@ when it is complete, so that an interrupted run leaves nothing half-written that
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import os
+import random
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DIGITS", "HELD_OUT", "optional", "write_digits", "write_photographs"]
+__all__ = ["DIGITS", "HELD_OUT", "PHOTOGRAPH_SHARDS", "optional", "write_digits", "write_photographs"]
 
 #: How many handwritten digits scikit-learn ships.
 DIGITS = 1797
 _SHARDS = 8
+#: Shards of photographs, for training and for the test each.
+PHOTOGRAPH_SHARDS = 8
 #: Every how many-th digit is kept for the test; the rest is for training.
 HELD_OUT = 5
-_PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow", "tqdm": "tqdm"}
+_PACKAGES = {"sklearn": "scikit-learn", "PIL": "Pillow"}
 
 
 def optional(module: str) -> Any:
@@ -42,11 +46,10 @@ def optional(module: str) -> Any:
         ) from error
 
 
-def _encode(pixels: Any, kind: str) -> bytes:
-    """The bytes of a PNG or JPEG file that shows `pixels` (height x width, or height x width x 3, uint8)."""
-    image = optional("PIL.Image").fromarray(pixels)
+def _png(pixels: Any) -> bytes:
+    """The bytes of a PNG file that shows `pixels` (height x width, uint8)."""
     buffer = io.BytesIO()
-    image.save(buffer, format=kind, **({"quality": 90} if kind == "JPEG" else {}))
+    optional("PIL.Image").fromarray(pixels).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
@@ -83,30 +86,48 @@ def write_digits(folder: Path) -> tuple[Path, Path]:
     split = [i for i in range(DIGITS) if i % HELD_OUT], list(range(0, DIGITS, HELD_OUT))
     for (part, k), path in paths.items():
         chosen = split[part][k :: _SHARDS if part == 0 else 2]
-        _write_shard(path, ((f"{i:04d}_{labels[i]}.png", _encode(images[i], "PNG")) for i in chosen))
+        _write_shard(path, ((f"{i:04d}_{labels[i]}.png", _png(images[i])) for i in chosen))
     return folders
 
 
-def write_photographs(folder: Path, copies: int = 40) -> Path:
-    """Writes the two photographs as JPEG files, `copies` differently shifted ones of each, unless they are there.
+def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
+    """Writes crops of the two photographs as JPEG files of 640 x 427 pixels, unless they are there.
+
+    The first photograph shows a temple, the second one a flower. Each file shows another part of one of them, enlarged,
+    and is named `<index>_<label>.jpg`.
+
+    Args:
+        folder: where to write.
+        count: files for training; a quarter as many are for the test.
 
     Returns:
-        The folder of the shards.
+        The folders of the training and of the test shards.
     """
-    target = folder / "photographs"
-    target.mkdir(parents=True, exist_ok=True)
-    paths = [target / f"photographs-{copies}-{k}.tar" for k in range(4)]
-    if all(path.exists() for path in paths):
-        return target
-    photographs = optional("sklearn.datasets").load_sample_images()
-    numpy = importlib.import_module("numpy")
+    folders = folder / f"photographs-{count}" / "train", folder / f"photographs-{count}" / "test"
+    counts = count, max(2, count // 4)
+    for part, target in enumerate(folders):
+        target.mkdir(parents=True, exist_ok=True)
+        paths = [target / f"photographs-{k}.tar" for k in range(PHOTOGRAPH_SHARDS)]
+        for k, path in enumerate(paths):
+            if not path.exists():
+                _write_shard(path, (_crop(part, i) for i in range(k, counts[part], len(paths))))
+    return folders
 
-    def members(k: int) -> Iterator[tuple[str, bytes]]:
-        for copy in range(k, copies, len(paths)):
-            for label, photograph in enumerate(photographs.images):
-                shifted = numpy.roll(photograph, 16 * copy, axis=1)
-                yield f"{copy:04d}_{label}.jpg", _encode(shifted, "JPEG")
 
-    for k, path in enumerate(paths):
-        _write_shard(path, members(k))
-    return target
+def _crop(part: int, index: int) -> tuple[str, bytes]:
+    """One file: a part of a photograph that follows from its number."""
+    chance, label = random.Random(2 * index + part), (index // PHOTOGRAPH_SHARDS) % 2
+    photograph = _photographs()[label]
+    width, height = photograph.size
+    share = chance.uniform(0.5, 0.9)
+    left, top = chance.uniform(0, 1 - share) * width, chance.uniform(0, 1 - share) * height
+    box = (left, top, left + share * width, top + share * height)
+    buffer = io.BytesIO()
+    photograph.resize((width, height), box=box).save(buffer, format="JPEG", quality=90)
+    return f"{index:05d}_{label}.jpg", buffer.getvalue()
+
+
+@functools.cache
+def _photographs() -> list[Any]:
+    image = optional("PIL.Image")
+    return [image.fromarray(pixels) for pixels in optional("sklearn.datasets").load_sample_images().images]

@@ -1,4 +1,4 @@
-"""The demo's pipeline: list files, open, untar, decode, shuffle, shard, batch, collate, in worker processes.
+"""The demo's pipeline: list shards, shuffle and share them out, untar, shuffle, decode, augment, batch, collate.
 
 Role: builds the graph in the main process; all functions below run in the workers, which is why they stand at
 the top level of a module, where every start method can find them.
@@ -6,27 +6,46 @@ the top level of a module, where every start method can find them.
 
 from __future__ import annotations
 
+import io
 import os
+import random
+import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import FileLister, IterDataPipe
 from torchdata.demo.data import optional
 
-__all__ = ["digits", "loader", "photographs"]
+__all__ = ["SIZE", "TarImages", "decode", "photographs", "stack"]
+
+#: Pixels of a side of what the model gets.
+SIZE = 224
 
 
-def decode(member: tuple[str, Any]) -> dict[str, Any]:
-    """The image in a tar member, as an array, with the label that its name holds."""
+def decode(member: tuple[str, bytes], augment: bool = True) -> dict[str, Any]:
+    """The photograph in a file of a tar shard as an array of 224 x 224 pixels, with the label that its name holds.
+
+    To augment it, a part of it is taken by chance, and mirrored by chance.
+    """
     import numpy as np
 
-    path, stream = member
-    with optional("PIL.Image").open(stream) as image:
-        pixels = np.asarray(image)
-    stream.close()
+    path, content = member
+    with optional("PIL.Image").open(io.BytesIO(content)) as image:
+        width, height = image.size
+        share = random.uniform(0.6, 1.0) if augment else 1.0
+        left, top = (random.uniform(0, 1 - share) * side if augment else 0.0 for side in (width, height))
+        box = (left, top, left + share * width, top + share * height)
+        pixels = np.asarray(image.convert("RGB").resize((SIZE, SIZE), box=box))
+    if augment and random.random() < 0.5:
+        pixels = pixels[:, ::-1]
     name = os.path.basename(path)
     return {"name": name, "label": int(Path(name).stem.rpartition("_")[2]), "image": pixels}
+
+
+def decode_whole(member: tuple[str, bytes]) -> dict[str, Any]:
+    """The same without chance, for the test."""
+    return decode(member, augment=False)
 
 
 def stack(batch: list[dict[str, Any]]) -> dict[str, Any]:
@@ -40,25 +59,33 @@ def stack(batch: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def digits(folder: Path, batch_size: int, shuffle: bool = True) -> IterDataPipe[Any]:
-    """The graph over the digit shards: decoded first, so that the shuffle buffer holds arrays and no open streams.
+def photographs(folder: Path, batch_size: int, training: bool = True) -> IterDataPipe[Any]:
+    """The graph over the shards. Workers share out the shards, so that each is read and decoded once."""
+    shards: IterDataPipe[str] = FileLister(str(folder), masks="*.tar")
+    if training:
+        shards = shards.shuffle()
+    files: IterDataPipe[Any] = shards.sharding_filter().open_files(mode="b").load_from_tar().read_from_stream()
+    if training:
+        files = files.shuffle(buffer_size=32)  # of files as they are, which are smaller than what is decoded of them
+    return files.map(decode if training else decode_whole).batch(batch_size).collate(stack)
 
-    Every worker reads all members, in the same shuffled order, and keeps its own share of them.
+
+class TarImages:
+    """The same samples as torch's loader takes them: an iterable that shares the shards out among its workers.
+
+    The demo mixes it with torch's `IterableDataset`, which is not imported here.
     """
-    pipe = FileLister(str(folder), masks="*.tar").open_files(mode="b").load_from_tar().map(decode)
-    if shuffle:
-        pipe = pipe.shuffle(buffer_size=2000)
-    batches: IterDataPipe[Any] = pipe.sharding_filter().batch(batch_size).collate(stack)
-    return batches
 
+    def __init__(self, folder: Path) -> None:
+        self.paths = sorted(map(str, folder.glob("*.tar")))
 
-def photographs(folder: Path, batch_size: int) -> IterDataPipe[Any]:
-    """The graph over the photograph shards: sharded before the decoding, which is what costs time here."""
-    pipe = FileLister(str(folder), masks="*.tar").open_files(mode="b").load_from_tar()
-    batches: IterDataPipe[Any] = pipe.sharding_filter().map(decode).batch(batch_size).collate(stack)
-    return batches
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        from torch.utils.data import get_worker_info
 
-
-def loader(pipe: IterDataPipe[Any], workers: int) -> DataLoader2[Any]:
-    """A loader that runs `pipe` in `workers` processes."""
-    return DataLoader2(pipe, reading_service=MultiProcessingReadingService(num_workers=workers))
+        info = get_worker_info()
+        for path in self.paths if info is None else self.paths[info.id :: info.num_workers]:
+            with tarfile.open(path) as archive:
+                for member in archive:
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    yield decode((member.name, file.read()))

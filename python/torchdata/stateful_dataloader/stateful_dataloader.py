@@ -118,6 +118,11 @@ class StatefulDataLoader(DataLoader[T_co]):
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
+        if num_workers == "auto":  # type: ignore[comparison-overlap]
+            raise TypeError(
+                "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
+                'is DataLoader2.from_dataset(dataset, batch_size, num_workers="auto")'
+            )
         any_dataset: Any = dataset  # torch's loader takes what has samples, whatever its annotation says
         super().__init__(
             any_dataset,

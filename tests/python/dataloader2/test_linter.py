@@ -276,3 +276,28 @@ def test_the_service_does_not_warn_where_sharding_was_switched_off_on_purpose() 
     service = MultiProcessingReadingService(2, multiprocessing_context="fork")
     with DataLoader2(sharded(), ShardingPolicy(enable=False), service) as loader:
         assert len(list(loader)) == 12
+
+
+def decoded(item):
+    return item
+
+
+def test_a_function_before_the_filter_is_called_by_each_worker_for_all_items():
+    pipe = IterableWrapper(range(9)).shuffle().map(decoded).sharding_filter()
+    [finding] = lint(pipe, 4)
+    assert (finding.kind, finding.silent, finding.datapipe) == ("work-before-sharding", False, pipe)
+    assert "decoded comes before it, so each of 4 workers calls that for all items" in str(finding)
+    assert "put `.sharding_filter()` before `.map(decoded)`" in str(finding)
+    assert lint(pipe, 1) == []
+    assert lint(IterableWrapper(range(9)).shuffle().sharding_filter().map(decoded)) == []
+
+
+@pytest.mark.parametrize(("items", "block", "idle"), [(6, 8, 1), (6, 3, 0), (7, 4, 0), (6, 1, 0)])
+def test_blocks_that_are_too_large_for_the_items(items, block, idle):
+    pipe = ShardingPolicy(block=block)(IterableWrapper(range(items)).shuffle().sharding_filter())
+    found = lint(pipe, 2)
+    assert [finding.kind for finding in found] == ["too-few-blocks"] * idle
+    for finding in found:
+        assert "deals out 6 items in blocks of 8, which are 1, so 1 of 2 workers get nothing" in str(finding)
+    unknown = ShardingPolicy(block=block)(IterableWrapper(iter(range(items))).shuffle().sharding_filter())
+    assert lint(unknown, 2) == []

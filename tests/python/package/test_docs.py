@@ -167,7 +167,51 @@ def test_files_that_prose_names_exist() -> None:
     assert not lacking, lacking
 
 
+def test_the_readme_is_read_in_a_few_minutes() -> None:
+    assert len(README.splitlines()) <= 200
+
+
+def test_the_files_that_the_readme_leads_to_are_there() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)|^\[\w+\]: (\S+)$", README, re.M)
+    assert len(links) > 20
+    missing = [path for pair in links for path in pair if path and not (ROOT / path).exists()]
+    assert not missing
+
+
+def starts_workers(code: str) -> bool:
+    """Whether a block starts worker processes, and not threads as nodes do."""
+    if "ParallelMapper(" in code:
+        return 'method="process"' in code
+    return re.search(r"num_workers=(?:[1-9]|\"auto)|ReadingService\((?:[1-9]|num_workers)", code) is not None
+
+
+def test_examples_that_start_workers_have_a_guard() -> None:
+    """From Python 3.14 on workers import the program."""
+    blocks = [code for code, _ in examples()]
+    for page in ("examples.md", "examples-with-torch.md"):
+        blocks += [example.block.code for example in doc_blocks.examples(ROOT / "docs" / page)]
+    starting = [code for code in blocks if starts_workers(code)]
+    assert len(starting) > 10
+    assert not [code for code in starting if 'if __name__ == "__main__":' not in code]
+
+
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def test_a_page_whose_blocks_start_workers_without_a_guard_says_what_a_program_needs() -> None:
+    """Blocks of a page are one program that is read from above to below, as in a notebook."""
+    words = 'put what starts workers under `if __name__ == "__main__":`'
+    silent, starting = [], 0
+    for page in PAGES:
+        bare = [one for one in doc_blocks.examples(page) if starts_workers(one.block.code)]
+        if any("__main__" not in one.block.code for one in bare):
+            starting += 1
+            text = page.read_text(encoding="utf-8")
+            silent += [page.name] * (words not in text or "A notebook needs no guard" not in text)
+    assert starting > 5
+    assert not silent
+
+
 each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT / "docs")) for page in PAGES])
 
 
@@ -218,3 +262,18 @@ def test_the_blocks_of_a_page_are_told_apart(tmp_path: Path) -> None:
     ]
     assert [block.reason for block in doc_blocks.blocks(page)].count("needs a server") == 1
     assert doc_blocks.printed(page, tmp_path) == ["", "False\n", "1\n"]
+
+
+def test_the_page_on_support_names_the_versions_of_states_and_the_pythons_of_the_project() -> None:
+    from torchdata.dataloader2._loader_state import STATE_VERSION as OF_LOADERS
+    from torchdata.datapipes.state import STATE_VERSION as OF_PIPES
+
+    text = (ROOT / "docs" / "support.md").read_text(encoding="utf-8")
+    for name, version in (("`DataLoader2`", OF_LOADERS), ("pipes (`save_state`)", OF_PIPES)):
+        assert f"| {name} | {version} | {version}" in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pythons = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    assert f"| {pythons[0]} to {pythons[-1]};" in text
+    assert project["optional-dependencies"]["torch"] == ["torch>=2.6"]
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert [one for one in pythons if f'"{one}"' not in workflow] == []

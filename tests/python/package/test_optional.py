@@ -139,8 +139,8 @@ def test_the_extra_all_holds_every_extra_but_torch() -> None:
     assert everything == f"torchdata-rs[{','.join(sorted(set(EXTRAS) - OTHER_EXTRAS - {'torch'}))}]"
 
 
-def test_the_readme_lists_every_extra_with_what_it_adds() -> None:
-    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+def test_the_page_on_installing_lists_every_extra_with_what_it_adds() -> None:
+    rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", (ROOT / "docs" / "install.md").read_text(encoding="utf-8"), re.M)
     adds = {name: text for names, text in rows for name in re.findall(r"`([\w-]+)`", names)}
     assert set(EXTRAS) <= set(adds)
     words = {"pillow": "Pillow", "torch": "PyTorch"}

@@ -46,8 +46,8 @@ TYPES = [
     ("numbers.batch(2).unbatch()", "IterDataPipe[Any]"),
     ("numbers.enumerate()", "IterDataPipe[tuple[int, int]]"),
     ("numbers.zip(pairs)", "IterDataPipe[tuple[int, tuple[int, str]]]"),
-    ("numbers.zip(pairs, numbers)", "IterDataPipe[Any]"),
-    ("numbers.zip(*[pairs, numbers])", "IterDataPipe[Any]"),
+    ("numbers.zip(pairs, numbers)", "IterDataPipe[tuple[Any, ...]]"),
+    ("numbers.zip(*[pairs, numbers])", "IterDataPipe[tuple[Any, ...]]"),
     ("numbers.fork(2)", "list[IterDataPipe[int]]"),
     ("numbers.demux(2, lambda n: n % 2)[0].map(str)", "IterDataPipe[str]"),
     ("numbers.in_memory_cache()", "InMemoryCacheHolder[int]"),
@@ -76,6 +76,12 @@ TYPES = [
     ("[item for item in DataLoader2(numbers.map(str))]", "list[str]"),
     ("next(iter(loader))", "str"),
     ("pipe.unbatch()", "IterDataPipe[Any]"),
+    ("files.open_files('b').load_from_tar()", "IterDataPipe[tuple[str, StreamWrapper]]"),
+    ("files.open_files('b').decompress().read_from_stream()", "IterDataPipe[tuple[str, Any]]"),
+    ("files.read_from_http()", "IterDataPipe[tuple[str, StreamWrapper]]"),
+    ("files.open_files('b').load_from_tfrecord()", "IterDataPipe[dict[str, Any]]"),
+    ("files.list_files()", "IterDataPipe[str]"),
+    ("DataLoader2(numbers, num_workers=2)", "DataLoader2[int]"),
 ]
 
 #: What a checker says about each line of code.
@@ -111,6 +117,7 @@ from torchdata.datapipes.map import SequenceWrapper
 numbers = IterableWrapper([1, 2, 3])
 pairs = IterableWrapper([(1, "a")])
 words = SequenceWrapper(["a"])
+files = IterableWrapper(["a.tar"])
 anything: Any = None
 
 def half(number: int) -> float:
@@ -241,6 +248,8 @@ def test_the_signature_of_a_form_is_the_constructors_without_self_and_source(pip
     if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
         del parameters[0]  # the source
     assert [*bound.parameters.values()] == parameters
+    if isinstance(maker, type):
+        assert bound.return_annotation == maker.__name__
 
 
 @pytest.mark.parametrize(("pipe", "name", "maker"), FORMS)

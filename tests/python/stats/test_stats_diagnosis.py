@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from statistics import fmean
@@ -18,6 +19,7 @@ import pytest
 from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._observe.stats.diagnosis import oversubscribed
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = pytest.mark.alone
@@ -246,7 +248,7 @@ def test_workers_that_stand_in_line_behind_another_program_do_not_fight_with_eac
         list(dl)
         stats = dl.stats()
     for ran, fight in ((0.05, False), (0.4, True)):
-        each = {"cpu_seconds": ran * stats.seconds / 2, "waits_for_cpu_seconds": stats.seconds}
+        each = {"cpu_seconds": ran / 2, "waits_for_cpu_seconds": 1.0, "lived_seconds": 1.0}
         processes = [replace(one, **each) if one.role == "worker" else one for one in stats.processes]
         assert (oversubscribed(replace(stats, cores=1, processes=processes)) is not None) == fight
 
@@ -297,3 +299,72 @@ def test_a_loader_that_hangs_says_for_whom(monkeypatch):
     assert got == list(range(30))
     assert verdicts[0].kind == "stalled"
     assert "main has waited for worker process 1, which is running" in str(verdicts[0])
+
+
+def slept(x):
+    time.sleep(0.004)
+    return x
+
+
+def none(x):
+    return False
+
+
+@pytest.mark.parametrize("level", ["counts", "full"])
+def test_work_before_the_filter_is_done_by_each_worker(level):
+    pipe = IterableWrapper(range(80)).shuffle().map(slept).sharding_filter()
+    verdict = measured(pipe, level=level)
+    assert (verdict.kind, verdict.pipe) == ("work before sharding", "Mapper(slept)")
+    assert verdict.location.endswith(place_of(slept))
+    assert "Each of 2 workers runs `Mapper(slept)`" in str(verdict)
+    assert "for all items, 80 times for the 40 that it keeps" in str(verdict)
+    assert str(verdict).endswith("move `.sharding_filter()` before .map(slept).")
+    assert measured(IterableWrapper(range(80)).shuffle().sharding_filter().map(slept), level=level).kind == "loading"
+
+
+def test_a_function_behind_the_filter_may_be_what_takes_the_time():
+    pipe = IterableWrapper(range(80)).map(abs).sharding_filter().map(slept)
+    assert measured(pipe, level="counts").kind == "loading"
+    assert measured(pipe, level="full").kind == "loading"
+
+
+@pytest.mark.parametrize("many", [1, 5])
+def test_blocks_that_are_too_large_leave_workers_without_items(many):
+    pipe = IterableWrapper(range(6)).sharding_filter().map(slept).map(lambda x: [x] * many).unbatch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the idle worker, which another test is about
+        with DataLoader2(pipe, ShardingPolicy(block=8), num_workers=2) as dl:
+            list(dl)
+            verdict = dl.diagnose()
+    assert (verdict.kind, verdict.process) == ("idle workers", "worker process 1")
+    assert "1 of 2 workers got nothing to do: `ShardingFilter` shares out 6 items" in str(verdict)
+    assert "ShardingPolicy(block=1)" in str(verdict)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_empty_pipeline_names_its_source_or_what_passes_nothing_on(workers):
+    def verdict_of(pipe):
+        with DataLoader2(pipe, num_workers=workers) as dl:
+            assert dl.diagnose().kind == "too early"
+            assert list(dl) == []
+            return dl.diagnose()
+
+    verdict = verdict_of(IterableWrapper([]).map(slept).sharding_filter())
+    assert (verdict.kind, verdict.pipe) == ("empty", "IterableWrapper")
+    assert str(verdict).endswith("no item came; its source, `IterableWrapper`, yielded nothing.")
+    verdict = verdict_of(IterableWrapper(range(9)).filter(none).sharding_filter())
+    assert (verdict.kind, verdict.pipe) == ("empty", "Filter(none)")
+    assert str(verdict).endswith("passed on none of 9 items.")
+
+
+def test_workers_of_one_thread_are_not_said_to_run_many():
+    """What they did before the first item is as much of their time as of their processor's."""
+    with loader(IterableWrapper(range(30)).sharding_filter().map(decode)) as dl:
+        list(dl)
+        stats = dl.stats()
+    each = {"cpu_seconds": 90.0, "waits_for_cpu_seconds": 94.0, "lived_seconds": 190.0}
+    processes = [replace(one, **each) if one.role == "worker" else one for one in stats.processes]
+    verdict = oversubscribed(replace(stats, cores=1, seconds=1.0, processes=processes))
+    assert verdict is not None
+    assert "2 threads of 2 processes want to run on 1 cores" in str(verdict)
+    assert "use 1 to 1 workers" in str(verdict)

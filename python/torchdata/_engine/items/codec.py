@@ -5,16 +5,23 @@ Role: called by the extension (rust/py/src/codec) for the slow cases. Runs in wh
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 import sys
 from typing import Any
 
+from torchdata import _engine
 from torchdata._engine.items.reducers import Tables, has_own_reducer
 from torchdata._engine.items.tensors import Span, arriving
+from torchdata._redacting import shown
+from torchdata._reporting import add_note, attributes_of, name_of
 from torchdata.datapipes.datapipe import DataChunk
 
-__all__ = ["DataChunk", "has_own_reducer", "loads", "pickled_parts"]
+__all__ = ["UNSENT", "DataChunk", "has_own_reducer", "loads", "pickled_parts"]
+
+#: The attribute of an exception that says that it was raised while an item was pickled.
+UNSENT = "_torchdata_unsent"
 
 
 #: What a pickle begins with that refers to tensors laid out behind it. No pickle begins so by itself.
@@ -36,7 +43,22 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
     except Exception:
         import cloudpickle
 
-        return _dumps_by(cloudpickle.Pickler, obj)
+        try:
+            return _dumps_by(cloudpickle.Pickler, obj)
+        except Exception as error:
+            attributes_of(error)[UNSENT] = True
+            add_note(error, _why_unsendable(obj))
+            raise error from None  # the one by pickle says the same
+
+
+def _why_unsendable(obj: Any) -> str:
+    """A sentence that names what keeps an item from crossing to another process, and what to do."""
+    datapipe = _engine.current_datapipe
+    whose = "" if datapipe is None else f" in an item of {name_of(datapipe)}"
+    remedy = "yield what can be pickled, and open files, locks and connections in the process that uses them"
+    if inspect.isgenerator(obj):
+        remedy = "a function that yields is for `.flatmap(fn)`, not for `.map(fn)`; or yield a list"
+    return f"This exception was raised while {shown(obj)[:100]}{whose} was pickled for another process: {remedy}."
 
 
 def _dumps_by(base: Any, obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:

@@ -11,6 +11,7 @@ import io
 import mmap
 import os
 import pickle
+import re
 import sys
 import tempfile
 import warnings
@@ -74,6 +75,8 @@ def close_inherited_pipes() -> None:
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 
+#: What `pickle` says of a function that it does not find in the program.
+_MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
 #: Whether it was said that the system is not whole.
 _warned = False
 
@@ -124,7 +127,16 @@ class SharedPickle:
     def load(self) -> Any:
         """Unpickles the content."""
         with mmap.mmap(self._fd, 0, prot=mmap.PROT_READ) as memory:
-            return pickle.load(io.BytesIO(memory))
+            try:
+                return pickle.load(io.BytesIO(memory))
+            except AttributeError as error:
+                if found := _MISSING_IN_MAIN.search(str(error)):
+                    error.add_note(
+                        f'{found[1]!r} is defined under `if __name__ == "__main__":`, or by it, and a worker that '
+                        "imports the program (start methods 'spawn' and 'forkserver') does not run that: define it "
+                        "above, at the top level of the program"
+                    )
+                raise
 
     def close(self) -> None:
         """Closes the descriptor; the memory goes with the last one."""

@@ -11,10 +11,18 @@ import signal
 import sys
 from typing import Protocol
 
-__all__ = ["CANNOT_WATCH", "exit_message", "how_it_died", "why_not_started"]
+__all__ = ["CANNOT_WATCH", "NO_GUARD", "UNGUARDED", "exit_message", "how_it_died", "why_not_started"]
 
 #: Exit code of a child that cannot watch main: the system's name for its own errors.
 CANNOT_WATCH = os.EX_OSERR
+#: Exit code of a child that was about to start children of its own while it imported the program.
+NO_GUARD = os.EX_CONFIG
+#: What such a program lacks.
+UNGUARDED = (
+    "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
+    "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
+    '`if __name__ == "__main__":`'
+)
 
 _LIMITS = (
     "the limit of processes and threads (ulimit -u, or pids.max of the container) or of open files (ulimit -n) is "
@@ -72,6 +80,8 @@ def how_it_died(child: Exited) -> tuple[str, str]:
             "a child does that where the system refuses it the thread by which it notices the end of the main process "
             f"(see its output above): {_LIMITS}"
         )
+    elif code == NO_GUARD:
+        how, advice = "did not start", UNGUARDED
     else:
         how = f"exited with code {code}"
         advice = "something in its pipes called os._exit, or it failed to start: see its output above, if there is any"

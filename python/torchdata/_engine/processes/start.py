@@ -6,18 +6,24 @@ the children that run by then are the caller's to end. A child has these signals
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Callable, Iterable
-from multiprocessing import resource_tracker
+from multiprocessing import current_process, resource_tracker
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, NoReturn
 
 from torchdata._engine.processes.bootstrap import ChildName
-from torchdata._engine.processes.exit_messages import why_not_started
+from torchdata._engine.processes.exit_messages import NO_GUARD, UNGUARDED, why_not_started
 from torchdata._engine.processes.fork import ForkedChild, fork_all
 from torchdata._engine.processes.interrupts import InterruptsDeferred, StartGivenUp, interrupts_blocked
 from torchdata._engine.processes.shutdown import ChildProcess
 
 __all__ = ["new_child", "start_all"]
+
+#: What the names of child processes begin with.
+_PREFIX = "torchdata "
 
 
 def new_child(context: BaseContext, name: str, target: Callable[..., object], args: tuple[Any, ...]) -> ChildProcess:
@@ -32,12 +38,12 @@ def new_child(context: BaseContext, name: str, target: Callable[..., object], ar
     kind: Any = context.Process  # type: ignore[attr-defined]
     method = context.get_start_method()
     if method == "fork":
-        return ForkedChild(name, f"torchdata {name}", target, args)
+        return ForkedChild(name, f"{_PREFIX}{name}", target, args)
     if method == "forkserver":
         from torchdata._engine.processes.fork_server import ForkServerProcess
 
         kind = ForkServerProcess
-    process = kind(target=target, args=args, name=ChildName(f"torchdata {name}"), daemon=True)
+    process = kind(target=target, args=args, name=ChildName(f"{_PREFIX}{name}"), daemon=True)
     return ChildProcess(process, name)
 
 
@@ -54,6 +60,8 @@ def start_all(
     Raises:
         OSError: the system has no room for another process; the message names the child and the remedy.
     """
+    if start_method != "fork" and getattr(current_process(), "_inheriting", False):
+        _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if start_method != "fork":
             # Started with the first child it would take the mask off again, with which it starts itself.
@@ -67,6 +75,20 @@ def start_all(
                 deferred.deliver()
             started(index)
             deferred.deliver()
+
+
+def _refuse_to_start() -> NoReturn:
+    """Ends a process that imports the program, which has no guard. A child of this package tells main by its exit code.
+
+    Raises:
+        RuntimeError: it is another library's child, or the program's own.
+    """
+    if current_process().name.startswith(_PREFIX):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(NO_GUARD)  # past what the program does as it ends: it was to run in main alone
+    raise RuntimeError(UNGUARDED)
 
 
 def _ensure_tracker() -> None:

@@ -16,6 +16,8 @@ from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
+from torchdata import _engine
+from torchdata._engine.items.codec import UNSENT
 from torchdata._engine.items.failures import describe
 from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
 from torchdata._engine.workers.child import Child
@@ -23,6 +25,7 @@ from torchdata._engine.workers.links import MAIN
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
 from torchdata._observe.trace.following import follow
+from torchdata._reporting import add_note, attributes_of
 
 __all__ = ["EpochRunner"]
 
@@ -69,6 +72,7 @@ class EpochRunner:
     def prepare(self, program: EpochProgram) -> None:
         """See `Runner`."""
         self.program, setup = program, self.setup
+        _engine.current_datapipe = program.datapipe
         opens = None if self.dispatched is None else self._open_dispatched
         share = None if self.dispatched is None else self._share
         program.prepare(ChildInfo(setup.worker_id, setup.num_workers, setup.dispatches, opens, share))
@@ -196,6 +200,8 @@ class EpochRunner:
                 return False
             failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
         except BaseException as error:
+            if attributes_of(error).pop(UNSENT, False):
+                add_note(error, f"It would have been item {self.sender.made()[1] + 1} of this process.")
             failure = self.failure or describe(error, self.setup.where)
         while not self.sender.send_error(failure):
             if not self._goes_on():

@@ -36,8 +36,8 @@ class Verdict:
     """What limits a loader.
 
     Attributes:
-        kind: the situation: "stalled", "too early", "first item", "training", "memory", "cores", "dispatching",
-            "skewed shard", "slow worker" or "loading".
+        kind: the situation: "empty", "stalled", "too early", "first item", "training", "memory", "cores",
+            "dispatching", "idle workers", "work before sharding", "skewed shard", "slow worker" or "loading".
         text: a sentence or two: what it is, with numbers, and what would help.
         process: the process at fault, if one is.
         pipe: the pipe at fault, if one is known.
@@ -63,10 +63,34 @@ def diagnose(stats: LoaderStats) -> Verdict:
     raise AssertionError("the last rule always speaks")
 
 
+def empty(stats: LoaderStats) -> Verdict | None:
+    """An epoch is over in which nothing came."""
+    if stats.items or stats.running or not stats.epoch:
+        return None
+    processes = sorted(stats.processes, key=lambda process: process.role == "main")  # which reads from the others
+    pipes = [pipe for process in processes for pipe in process.pipes]
+    dry = next((pipe for pipe in pipes if not pipe.items_out), None)
+    if dry is None:
+        return Verdict("empty", "The pipeline is empty: an epoch has ended, and no item came.")
+    said = f"its source, {_called(dry)}, yielded nothing"
+    if dry.items_in:
+        said = f"{_called(dry)} passed on none of {dry.items_in} items"
+    return Verdict(
+        "empty",
+        f"The pipeline is empty: an epoch has ended, and no item came; {said}.",
+        dry.process,
+        dry.name,
+        dry.location,
+    )
+
+
 def too_early(stats: LoaderStats) -> Verdict | None:
     """Nothing was counted that means anything."""
     if stats.items >= FEWEST and stats.seconds > 0:
         return None
+    idle = idle_workers(stats)
+    if idle is not None:
+        return idle
     return Verdict("too early", f"It is too early to tell: {stats.items} items were loaded; ask again after {FEWEST}.")
 
 
@@ -165,10 +189,12 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
     children = [p for p in stats.processes if p.role != "main" and p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
     stood = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
-    there = stats.cores * stats.seconds
+    # Processor time is counted from the start of a process on, and so with what comes before the first item.
+    wall = max((child.lived_seconds or 0.0 for child in children), default=0.0)
+    there = stats.cores * wall
     if not children or there <= 0 or stood < 0.6 * ran or ran < OWN_CORES * there or ran + stood < 1.3 * there:
         return None
-    threads = (ran + stood) / stats.seconds
+    threads = (ran + stood) / wall
     each = threads / len(children)
     advice = (
         f"each runs {each:.1f} threads at once: set OMP_NUM_THREADS=1, or torch.set_num_threads(1) and "
@@ -203,6 +229,65 @@ def dispatching(stats: LoaderStats) -> Verdict | None:
 
 def _input_of(stats: LoaderStats) -> float:
     return sum(worker.input for worker in stats.workers) / len(stats.workers)
+
+
+def idle_workers(stats: LoaderStats) -> Verdict | None:
+    """There are fewer items to share than workers, or fewer blocks of them."""
+    idle = [worker for worker in stats.workers if not worker.items]
+    if not idle or stats.running or not stats.items:
+        return None
+    shared = {pipe.items_in for worker in stats.workers for pipe in worker.pipes if _shares(pipe)}
+    most = max((items for items in shared if items), default=0)
+    if not most or most > MOST_WORKERS:
+        return None
+    return Verdict(
+        "idle workers",
+        f"{len(idle)} of {len(stats.workers)} workers got nothing to do: `ShardingFilter` shares out {most} items, and "
+        f"all of them go to {', '.join(worker.name for worker in stats.workers if worker.items)}. Make blocks smaller "
+        "(ShardingPolicy(block=1)), use fewer workers, or shard behind the pipe that makes many items of each.",
+        idle[0].name,
+    )
+
+
+def _shares(pipe: PipeStats) -> bool:
+    return pipe.name.startswith("ShardingFilter")
+
+
+def work_before_sharding(stats: LoaderStats) -> Verdict | None:
+    """Each worker does the work for all items, and drops the most of them after it."""
+    if len(stats.workers) < 2:
+        return None
+    worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0))
+    place = next((number for number, pipe in enumerate(worker.pipes) if _shares(pipe)), None)
+    if place is None:
+        return None
+    sharing, before, behind = worker.pipes[place], worker.pipes[:place], worker.pipes[place + 1 :]
+    if not sharing.items_in or sharing.items_in < 1.5 * max(1, sharing.items_out):
+        return None
+    if stats.full:
+        worst = max((pipe for pipe in before if not pipe.waits), key=lambda pipe: pipe.own_seconds or 0.0, default=None)
+        others = sum(pipe.own_seconds or 0.0 for pipe in worker.pipes if pipe is not worst)
+        if worst is None or (worst.own_seconds or 0.0) < others:
+            return None
+    else:  # without times it is certain only if no function of the user's is called behind the filter
+        worst = next((pipe for pipe in reversed(before) if _maps(pipe)), None)
+        if worst is None or any(pipe.location for pipe in behind):
+            return None
+    function = worst.name.partition("(")[2].rstrip(")")
+    call = f".map({function})" if function and _maps(worst) else f"`{worst.name}`"
+    return Verdict(
+        "work before sharding",
+        f"Each of {len(stats.workers)} workers runs {_called(worst)} for all items, {sharing.items_in} times for the "
+        f"{sharing.items_out} that it keeps, so that more workers are no faster: move `.sharding_filter()` before "
+        f"{call}.",
+        worker.name,
+        worst.name,
+        worst.location,
+    )
+
+
+def _maps(pipe: PipeStats) -> bool:
+    return pipe.location is not None and "Mapper(" in pipe.name
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
@@ -339,12 +424,15 @@ def _each(pipe: PipeStats) -> str:
 #: In the order in which they are asked.
 RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     stalled,
+    empty,
     too_early,
     slow_first_item,
     training,
     full_memory,
     oversubscribed,
     dispatching,
+    work_before_sharding,
+    idle_workers,
     skewed_shard,
     slow_worker,
     loading,

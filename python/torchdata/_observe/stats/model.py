@@ -108,7 +108,8 @@ class ProcessStats:
         restarts: how often it was started again.
         snapshots: states that it has sent.
         cpu_seconds: processor time of all its threads; None where the system does not tell.
-        waits_for_cpu_seconds: time that its main thread was ready to run and did not; None as before.
+        waits_for_cpu_seconds: time that its threads were ready to run and did not; None as before.
+        lived_seconds: time in which these two were counted: since the process was started; None as before.
         pipes: its pipes, sources first.
     """
 
@@ -145,6 +146,7 @@ class ProcessStats:
     snapshots: int
     cpu_seconds: float | None
     waits_for_cpu_seconds: float | None
+    lived_seconds: float | None
     pipes: tuple[PipeStats, ...]
 
 
@@ -156,14 +158,14 @@ class Reading:
         at: when, in nanoseconds of the monotonic clock.
         full: whether the time of each pipe is taken.
         pages: by index, what each process has counted.
-        cpu: by index, seconds of processor time and of waiting for it; None where the system does not tell.
+        cpu: by index, seconds of processor time, of waiting for it and of life; None where the system does not tell.
         alive: the indices of processes that run.
     """
 
     at: int
     full: bool
     pages: Mapping[int, Page]
-    cpu: Mapping[int, tuple[float, float] | None] = field(default_factory=dict)
+    cpu: Mapping[int, tuple[float, float, float] | None] = field(default_factory=dict)
     alive: frozenset[int] = frozenset()
 
 

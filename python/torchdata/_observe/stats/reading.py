@@ -65,17 +65,19 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _cpu(pid: int) -> tuple[float, float] | None:
-    """Seconds that the threads of a process ran, and that they were ready to and did not."""
+def _cpu(pid: int) -> tuple[float, float, float] | None:
+    """Seconds that the threads of a process ran, that they were ready to and did not, and that it has lived."""
     ran = waited = 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
                 numbers = file.read().split()
             ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
+        with open(f"/proc/{pid}/stat") as file:
+            began = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return None
-    return ran * _NS, waited * _NS
+    return ran * _NS, waited * _NS, time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
 def _elapsed(wait: Mapping[str, int], at: int) -> int:
@@ -96,7 +98,7 @@ class _Since:
         same = before is not None and before["pid"] == self.page["pid"]
         self.cpu = cpu
         if cpu is not None and cpu_before is not None and same:
-            self.cpu = (cpu[0] - cpu_before[0], cpu[1] - cpu_before[1])
+            self.cpu = (cpu[0] - cpu_before[0], cpu[1] - cpu_before[1], cpu[2] - cpu_before[2])
 
     def count(self, name: str) -> int:
         return int(self.page[name] - (self.before[name] if self.before else 0))
@@ -281,6 +283,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         snapshots=since.count("snapshots"),
         cpu_seconds=since.cpu[0] if since.cpu else None,
         waits_for_cpu_seconds=since.cpu[1] if since.cpu else None,
+        lived_seconds=since.cpu[2] if since.cpu else None,
         pipes=_pipes(since, names[page["page"]], item_size),
     )
 

@@ -25,10 +25,19 @@ _WrapperT = TypeVar("_WrapperT", bound=type)
 
 def check_callable(pipe: str, argument: str, function: Any) -> None:
     """Raises TypeError unless `function` can be called."""
-    if not callable(function):
-        raise TypeError(
-            f"{pipe}: {argument} must be a function, but got {function!r} of type {type(function).__name__}"
+    if callable(function):
+        return
+    advice = ""
+    if inspect.isgenerator(function):
+        name = function.gi_code.co_name
+        called = name if name.isidentifier() else "what made it"
+        advice = (
+            f"; that is what a generator function returns when it is called: give the function, {called}, and not "
+            f"{called}(...)"
         )
+    raise TypeError(
+        f"{pipe}: {argument} must be a function, but got {function!r} of type {type(function).__name__}{advice}"
+    )
 
 
 def check_iterable(pipe: str, argument: str, value: Any) -> None:

@@ -31,6 +31,9 @@ def state(
             place, but replaced (a dict may be changed).
         saved: whether it is part of saved states.
 
+    Raises:
+        ValueError: `begins` is a list, a dict or another value that can be changed in place.
+
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
         >>> from torchdata.datapipes.state import load_state, save_state, state
@@ -51,6 +54,13 @@ def state(
         >>> list(other)
         [(2, 3), (4, 5)]
     """
+    if type(begins) in (list, dict, set, bytearray, deque):
+        kind = type(begins).__name__
+        made = f"state({kind})" if not begins else f"state(lambda: {begins!r})"
+        raise ValueError(
+            f"state({begins!r}): all pipes of the class, and all their epochs, would share this one {kind}; give a "
+            f"function that makes it, {made}"
+        )
     return State(begins, items=items, copied=copied, lasts=lasts, saved=saved)
 
 

@@ -5,7 +5,9 @@ Role: one registry per kind of pipe (iter, map). Filled at import time by `funct
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -78,6 +80,12 @@ class FunctionalForms:
         functools.update_wrapper(construct, cls_to_register, assigned=("__module__", "__doc__"), updated=())
         # The form's name is what `help` shows, and under which its bound method is pickled.
         construct.__name__, construct.__qualname__ = function_name, f"{cls.__name__}.{function_name}"
+        with contextlib.suppress(ValueError):  # of a class whose constructor is written in C
+            # A constructor returns None, and a form what it has made.
+            signature = inspect.signature(cls_to_register)
+            construct.__signature__ = signature.replace(  # type: ignore[attr-defined]
+                return_annotation=cls_to_register.__name__
+            )
         cls.register_function(function_name, construct)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["arrays_as_tensor", "collate_columns", "default_collate", "is_stackable", "stacked_tensors"]
 
@@ -20,16 +21,18 @@ __all__ = ["arrays_as_tensor", "collate_columns", "default_collate", "is_stackab
 _TENSOR_KINDS = "biufc"
 
 
-def default_collate(batch: Any) -> Any:
+def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> Any:
     """Stacks the members of a batch, field by field.
 
     Arrays are stacked along a new first dimension; numbers become a one-dimensional array (Python's floats
     one of float64, integers of int64); strings and bytes stay as they are, a column of tuples or lists as a tuple;
     dicts, named tuples, tuples and lists are collated member by member, tuples into lists. With PyTorch loaded the
-    results are tensors, as `torch.utils.data.default_collate` makes them; without it, NumPy arrays.
+    results are tensors, as `torch.utils.data.default_collate` makes them; without it, NumPy arrays. PyTorch counts as
+    loaded whoever has imported it, and libraries such as `datasets` do: `to` says which it shall be.
 
     Args:
         batch: a non-empty sequence of items of the same structure.
+        to: "numpy" for arrays, "torch" for tensors; None for tensors if PyTorch is loaded, and else for arrays.
 
     Raises:
         TypeError: the items are of a type that cannot be collated.
@@ -46,19 +49,22 @@ def default_collate(batch: Any) -> Any:
     first = batch[0]
     if isinstance(first, (str, bytes)):
         return batch  # the columns of tuples and lists are tuples, as with torch
+    torch = _torch_for(to)
     if isinstance(first, (bool, int, float)) and not hasattr(first, "dtype"):
-        return _numbers(batch, first)
+        return _numbers(torch, batch, first)
     if isinstance(first, Mapping):
-        return _rebuilt_mapping(first, {key: default_collate([item[key] for item in batch]) for key in first})
+        return _rebuilt_mapping(first, {key: default_collate([item[key] for item in batch], to) for key in first})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*[default_collate(column) for column in _columns(batch)])
+        return type(first)(*[default_collate(column, to) for column in _columns(batch)])
     if isinstance(first, tuple):
-        return [default_collate(column) for column in _columns(batch)]
+        return [default_collate(column, to) for column in _columns(batch)]
     if isinstance(first, Sequence):
-        return _rebuilt_sequence(first, [default_collate(column) for column in _columns(batch)])
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(first, torch.Tensor):
-        return _stacked_tensors(torch, batch)
+        return _rebuilt_sequence(first, [default_collate(column, to) for column in _columns(batch)])
+    loaded = sys.modules.get("torch")
+    if loaded is not None and isinstance(first, loaded.Tensor):
+        if to == "numpy":
+            return default_collate([item.numpy(force=True) for item in batch], to)
+        return _stacked_tensors(loaded, batch)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(first, (numpy.ndarray, numpy.generic)):
         return _stacked_arrays(torch, numpy, batch)
@@ -70,8 +76,14 @@ def default_collate(batch: Any) -> Any:
     )
 
 
-def _numbers(batch: Any, first: Any) -> Any:
-    torch = sys.modules.get("torch")
+def _torch_for(to: str | None) -> Any:
+    """PyTorch if tensors are to be made, and else None."""
+    if to is None:
+        return sys.modules.get("torch")
+    return None if to == "numpy" else importlib.import_module("torch")
+
+
+def _numbers(torch: Any, batch: Any, first: Any) -> Any:
     if torch is not None:
         return torch.tensor(list(batch), dtype=torch.float64) if isinstance(first, float) else torch.tensor(list(batch))
     import numpy as np

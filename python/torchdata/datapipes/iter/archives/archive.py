@@ -103,6 +103,16 @@ def position(stream: Any) -> int | None:
     return offset
 
 
+def refuse_text(pipe: object, path: str, stream: Any) -> None:
+    """Raises TypeError if the stream is one of text, which no archive is read from."""
+    file_obj = stream.__dict__.get("file_obj") if isinstance(stream, StreamWrapper) else stream
+    if isinstance(file_obj, io.TextIOBase):
+        raise TypeError(
+            f"{type(pipe).__name__} reads bytes, but {shown(path)} was opened as text, as open_files() does unless it "
+            'is told otherwise; write open_files("b")'
+        )
+
+
 def seeks_cheaply(file_obj: Any) -> bool:
     """Whether going back costs next to nothing: not where it means to decompress from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
@@ -291,7 +301,7 @@ class EntryRecipe:
         return f"entry {self.key} of {shown(self.archive.path)}"
 
 
-class ArchiveLoader(GivenLength, HoldsStream):
+class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     """What the loaders share: an archive that is open while its pair is held."""
 
     datapipe: Any
@@ -369,6 +379,7 @@ class IndexedLoader(ArchiveLoader):
         return archive.next
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
+        refuse_text(self, path, stream)
         try:
             archive = self._open(path, stream)
             entries, parent, folder = archive.entries(), archive.parent, folder_of(path)

@@ -32,6 +32,7 @@ from torchdata.datapipes.iter.archives.archive import (
     is_damage,
     position,
     refuse_bomb,
+    refuse_text,
 )
 from torchdata.datapipes.iter.archives.decompressing import bzip2_reader, gzip_reader, lzma_reader, zstd_reader
 from torchdata.datapipes.iter.archives.tar import open_tar
@@ -251,6 +252,7 @@ class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
     def _open(self, pair: Any) -> tuple[str, StreamWrapper]:
         path, stream = path_and_stream(pair, self)
         try:
+            refuse_text(self, path, stream)
             recipe = _Recipe(self._kind_of(path), path, type(self).__name__, self.max_ratio)
             start = position(stream)
             file_obj = recipe.on(stream)

@@ -33,6 +33,7 @@ from torchdata.datapipes.iter.archives.archive import (
     folder_of,
     path_in,
     refuse_bomb,
+    refuse_text,
     seekable,
     seeks_cheaply,
 )
@@ -487,6 +488,7 @@ class TarArchiveLoader(ArchiveLoader):
         return archive.tar.offset, dict(archive.tar.pax_headers)
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
+        refuse_text(self, path, stream)
         try:
             archive = _TarArchive(path, stream, mode=self.mode, max_ratio=self.max_ratio)
             tar: Any = archive.tar

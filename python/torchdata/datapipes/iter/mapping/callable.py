@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from torchdata.datapipes._pipe.checks import (
     check_callable,
@@ -117,9 +117,11 @@ class Collator(Mapper[T_co]):
             gets the column; the result is a named tuple); or a list of functions by column, for batches of
             tuples or lists. Columns that are not named are collated by `default_collate`.
         collate_fn: a function of the batch; takes precedence over `conversion`.
+        to: "numpy" for arrays and "torch" for tensors, whether PyTorch is loaded or not; for `default_collate` alone.
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.
+        ValueError: `to` is another word, or stands beside a function of yours.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -132,8 +134,16 @@ class Collator(Mapper[T_co]):
         datapipe: Iterable[Any],
         conversion: Any = default_collate,
         collate_fn: Callable[..., Any] | None = None,
+        *,
+        to: Literal["numpy", "torch"] | None = None,
     ) -> None:
-        if collate_fn is None:
+        if to is not None:
+            if to not in ("numpy", "torch"):
+                raise ValueError(f"Collator: to must be 'numpy', 'torch' or None, but got {to!r}")
+            if collate_fn is not None or conversion is not default_collate:
+                raise ValueError("Collator: to is for the default function; convert in the function that you give")
+            collate_fn = partial(default_collate, to=to)
+        elif collate_fn is None:
             if callable(conversion):
                 collate_fn = conversion
             else:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torchdata._redacting import shown
+from torchdata._reporting import level_outside
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.record import token_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
@@ -42,6 +45,9 @@ class FileLister(GivenLength, IterDataPipe[str]):
             the middle of a directory then relies on the file system keeping to its order.
         length: the number of files, where `len` is to give it; -1: `len` raises TypeError.
 
+    Warns:
+        UserWarning: no file was found, but folders that are not entered without `recursive`.
+
     Raises:
         FileNotFoundError: while iterating, a root does not exist.
         NotADirectoryError, PermissionError: while iterating, a directory cannot be read.
@@ -55,6 +61,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
     #: The directory being listed, and how many of its names have been looked at.
     _directory: str | None = state()
     _names_seen: int = state(0)
+    #: A folder that was not entered, the first one.
+    _passed_over: str | None = state(saved=False)
 
     def __init__(
         self,
@@ -95,6 +103,16 @@ class FileLister(GivenLength, IterDataPipe[str]):
             else:
                 self._pending = [root]
                 yield from self._walk()
+        if self._passed_over is not None and not token_of(self).yielded:
+            self._warn_of_folders(self._passed_over)
+
+    def _warn_of_folders(self, folder: str) -> None:
+        kind = f"no file that matches {self.masks!r}" if self.masks else "no file"
+        warnings.warn(
+            f"FileLister found {kind}, but folders that it did not enter, such as {shown(folder)}; "
+            "FileLister(..., recursive=True) lists what is in folders, too",
+            stacklevel=level_outside(),
+        )
 
     def _walk(self) -> Iterator[str]:
         while self._directory is not None or self._pending:
@@ -105,6 +123,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
             files, subdirectories = self._list(directory)
             if self.recursive and not resumed:
                 self._pending.extend(reversed(subdirectories))
+            elif subdirectories and not self.recursive and self._passed_over is None:
+                self._passed_over = subdirectories[0]
             shown = os.path.abspath(directory) if self.abspath else directory
             for name in files[self._names_seen :]:
                 self._names_seen += 1
@@ -189,7 +209,7 @@ class FileOpener(GivenLength, IterDataPipe[tuple[str, StreamWrapper]]):
 
 
 @functional_datapipe("read_from_stream")
-class StreamReader(HoldsStream):
+class StreamReader(HoldsStream[tuple[str, Any]]):
     """Reads streams: yields pairs of path and content, whole or in chunks. Empty streams yield nothing.
 
     Args:

@@ -95,7 +95,7 @@ class DataFrameMaker(IterDataPipe[Any]):
 
 
 @functional_datapipe("load_parquet_as_df")
-class ParquetDataFrameLoader(HoldsStream):
+class ParquetDataFrameLoader(HoldsStream[Any]):
     """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 
     One row group is in memory at a time, so memory depends on how the files were written: large ones want row groups

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_source
@@ -18,6 +18,8 @@ from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.utils._streams import detached
 
 __all__ = ["HoldsStream", "pair_of", "path_and_stream", "source_pipe"]
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 def source_pipe(datapipe: Any, pipe: object) -> Any:
@@ -55,7 +57,7 @@ def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
     return path, stream
 
 
-class HoldsStream(IterDataPipe[Any]):
+class HoldsStream(IterDataPipe[T_co]):
     """A pipe that reads pairs of path and stream, holding the pair that it reads.
 
     Subclasses define `_source`, `_read` and, where the place in a stream is more than its position, `_bookmark`.

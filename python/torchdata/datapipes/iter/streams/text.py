@@ -133,7 +133,7 @@ class _Units(Iterator[Iterator[str]]):
         return io.StringIO(text, newline="\n")
 
 
-class _Text(HoldsStream):
+class _Text(HoldsStream[Any]):
     """What the text pipes share: options, skipping lines, decoding, and the place in a file."""
 
     source_datapipe: Any

@@ -42,7 +42,7 @@ _NUMBERS = "biufc"
 
 
 @functional_datapipe("load_from_tfrecord")
-class TFRecordLoader(GivenLength, HoldsStream):
+class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per record.
 
     A feature of floats becomes an array of float32, one of integers an array of int64, one of bytes a list of bytes;

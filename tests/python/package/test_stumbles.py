@@ -1,0 +1,258 @@
+"""Slips of a newcomer: each one works, or is an error or a warning that says what to write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import textwrap
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import FileLister, IterableWrapper, IterDataPipe
+from torchdata.datapipes.state import load_state, save_state, state
+
+
+def yields_twice(number: int) -> Any:
+    yield number
+    yield number
+
+
+def locked_at_five(number: int) -> Any:
+    return {"number": number, "parts": [threading.Lock()]} if number == 5 else number
+
+
+def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(program))
+    return subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=100, env=os.environ, check=False
+    )
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def test_a_lister_that_finds_nothing_but_folders_says_how_to_enter_them(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.jpg").touch()
+    with pytest.warns(UserWarning, match=r"no file that matches '\*\.jpg'.*cat'; .*recursive=True") as caught:
+        assert list(FileLister(str(tmp_path), "*.jpg")) == []
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert len(list(FileLister(str(tmp_path), "*.jpg", recursive=True))) == 2
+
+
+def test_a_lister_that_found_a_file_says_nothing_of_folders(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    for name in "ab":
+        (tmp_path / name).touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe = FileLister(str(tmp_path))
+        iterator = iter(pipe)
+        next(iterator)
+        saved = save_state(pipe)
+        assert len([*iterator]) == 1
+        resumed = FileLister(str(tmp_path))
+        load_state(resumed, saved)
+        assert len(list(resumed)) == 1
+        (tmp_path / "empty").mkdir()
+        assert list(FileLister(str(tmp_path / "empty"))) == []
+
+
+@pytest.mark.parametrize("form", ["load_from_tar", "load_from_zip", "decompress", "extract"])
+def test_an_archive_that_was_opened_as_text_says_how_to_open_it(tmp_path: Path, form: str) -> None:
+    with tarfile.open(tmp_path / "one.tar.gz", "w:gz"):
+        pass
+    pairs = FileLister(str(tmp_path)).open_files()
+    with pytest.raises(TypeError, match=r'one\.tar\.gz\' was opened as text.*write open_files\("b"\)'):
+        list(getattr(pairs, form)())
+
+
+# -- arguments -----------------------------------------------------------------------------------------------
+
+
+def test_num_workers_is_the_short_form_of_a_reading_service() -> None:
+    pipe = IterableWrapper(range(8)).sharding_filter()
+    with DataLoader2(pipe, num_workers=2) as loader:
+        assert isinstance(loader.reading_service, MultiProcessingReadingService)
+        assert loader.reading_service.num_workers == 2
+        assert list(loader) == list(range(8))
+    with DataLoader2(pipe, num_workers=0) as loader:
+        assert loader.reading_service is None
+        assert list(loader) == list(range(8))
+    with pytest.raises(ValueError, match="give num_workers or a reading_service, not both"):
+        DataLoader2(pipe, reading_service=MultiProcessingReadingService(1), num_workers=1)
+    with pytest.raises(ValueError, match="num_workers must be at least 0"):
+        DataLoader2(pipe, num_workers=-1)
+
+
+def test_a_reading_service_in_the_place_of_adapters_says_where_it_belongs() -> None:
+    with pytest.raises(TypeError, match=r"write reading_service=MultiProcessingReadingService\(...\), by its name"):
+        DataLoader2(IterableWrapper([1]), MultiProcessingReadingService(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ({"pin_memory": True}, r"write DataLoader2\(SequenceWrapper\(dataset\).*\.pin_memory\(\), num_workers=...\)"),
+        ({"prefetch_factor": 4}, r"MultiProcessingReadingService\(num_workers, worker_prefetch_cnt=4\) instead"),
+        ({"timeout": 3}, r"MultiProcessingReadingService\(num_workers, timeout=3\) instead"),
+        ({"persistent_workers": True}, "leave it out: workers live on between epochs"),
+        ({"generator": 3}, r"write seed=\.\.\. instead"),
+        ({"nonsense": 3}, "keyword argument 'nonsense'$"),
+    ],
+)
+def test_arguments_of_torchs_loader_over_a_data_set_say_what_to_write(argument: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=r"DataLoader2\.from_dataset got an unexpected .*" + words):
+        DataLoader2.from_dataset([1, 2], 2, **argument)
+
+
+def test_auto_workers_of_a_stateful_loader_name_the_loader_that_has_them() -> None:
+    pytest.importorskip("torch")
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    with pytest.raises(
+        TypeError, match=r"got 'auto'.*DataLoader2\.from_dataset\(dataset, batch_size, num_workers=.auto"
+    ):
+        StatefulDataLoader([1], num_workers="auto")  # type: ignore[arg-type]
+    with DataLoader2.from_dataset(range(4), num_workers="auto") as loader:
+        assert sorted(loader) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("begins", "written"),
+    [([], r"state\(list\)"), ({}, r"state\(dict\)"), (set(), r"state\(set\)"), ([1], r"state\(lambda: \[1\]\)")],
+)
+def test_a_state_that_all_pipes_would_share_is_refused(begins: Any, written: str) -> None:
+    with pytest.raises(ValueError, match=f"would share this one.*{written}"):
+
+        class Collecting(IterDataPipe[Any]):
+            _seen: Any = state(begins)
+
+
+# -- functions and items -------------------------------------------------------------------------------------
+
+
+def test_a_generator_in_the_place_of_a_function_says_so() -> None:
+    with pytest.raises(TypeError, match=r"give the function, yields_twice, and not yields_twice\(\.\.\.\)"):
+        IterableWrapper([1]).map(yields_twice(1))
+
+
+def test_an_item_that_cannot_be_pickled_names_the_pipe_and_the_item() -> None:
+    pipe = IterableWrapper(range(8)).sharding_filter().map(locked_at_five)
+    with DataLoader2(pipe, num_workers=2) as loader, pytest.raises(TypeError, match="cannot pickle") as caught:
+        list(loader)
+    first, second = caught.value.__notes__
+    assert "lock object" in first
+    assert "in an item of Mapper(locked_at_five) was pickled for another process: yield what can be" in first
+    assert second == "It would have been item 3 of this process."
+
+
+def test_a_generator_among_the_items_leads_to_flatmap() -> None:
+    pipe = IterableWrapper(range(8)).sharding_filter().map(yields_twice)
+    with DataLoader2(pipe, num_workers=1) as loader, pytest.raises(TypeError) as caught:
+        list(loader)
+    assert "a function that yields is for `.flatmap(fn)`, not for `.map(fn)`" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_function_under_the_guard_says_where_it_belongs(tmp_path: Path, method: str) -> None:
+    program = f"""
+        from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        from torchdata.datapipes.iter import IterableWrapper
+
+        if __name__ == "__main__":
+            def half(number):
+                return number / 2
+
+            pipe = IterableWrapper([1, 2]).sharding_filter().map(half)
+            service = MultiProcessingReadingService(2, multiprocessing_context={method!r})
+            with DataLoader2(pipe, reading_service=service) as loader:
+                print(list(loader))
+        """
+    found = run(tmp_path, program)
+    assert found.returncode == 1
+    assert "'half' is defined under `if __name__ == \"__main__\":`" in found.stderr
+    assert "define it above, at the top level of the program" in found.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_program_without_a_guard_gets_one_error_that_says_so(tmp_path: Path, method: str) -> None:
+    program = f"""
+        from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        from torchdata.datapipes.iter import IterableWrapper
+
+        pipe = IterableWrapper([1, 2]).sharding_filter()
+        service = MultiProcessingReadingService(2, multiprocessing_context={method!r})
+        with DataLoader2(pipe, reading_service=service) as loader:
+            print(list(loader))
+        """
+    found = run(tmp_path, program)
+    assert found.returncode == 1
+    assert found.stderr.count("Traceback") == 1, found.stderr
+    assert "bootstrapping" not in found.stderr
+    assert 'put what makes and reads the loader under `if __name__ == "__main__":`' in found.stderr
+
+
+def test_a_process_of_the_programs_own_gets_the_same_error_and_ends_by_it(tmp_path: Path) -> None:
+    program = """
+        import multiprocessing
+
+        from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        from torchdata.datapipes.iter import IterableWrapper
+
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("spawn").Process(target=print)
+            process.start()
+            process.join()
+            print("exit code", process.exitcode)
+        else:
+            service = MultiProcessingReadingService(2, multiprocessing_context="spawn")
+            list(DataLoader2(IterableWrapper([1]).sharding_filter(), reading_service=service))
+        """
+    found = run(tmp_path, program)
+    assert found.stdout == "exit code 1\n"
+    assert "RuntimeError: the program starts worker processes while it is imported" in found.stderr
+
+
+# -- collating -----------------------------------------------------------------------------------------------
+
+
+def test_collate_to_numpy_makes_arrays_where_torch_is_loaded() -> None:
+    torch = pytest.importorskip("torch")
+    items = [{"number": n, "tensor": torch.tensor([n]), "array": np.array([n]), "pair": (n, "a")} for n in range(2)]
+    (batch,) = IterableWrapper(items, deepcopy=False).batch(2).collate(to="numpy")
+    for part in (batch["number"], batch["tensor"], batch["array"], batch["pair"][0]):
+        assert type(part) is np.ndarray
+    assert batch["tensor"].tolist() == [[0], [1]]
+    (batch,) = IterableWrapper(items, deepcopy=False).batch(2).collate(to="torch")
+    assert isinstance(batch["array"], torch.Tensor)
+
+
+def test_collate_to_torch_loads_it() -> None:
+    pytest.importorskip("torch")
+    program = (
+        "from torchdata.datapipes.iter import IterableWrapper\n"
+        "print(*(type(b).__name__ for to in (None, 'torch', 'numpy') for b in "
+        "IterableWrapper([1]).batch(1).collate(to=to)))\n"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert found.stdout == "ndarray Tensor ndarray\n"
+
+
+def test_collate_refuses_other_words_and_a_function_beside_it() -> None:
+    pipe = IterableWrapper([1]).batch(1)
+    with pytest.raises(ValueError, match="to must be 'numpy', 'torch' or None, but got 'jax'"):
+        pipe.collate(to="jax")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="convert in the function that you give"):
+        pipe.collate(collate_fn=list, to="numpy")
