@@ -150,20 +150,15 @@ test-loom: ## The engine's lock-free parts under every interleaving: loom
 	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee $(RAN)/loom.log
 	@$(call some_ran,$(RAN)/loom.log)
 
-# Tests of processes mostly wait, so three files of them run side by side; two of those of worker processes, beside each
-# other only. But these, which watch the clock as well, run one by one.
-WATCHING = $(addprefix tests/python/engine/,test_multiprocessing_interrupts.py test_multiprocessing_sigchld.py test_chaos.py)
-WORKERS  = $(filter-out $(WATCHING),$(wildcard tests/python/engine/test_multiprocessing*.py))
+PYTEST = $(BIN)/python -m pytest --junitxml=$(RAN)
 
-PYTEST   = $(BIN)/python -m pytest --junitxml=$(RAN)
+# Tests of processes mostly wait, so three files of them run side by side, but beside no others.
 
 .PHONY: test-python
 test-python: setup ## The facade: pytest
 ifeq ($(ARGS),)
 	$(PYTEST)/beside.xml -n 2 -m 'not alone'
-	$(PYTEST)/alone.xml -n 3 --dist loadfile -m alone $(addprefix --ignore=,$(WORKERS) $(WATCHING))
-	$(PYTEST)/workers.xml -n 2 --dist loadfile $(WORKERS)
-	$(PYTEST)/watching.xml $(WATCHING)
+	$(PYTEST)/alone.xml -n 3 --dist loadfile -m alone
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

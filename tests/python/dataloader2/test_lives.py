@@ -22,13 +22,13 @@ def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     warnings.simplefilter("ignore")
 
 
-@pytest.mark.parametrize("first", range(1, 46, 5))
+@pytest.mark.parametrize("first", range(1, 31, 5))
 def test_whatever_is_done_to_a_loader_in_its_life_it_gives_what_one_gives_that_is_only_read(first: int) -> None:
     done = sum(random_lives.check(random_lives.Life(seed)) for seed in range(first, first + 5))
     assert done > 20
 
 
-@pytest.mark.parametrize("first", [1, 7, 13, 19])
+@pytest.mark.parametrize("first", [1, 7])
 def test_so_it_does_whatever_pipes_it_is_made_of(first: int) -> None:
     done = [graph_lives.check_if_comparable(graph_lives.GraphLife(seed)) for seed in range(first, first + 6)]
     assert sum(map(bool, done)) >= 3

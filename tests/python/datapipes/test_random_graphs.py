@@ -23,7 +23,7 @@ from torchdata.datapipes.map import MapDataPipe
 from torchdata.datapipes.state import load_state, save_state
 
 #: Which graphs, and which loaders.
-GRAPHS, LOADERS = range(1, 33), range(1, 9)
+GRAPHS, LOADERS = range(1, 17), range(1, 5)
 
 
 def checked(check: Callable[[int], int], numbers: range) -> tuple[int, int]:

@@ -59,7 +59,9 @@ def test_a_file_is_ours_if_our_number_is_in_its_name(made):
     assert made(f"torch_{os.getpid()}_1").name in shared_files()
     assert made(f".torchdata-{os.getpid()}-0").name in shared_files()
     assert made(f"torch_{os.getpid()}1_1").name not in shared_files()
-    assert made(f"psm_a{os.getpid()}").name not in shared_files(), "a number within a word is none of a process"
+    assert made(f"psm_{os.getpid()}_0").name not in shared_files()
+    assert made(f"mpich_shm_{os.getpid()}_0").name not in shared_files(), "a number that is meant to be hexadecimal"
+    assert made(f"torch_1_{os.getpid()}").name not in shared_files(), "a number that was drawn"
 
 
 def leave(folder):

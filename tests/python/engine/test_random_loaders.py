@@ -12,9 +12,9 @@ from random_loaders.plans import Setup, make_plan
 from seeds import try_seeds
 from watchdog import run_module
 
-#: Which seeds each start method runs, about a minute in all; others than `python -m random_loaders` takes by itself.
+#: Which seeds each start method runs; others than `python -m random_loaders` takes by itself.
 SEEDS = {
-    method: range(first, first + (14 if method == "fork" else 7))
+    method: range(first, first + (6 if method == "fork" else 3))
     for method, first in zip(METHODS, (10_000, 20_000, 30_000), strict=True)
 }
 

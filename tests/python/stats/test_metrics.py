@@ -254,7 +254,7 @@ def test_ranks_tell_who_waits_most(tmp_path: Path) -> None:
         assert named == rank
         assert text.startswith("of 3 ranks, rank 1 waits most for data")
         assert "before the first epoch" in too_early
-        assert later < 0.1
+        assert later < skew.max / 2
     assert skew.most == 1
     assert skew.max == max(skew.waiting_seconds) > 0.15
     assert skew.min <= skew.median <= skew.max

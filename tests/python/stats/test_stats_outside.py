@@ -293,8 +293,16 @@ def single(pipe):
 
 def test_a_loader_that_comes_along_is_silent():
     with warning_once_it_is_up(IterableWrapper(range(100)).sharding_filter(), 0.5) as dl:
-        for _ in dl:
-            time.sleep(0.01)
+        for _ in range(20):
+            asked = time.monotonic()
+            try:
+                for _ in dl:
+                    time.sleep(0.01)
+                    asked = time.monotonic()
+                return
+            except StallWarning:
+                assert time.monotonic() - asked >= 0.5, "a process stood still, which is to be told"
+    raise AssertionError("this machine stands still all the time")
 
 
 ASKED_LATE = """

@@ -59,6 +59,8 @@ def descriptors(pid="self"):
 
 #: Shared memory of ours in /proc: a memfd or, on the portable fallback, a file without a name or with one of ours.
 OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
+#: Names that torch and this library give files in shared memory, with the number of the process.
+NAMED = re.compile(r"(?:torch_|\.torchdata-)(\d+)[-_]")
 
 
 def shared_mappings(pid="self"):
@@ -83,7 +85,7 @@ def shared_files(ended=()):
     """Names of the files in shared memory of this process and its descendants; other programs have theirs there.
 
     A file belongs to who holds it open or mapped, and to whose number stands in its name: those that torch and this
-    library give hold it. So what processes leave that have ended is found, too.
+    library give begin with it. So what processes leave that have ended is found, too. MPI has numbers of another kind.
 
     Args:
         ended: numbers of descendants that may have ended.
@@ -94,7 +96,7 @@ def shared_files(ended=()):
     return {
         name
         for name in os.listdir(SHARED_MEMORY)
-        if str(SHARED_MEMORY / name) in held or numbers & set(re.findall(r"(?<![^\W_])\d+(?![^\W_])", name))
+        if str(SHARED_MEMORY / name) in held or ((named := NAMED.match(name)) is not None and named[1] in numbers)
     }
 
 

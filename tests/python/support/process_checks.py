@@ -38,7 +38,8 @@ def nothing_is_left():
     gc.collect()
     left = set(children()) - before[1]
     assert not left, f"processes were left behind: {[(state(pid), cmdline(pid)) for pid in left]}"
-    assert shared_files(started) <= before[2], "a file was left in /dev/shm"
+    files = shared_files(started) - before[2]
+    assert not files, f"files were left in /dev/shm: {files}"
     # multiprocessing keeps a few descriptors of its own (resource tracker, fork server).
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() == 0, "shared memory was left mapped"
