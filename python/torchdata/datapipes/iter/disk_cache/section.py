@@ -519,8 +519,7 @@ class Section:
         self._last = None if dumped["last"] is None else records[dumped["last"]]
         self._handed = dumped["handed"]
         self._one_to_one, self._one_to_many, self._forgetful, self.foreign_thread = dumped["seen"]
-        self.ended, self.over, self.chain_ended, *dry = dumped["ended"]
-        self._dry = any(dry)  # states of version 1 do not tell
+        self.ended, self.over, self.chain_ended, self._dry = dumped["ended"]
         for record in self._queue:
             if record.kind == "missing" and record.number is None:
                 record.kind = "pending"
