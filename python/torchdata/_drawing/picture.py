@@ -141,7 +141,7 @@ class Picture:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture to a file whose name ends in `.svg`.
 
-        Browsers, editors and programs such as `rsvg-convert` make other formats of it, and `to_graph` draws by graphviz.
+        Browsers and programs such as `rsvg-convert` make other formats of it, and `to_graph` draws by graphviz.
 
         Raises:
             ValueError: it ends otherwise.
