@@ -99,7 +99,7 @@ class Grown:
         self._last: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     def since_the_beginning(self, found: list[Measurement], stats: LoaderStats) -> list[Measurement]:
-        """What was measured of the statistics, with counters that never fall."""
+        """The measurements of the statistics, with counters that never fall."""
         pids = {process.name: process.pid for process in stats.processes}
         replaced = {name for name, pid in pids.items() if self._pids.get(name, pid) != pid}
         self._pids.update(pids)

@@ -119,7 +119,7 @@ class ProcessStats:
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read of a board.
+    """The counters of a board at one moment.
 
     Attributes:
         at: when, in nanoseconds of the monotonic clock.
@@ -139,7 +139,7 @@ class Reading:
 @described
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader has counted, in all epochs or since an earlier `LoaderStats`."""
+    """The statistics of a loader, of all epochs or since an earlier `LoaderStats`."""
 
     #: The counters that it was made of: later statistics count from here.
     reading: Reading = field(repr=False, compare=False)

@@ -284,7 +284,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
 
 
 def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str | None, float]:
-    """What a process does now, for whom it waits, and how long it has done so."""
+    """The state of a process now, the process that it waits for, and how long it has waited."""
 
     def since(wait: Mapping[str, int]) -> float:
         return max(0, now.at - wait["since"]) * _NS

@@ -163,7 +163,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
 
 def _look(path: str) -> os.stat_result | None:
-    """What is at a path, or where a link at it leads to."""
+    """The place of a path, or of the target if a link is at it."""
     try:
         return os.stat(path)
     except OSError:
@@ -354,7 +354,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of the items between the source and the yielded paths."""
+        """The records of the items between the source and the yielded paths."""
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}

@@ -76,7 +76,7 @@ class Section:
         self._handoff: deque[Record] = deque()  # missing ones that the pipes in between may take
         self._flying: dict[int, Record] = {}  # handed out, nothing of a later one came yet
         self._passed: dict[int, Record] = {}  # handed out, something of a later one came already
-        #: Those that were handed out, by their paths. Of several with one path (a claim was lost) the first is due.
+        #: The records that were handed out, by path. Of several with one path (a claim was lost) the first is due.
         self._by_path: dict[str, list[Record]] = {}
         self._behind: deque[Record] = deque()  # of those that were passed, the ones that still have claims
         self._books = threading.Lock()  # of `_by_path`, which threads change
@@ -93,7 +93,7 @@ class Section:
         #: Claims that are suspended and resumed. Older ones stay suspended until their file is written.
         self._attended: deque[Claim] = deque()
 
-    # What the pipes in between do -------------------------------------------------------------------------------
+    # The pipes in between -------------------------------------------------------------------------------
 
     def items(self) -> Iterator[Any]:
         """The items whose files are missing."""
@@ -144,7 +144,7 @@ class Section:
         self._queue.append(record)
         return True
 
-    # Who makes a file -------------------------------------------------------------------------------------------
+    # Making a file -------------------------------------------------------------------------------------------
 
     def _resolve(self, record: Record) -> None:
         """Makes a pending record a cached one, or a missing one that is to be made here, where it can be either."""
@@ -203,7 +203,7 @@ class Section:
                 claim.suspend()
         return True
 
-    # What the end of the cache does -----------------------------------------------------------------------------
+    # The end of the cache -----------------------------------------------------------------------------
 
     def open(self, source: Iterator[Any]) -> None:
         """Begins, or goes on after `load`."""
@@ -509,7 +509,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Takes over what `dump()` returned. What nobody works on yet is looked at anew."""
+        """Takes over what `dump()` returned. Records that nobody works on yet are looked at anew."""
         records = [Record.restored(record) for record in dumped["records"]]
         self._queue = deque(records[place] for place in dumped["queue"])
         self._flying = {r.number: r for r in map(records.__getitem__, dumped["flying"]) if r.number is not None}

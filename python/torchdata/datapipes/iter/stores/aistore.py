@@ -130,7 +130,7 @@ def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
 
 
 class _OfCluster:
-    """What both pipes take: a source, the cluster, and perhaps a length."""
+    """The parameters of both pipes: a source, the cluster, and perhaps a length."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class FSSpecFileLister(ListsRoots):
     """Yields the URLs of what lies in one or several directories of a file system that fsspec knows.
 
     Files and subdirectories come in the order in which the file system lists them, local ones by name. A root that is a
-    file is yielded itself. What is yielded begins as the root does, by the same protocol and with the same chain:
+    file is yielded itself. A yielded URL begins as the root does, by the same protocol and with the same chain:
     `zip://images::archive.zip` gives `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:

@@ -53,7 +53,7 @@ def _is_local(manager: Any, path: str) -> bool:
 
 
 class _HasPathManager:
-    """What the three pipes share: the path manager and its handlers."""
+    """The part that the three pipes share: the path manager and its handlers."""
 
     pathmgr: Any
 
@@ -200,7 +200,8 @@ class IoPathSaver(_HasPathManager, SavesItems):
     """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
 
     A local file that is there already stays as it is; a new one appears when all of it is written, so several processes
-    may save the same files, and no lock files are left. Directories are made. What handlers save elsewhere is replaced.
+    may save the same files, and no lock files are left. Directories are made. Files that
+    handlers save elsewhere are replaced.
 
     Args:
         source_datapipe: yields pairs of metadata and data, which are bytes for a binary mode and a str for others.

@@ -1,4 +1,4 @@
-"""What the pipes over file systems and object stores share: masks, options, and listings with a place.
+"""Parts that the pipes over file systems and object stores share: masks, options, and listings with a place.
 
 Role: small helpers, and the base of the pipes that list. They run in the process that iterates the pipe. No pipe keeps
 a client, a connection or a file system: these are made in the process that iterates, so that pipes can be pickled, and

@@ -50,7 +50,7 @@ class RemoteFile(io.RawIOBase):
         raise NotImplementedError
 
     def drop_answer(self) -> None:
-        """Gives the connection back. What was not read is asked for again."""
+        """Gives the connection back. The unread rest is asked for again."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -148,7 +148,7 @@ class S3Object(RemoteFile):
         return b"".join(pieces)
 
     def _here(self, wanted: int) -> memoryview:
-        """What is at hand from the position on, fetched where nothing is; empty at the end."""
+        """The bytes at hand from the position on, fetched if there are none; empty at the end."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING
@@ -179,7 +179,7 @@ class S3Object(RemoteFile):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """What the request that opened the object brings: nothing where its connection broke meanwhile."""
+        """The answer of the request that opened the object: nothing where its connection broke meanwhile."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

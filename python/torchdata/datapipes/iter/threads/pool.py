@@ -85,7 +85,7 @@ class Task:
 
 
 class _Work:
-    """What the threads of a pool know: their orders. They keep it alive, so it refers to nothing else of the pool."""
+    """The orders of a pool's threads. They keep it alive, so it refers to nothing else of the pool."""
 
     def __init__(
         self,
@@ -162,9 +162,9 @@ class Pool:
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _Work(function, max_workers, **options)
         self._process = os.getpid()
-        #: What was submitted and not taken, in order. The consumer takes from the left.
+        #: The tasks that were submitted and not taken, in order. The consumer takes from the left.
         self.tasks: deque[Task] = deque()
-        #: What the source raised: it comes after the tasks.
+        #: The error of the source: it comes after the tasks.
         self.source_error: Exception | None = None
         #: Whether the consumer, before it goes on, is to end a hold: that of a state with items that must not change.
         self.is_resting = False
@@ -176,7 +176,7 @@ class Pool:
 
     @property
     def work(self) -> Work:
-        """What its threads work on."""
+        """The tasks that its threads work on."""
         return self._work
 
     def is_inherited(self) -> bool:
@@ -272,7 +272,7 @@ class Pool:
 
 
 def _serve(work: _Work) -> None:
-    """What each thread runs, until the pool is closed."""
+    """The function of each thread, until the pool is closed."""
     if work.initializer is not None:
         try:
             work.initializer(*work.initargs)

@@ -33,11 +33,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _PrefetchData:
-    """What the thread of one iteration shares with its consumer."""
+    """The data that the thread of one iteration shares with its consumer."""
 
     def __init__(self, source: Iterator[Any], buffer_size: int | Literal["auto"]) -> None:
         self.source: Iterator[Any] | None = source
-        #: What chooses how many items are held ready, if that is to be chosen.
+        #: The rule for how many items are held ready, if that is to be chosen.
         self.depth = Depth() if buffer_size == "auto" else None
         self.queue = PrefetchQueue(LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize))
         self.process = os.getpid()
@@ -96,7 +96,7 @@ class _PrefetchData:
 
 
 def _run(worker: Callable[[_PrefetchData], None], data: _PrefetchData) -> None:
-    """What the thread of an iteration runs."""
+    """The work of the thread of an iteration."""
     try:
         worker(data)
     finally:
@@ -172,7 +172,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     """
 
     _data: _PrefetchData | None = state(saved=False)
-    #: What was held ready when the loaded state was saved, and the error that comes after it.
+    #: The items that were held ready when the loaded state was saved, and the error that comes after them.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
     #: How many passes were begun, and where the thread of one stops for a moment, if it does.
     _passes: int = state(0, saved=False, lasts=True)
@@ -237,7 +237,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._halt
 
     def _threads_at_work(self) -> Work | None:
-        """What a thread of this process works on, if one does."""
+        """The data that a thread of this process works on, if one does."""
         return None if self._data is None or self._data.is_inherited() else self._data
 
     def _end_thread(self) -> None:
@@ -405,5 +405,5 @@ class Prefetcher(_PrefetchBase[T_co]):
 
     @staticmethod
     def thread_worker(prefetch_data: _PrefetchData) -> None:
-        """What the thread runs: reads the source until it ends, fails, or the iteration is given up."""
+        """The function of the thread: reads the source until it ends, fails, or the iteration is given up."""
         _fill(prefetch_data)
