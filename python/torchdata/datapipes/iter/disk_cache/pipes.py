@@ -1,7 +1,7 @@
 """Pipes that keep what others make in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
 Run in whichever process iterates the pipeline; any number of processes may share the files. What happens between the
-two pipes is in `_cache_section`, who may write a file in `_file_locks`, and how it is written in `_atomic_files`.
+two pipes is in `section`, who may write a file in `claims`, and how it is written in `atomic_files`.
 """
 
 from __future__ import annotations
