@@ -137,19 +137,6 @@ OLD_MODULES: dict[str, tuple[str, str]] = {
     f"{_UTILS}.pin_memory": (_UTILS, "pin_memory_fn"),
 }
 
-#: Modules that pickles named before all that they hold was named by the public package; and that package.
-FORMER_MODULES: dict[str, str] = {
-    f"{room}.{module}": _ITER
-    for room, modules in {
-        "torchdata.datapipes": "_columns _frames",
-        _ITER: "_children aistore batch_mapping bucketing caching callable columns combinatorics combining "
-        "compression concurrent converting decoding disk_caching files flat_shuffling frames fsspec grouping "
-        "huggingface iopath json key_zipping online paragraphs pinning prefetching random_splitting rar repeating "
-        "rows s3 saving selecting sharding shards splitting synchronizing text tfrecords webdataset wrapping",
-    }.items()
-    for module in modules.split()
-}
-
 _SUFFIXES = ("IterDataPipe", "MapDataPipe", "DataPipe")
 
 
@@ -242,25 +229,7 @@ class _OldModules:
         vars(module).update(__getattr__=__getattr__, __all__=public, __dir__=lambda: sorted(homes))
 
 
-class _FormerModules:
-    """Finds and makes the modules that former pickles name; whatever is asked of one, the public package is asked."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        loader: Any = self
-        return ModuleSpec(fullname, loader) if fullname in FORMER_MODULES else None
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        home = FORMER_MODULES[module.__name__]
-        module.__doc__ = f"What pickles made before `{home}` was divided into rooms look up here."
-        vars(module)["__getattr__"] = lambda name: getattr(importlib.import_module(home), name)
-
-
 def install() -> None:
     """Makes the old modules importable."""
     if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
-        sys.meta_path += [_OldModules(), _FormerModules()]
+        sys.meta_path.append(_OldModules())

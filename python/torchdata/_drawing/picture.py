@@ -1,20 +1,16 @@
-"""Pictures of graphs, drawn without any program: where everything lies, and then SVG or PNG of it.
+"""Pictures of graphs, drawn without any program: where everything lies, and then SVG of it.
 
-Role: a column for each process, from left to right as items go; in it the pipes from top to bottom. PNG needs Pillow.
+Role: a column for each process, from left to right as items go; in it the pipes from top to bottom.
 """
 
 from __future__ import annotations
 
-import io
 import os
 from collections import defaultdict
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
-from typing import Any
 
 from torchdata._drawing.graph import Arrow, Graph, Group, Node
-from torchdata._optional import optional_import
 
 __all__ = ["Picture", "color_of"]
 
@@ -124,8 +120,6 @@ class Picture:
             label_at = ((start[0] + end[0]) / 2 + 6, (start[1] + end[1]) / 2 + 4)
         return _Curve(points, arrow.label, label_at, arrow.crosses)
 
-    # -- SVG ---------------------------------------------------------------------------------------
-
     def svg(self) -> str:
         """The picture as an SVG document."""
         parts = [
@@ -144,41 +138,18 @@ class Picture:
     def _repr_svg_(self) -> str:
         return self.svg()
 
-    # -- PNG ---------------------------------------------------------------------------------------
-
-    def png(self, scale: int = 2) -> bytes:
-        """The picture as PNG, of so many pixels for each of the SVG's.
-
-        Raises:
-            ModuleNotFoundError: Pillow is not installed (`pip install 'torchdata-rs[image]'`).
-        """
-        image = optional_import("PIL.Image", extra="image", needed_by="a picture as PNG")
-        drawing = optional_import("PIL.ImageDraw", extra="image", needed_by="a picture as PNG")
-        fonts = optional_import("PIL.ImageFont", extra="image", needed_by="a picture as PNG")
-        canvas = image.new("RGB", (self.width * scale, self.height * scale), "#ffffff")
-        pen = _Pen(drawing.Draw(canvas), *_font(fonts, 11 * scale), scale)
-        for frame in self._frames:
-            pen.box(frame, "#bbbbbb")
-        for curve in self._curves:
-            pen.curve(curve)
-        for box in self._boxes.values():
-            pen.box(box, "#555555")
-        out = io.BytesIO()
-        canvas.save(out, "PNG")
-        return out.getvalue()
-
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the picture to a file whose name ends in `.svg` or `.png`.
+        """Writes the picture to a file whose name ends in `.svg`.
+
+        Browsers and programs such as `rsvg-convert` make other formats of it, and `to_graph` draws by graphviz.
 
         Raises:
             ValueError: it ends otherwise.
         """
-        suffix = os.path.splitext(os.fspath(path))[1].lower()
-        if suffix not in (".svg", ".png"):
-            raise ValueError(f"a picture is saved as .svg or .png, not as {os.fspath(path)!r}")
-        data = self.svg().encode() if suffix == ".svg" else self.png()
-        with open(path, "wb") as file:
-            file.write(data)
+        if os.path.splitext(os.fspath(path))[1].lower() != ".svg":
+            raise ValueError(f"a picture is saved as .svg, not as {os.fspath(path)!r}")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.svg())
 
 
 def _svg_box(box: _Box, stroke: str, *, bold_first: bool) -> str:
@@ -216,51 +187,3 @@ def _head(curve: _Curve) -> list[tuple[float, float]]:
     """The corners of the arrow's head."""
     (x, y), sideways = curve.points[3], curve.dashed
     return [(x, y), (x - 8, y - 4), (x - 8, y + 4)] if sideways else [(x, y), (x - 4, y - 8), (x + 4, y - 8)]
-
-
-def _font(fonts: Any, pixels: int) -> tuple[Any, bool]:
-    """A font, and whether it has all letters that are drawn: Pillow's own has not."""
-    for name in ("DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc"):
-        try:
-            return fonts.truetype(name, pixels), True
-        except OSError:
-            continue
-    return fonts.load_default(pixels), False
-
-
-class _Pen:
-    """Draws on a Pillow image."""
-
-    def __init__(self, draw: Any, font: Any, has_all: bool, scale: int) -> None:
-        self._draw, self._font, self._has_all, self._scale = draw, font, has_all, scale
-
-    def _text(self, x: float, y: float, text: str, color: str, halo: int = 0) -> None:
-        if not self._has_all:
-            text = text.replace("µ", "u").replace("…", "...")
-        place = self._at(x, y)
-        self._draw.text(place, text, color, self._font, stroke_width=halo, stroke_fill="#ffffff")
-
-    def _at(self, *numbers: float) -> list[float]:
-        return [number * self._scale for number in numbers]
-
-    def box(self, box: _Box, stroke: str) -> None:
-        corners = self._at(box.x, box.y, box.x + box.width, box.y + box.height)
-        self._draw.rounded_rectangle(corners, 4 * self._scale, box.fill, stroke, self._scale)
-        for number, line in enumerate(box.lines):
-            self._text(box.x + _PAD, box.y + 3 + _LINE * number, line, "#222222")
-
-    def curve(self, curve: _Curve) -> None:
-        steps = [_bezier(curve.points, step / 24) for step in range(25)]
-        for number, (one, other) in enumerate(pairwise(steps)):
-            if not curve.dashed or number % 2 == 0:
-                self._draw.line(self._at(*one, *other), "#555555", self._scale)
-        self._draw.polygon([tuple(self._at(*corner)) for corner in _head(curve)], "#555555")
-        self._text(curve.label_at[0], curve.label_at[1] - 10, curve.label, "#555555", 2 * self._scale)
-
-
-def _bezier(points: tuple[tuple[float, float], ...], t: float) -> tuple[float, float]:
-    weights = ((1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t * t, t**3)
-    return (
-        sum(weight * x for weight, (x, _) in zip(weights, points, strict=True)),
-        sum(weight * y for weight, (_, y) in zip(weights, points, strict=True)),
-    )

@@ -211,7 +211,7 @@ class _PicklingHooks:
                     state.reset(self)
 
     def _attributes_to_copy(self) -> dict[str, Any]:
-        """What a pickled or deep-copied pipe takes along.
+        """The attributes that a pickled or deep-copied pipe takes along.
 
         A copy starts its iterations anew, so pipes leave out what belongs to the running one.
         """
@@ -257,11 +257,11 @@ class _PicklingHooks:
         return hook(self) if hook is not None else type(self).__qualname__
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What IPython shows of a pipe: the chain with parameters."""
+        """The view of a pipe in IPython: the chain with parameters."""
         printer.text(repr(self) if cycle else str(self))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows of a pipe: the chain with parameters, and a picture."""
+        """The view of a pipe in a notebook: the chain with parameters, and a picture."""
         from torchdata.datapipes._pipe.showing import html_of_pipe
 
         return html_of_pipe(self)

@@ -12,8 +12,8 @@ before those that read them:
   `"begin"` where its next pass begins anew.
 - `yielded`, `finished`: how many items a pass that is gone on with has yielded, and whether there are no more.
 - `state`: the pipe's own state; of one that begins anew, what outlives a pass, the seed that was set for the next one
-  among it. What only pickle can hold lies in it as bytes under `"__pickled__"`, and plain data that is nested deeper
-  than a list of numbers under `"__nested__"`.
+  among it. Values that only pickle can hold lie in it as bytes under `"__pickled__"`, and plain data that is nested
+  deeper than a list of numbers under `"__nested__"`.
 - `seed`: what is to be given to the `set_seed` of a user's pipe.
 - `follows`: whether the seeds of further passes follow from the last one, as in graphs that were seeded as a whole
   (`set_graph_random_seed`); else they are drawn from the global generators.

@@ -94,7 +94,6 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("FullSync on MPI", "mpi4py", "mpi", lambda: MpiGroup(1.0, "FullSync")),
     ("the live view", "rich", "top", lambda: live(None, 1.0, False)),
     ("to_graph", "graphviz", "graph", lambda: to_graph(IterableWrapper([]))),
-    ("a picture as PNG", "PIL", "image", lambda: DataLoader2(IterableWrapper([])).picture().png()),
     (
         "progress",
         "tqdm",

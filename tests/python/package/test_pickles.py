@@ -1,16 +1,10 @@
-"""Pickles and states name public places, and those made before the pipes were put into rooms still load.
-
-`data/former/rows.zip` was made at that time. It holds, by row of the table of pipes, the pickled pipe, and a
-pickled pipe that had yielded some items.
-"""
+"""Pickles and states name public places alone."""
 
 from __future__ import annotations
 
 import importlib
 import pickle
 import pickletools
-import zipfile
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -21,7 +15,6 @@ from torchdata.dataloader2 import DataLoader2, reading_service
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 from torchdata.datapipes import utils
-from torchdata.datapipes._pipe.traversal import walk
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import save_state
 
@@ -31,8 +24,6 @@ pytestmark = [
 ]
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
-with zipfile.ZipFile(Path(__file__).parents[1] / "data/former/rows.zip") as _file:
-    FORMER: dict[str, dict[str, Any]] = pickle.loads(_file.read("rows.pickle"))
 
 #: Where pickles may find something of this package.
 PUBLIC = {
@@ -47,8 +38,6 @@ PUBLIC = {
     "torchdata.datapipes.utils",
     "torchdata.datapipes.utils.decoder",
 }
-
-former_rows = pytest.mark.parametrize("row", [row for row in ROWS if row.name in FORMER], ids=lambda row: row.name)
 
 
 def named_in(pickled: bytes) -> set[str]:
@@ -95,12 +84,3 @@ def test_pickles_and_states_name_public_places_alone(row: Row) -> None:
     for made in pickled:
         theirs = {name for name in named_in(made) if name.partition(".")[0] == "torchdata"}
         assert theirs <= PUBLIC
-
-
-@former_rows
-def test_former_pickles_load(row: Row) -> None:
-    former = FORMER[row.name]
-    for key in ("pipe", "advanced"):
-        if key in former:
-            loaded = pickle.loads(former[key])
-            assert [type(pipe) for pipe in walk(loaded)] == [type(pipe) for pipe in walk(built(row))]

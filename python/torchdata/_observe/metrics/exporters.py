@@ -1,4 +1,4 @@
-"""Who gets measurements: Prometheus, OpenTelemetry, a log, TensorBoard.
+"""Exporters of measurements: Prometheus, OpenTelemetry, a log, TensorBoard.
 
 Role: thin layers between `values` and the official client libraries, which serve and encode. They run in main; what
 asks may be a thread of theirs. A loader that is shut down goes on to give its last numbers.
@@ -126,7 +126,7 @@ class _Shared:
         self._asked = {family.name for family in FAMILIES}
 
     def callback(self, family: Family, observation: Any) -> Callable[[Any], list[Any]]:
-        """What an instrument calls when it is collected."""
+        """The function that an instrument calls when it is collected."""
 
         def observe(_options: Any) -> list[Any]:
             return [

@@ -9,32 +9,12 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from torchdata._observe.stats.model import LoaderStats, ProcessStats
+from torchdata._observe.stats.declaring import Family, families_of
+from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
 __all__ = ["FAMILIES", "Family", "Grown", "Measurement", "Measuring", "measure", "rank_of", "services_in"]
-
-Kind = Literal["counter", "gauge"]
-
-
-@dataclass(frozen=True)
-class Family:
-    """Measurements of one name.
-
-    Args:
-        name: without the prefix `torchdata_`, and of counters without `_total`.
-        kind: whether it only grows.
-        unit: as OpenTelemetry writes it.
-        help: what it means.
-        labels: what tells its measurements apart, besides the rank.
-    """
-
-    name: str
-    kind: Kind
-    unit: str
-    help: str
-    labels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,53 +26,9 @@ class Measurement:
     value: float
 
 
-def _loader(name: str, kind: Kind, unit: str, help: str) -> Family:
-    return Family(name, kind, unit, help)
-
-
-_OF_LOADER: dict[str, Family] = {
-    "items": _loader("items", "counter", "{item}", "Items that the loader has handed out."),
-    "bytes": _loader("bytes", "counter", "By", "Bytes that workers have sent to the main process."),
-    "seconds": _loader("epoch_seconds", "counter", "s", "Time in epochs, from the first item of each on."),
-    "waiting_seconds": _loader(
-        "waiting_seconds", "counter", "s", "Time that the main process waited for items of workers."
-    ),
-    "copies": _loader("copies", "counter", "{buffer}", "Buffers that were copied out of full shared memory."),
-    "copied_bytes": _loader("copied_bytes", "counter", "By", "Bytes of those buffers."),
-    "fragments": _loader("fragments", "counter", "{fragment}", "Pieces that found no room in shared memory."),
-    "wake_ups": _loader("wake_ups", "counter", "{wake-up}", "How often a process woke another one."),
-    "restarts": _loader("restarts", "counter", "{restart}", "How often a worker was started again."),
-    "snapshots": _loader("snapshots", "counter", "{snapshot}", "States that workers have sent."),
-    "epoch": _loader("epoch", "gauge", "{epoch}", "The epoch that runs, or ran last."),
-    "items_per_second": _loader("items_per_second", "gauge", "{item}/s", "Items a second, of late."),
-    "bytes_per_second": _loader("bytes_per_second", "gauge", "By/s", "Bytes a second, of late."),
-    "loading": _loader("loading_ratio", "gauge", "1", "Share of the time in the loader, of late."),
-    "waiting": _loader("waiting_ratio", "gauge", "1", "Share of the time that main waited for workers, of late."),
-    "held_up": _loader("held_up_ratio", "gauge", "1", "Share of the time that workers waited for room, of late."),
-    "step_seconds": _loader("step_seconds", "gauge", "s", "Time between two items outside the loader, of late."),
-    "prefetched": _loader("prefetched_items", "gauge", "{item}", "Items that lie ready."),
-    "occupancy": _loader("occupancy_ratio", "gauge", "1", "Items that lie ready, by the most that may."),
-    "shared_memory": _loader("shared_memory_bytes", "gauge", "By", "Shared memory in use."),
-    "shared_memory_peak": _loader("shared_memory_peak_bytes", "gauge", "By", "The most that ever was."),
-    "shared_memory_limit": _loader("shared_memory_limit_bytes", "gauge", "By", "The most that may be."),
-}
-_PROCESS = ("process",)
-_OF_PROCESS: dict[str, Family] = {
-    "items": Family("process_items", "counter", "{item}", "Items that a process has sent.", _PROCESS),
-    "busy_seconds": Family("process_busy_seconds", "counter", "s", "Time in its pipes.", _PROCESS),
-    "input_seconds": Family("process_input_wait_seconds", "counter", "s", "Time that it waited for items.", _PROCESS),
-    "room_seconds": Family(
-        "process_room_wait_seconds", "counter", "s", "Time that it waited for its readers.", _PROCESS
-    ),
-    "cpu_seconds": Family("process_cpu_seconds", "counter", "s", "Processor time of its threads.", _PROCESS),
-    "in_flight": Family("process_in_flight_items", "gauge", "{item}", "Items sent and not taken yet.", _PROCESS),
-}
-_PIPE = ("process", "pipe")
-_OF_PIPE: dict[str, Family] = {
-    "items_out": Family("pipe_items", "counter", "{item}", "Items that a pipe has yielded.", _PIPE),
-    "own_seconds": Family("pipe_own_seconds", "counter", "s", 'Time in a pipe alone, with stats="full".', _PIPE),
-    "buffered_items": Family("pipe_buffered_items", "gauge", "{item}", "Items that a pipe holds.", _PIPE),
-}
+_OF_LOADER = families_of(LoaderStats)
+_OF_PROCESS = families_of(ProcessStats, "process_", ["process"])
+_OF_PIPE = families_of(PipeStats, "pipe_", ["process", "pipe"])
 #: All families.
 FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_OF_PIPE.values())
 
@@ -163,7 +99,7 @@ class Grown:
         self._last: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     def since_the_beginning(self, found: list[Measurement], stats: LoaderStats) -> list[Measurement]:
-        """What was measured of the statistics, with counters that never fall."""
+        """The measurements of the statistics, with counters that never fall."""
         pids = {process.name: process.pid for process in stats.processes}
         replaced = {name for name, pid in pids.items() if self._pids.get(name, pid) != pid}
         self._pids.update(pids)

@@ -35,7 +35,7 @@ _PROC = "/proc"
 #: Bytes of a command line that are looked at.
 _LONGEST_COMMAND = 4096
 
-#: What this process was warned of.
+#: The warnings of this process.
 _told: set[str] = set()
 
 
@@ -61,7 +61,7 @@ class Attached:
     numbers: Mapping[int, int] | None = None
 
     def reading(self) -> Reading:
-        """What it has counted.
+        """The statistics of the loader.
 
         Raises:
             ValueError: it says something that no loader does.

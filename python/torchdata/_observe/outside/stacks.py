@@ -39,7 +39,7 @@ LOOK = 0.005
 
 #: How `faulthandler` begins a stack.
 _HEAD = "Stack (most recent call first):"
-#: What ends the stacks of other threads, and how long those are waited for.
+#: The end of the stacks of other threads, and how long those are waited for.
 _END, OTHERS = "\0", 0.5
 #: On a page the number of their signal stands behind that of the main thread's.
 _OTHERS_AT, _FIRST = 8, 0xFF
@@ -83,7 +83,7 @@ _answering = _Answering()
 
 
 def _in_forked_child() -> None:
-    """What is open is the parent's, and the lock may be held by a thread that is not here."""
+    """The open files are the parent's, and the lock may be held by a thread that is not here."""
     global _answering
     _answering = _Answering(_answering)
 
@@ -319,7 +319,7 @@ def _main_thread() -> int:
 
 
 def kernel_state(pid: int) -> str:
-    """What the kernel says of a process's main thread: "running", or "asleep in futex_wait"."""
+    """The kernel's word on a process's main thread: "running", or "asleep in futex_wait"."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             state = file.read().rpartition(")")[2].split()[0]

@@ -86,7 +86,7 @@ def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
         seconds: the patience.
 
     Returns:
-        What `warn_of_calls_no_more` takes.
+        The argument of `warn_of_calls_no_more`.
     """
     number = next(_numbers)
     _watched[number] = weakref.ref(recorder)

@@ -28,7 +28,7 @@ _End = tuple["Node", "list[ProcessStats]"]
 
 
 def graph_of_stats(stats: LoaderStats) -> Graph:
-    """What a loader runs and has counted: the dispatching process, the workers, main, from left to right."""
+    """The graph of a loader's processes: the dispatching process, the workers, main, from left to right."""
     graph = Graph()
     ends: list[_End] = []
     for processes in _alike(stats):

@@ -1,4 +1,4 @@
-"""What notebooks show of loaders and of statistics: tables, the verdict and a picture."""
+"""Views of loaders and of statistics in notebooks: tables, the verdict and a picture."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _BACKENDS = ("tqdm", "rich")
 
 
 class _Bar(Protocol):
-    """What is drawn."""
+    """A bar that is drawn."""
 
     def advance(self, items: int, words: str | None) -> None: ...
 

@@ -27,9 +27,9 @@ class ShownStats(LoaderStats):
         return as_table(self)
 
     def picture(self) -> Picture:
-        """What each process runs, colored by own time, with rates on the arrows.
+        """Draws the pipes of each process, colored by own time, with rates on the arrows.
 
-        A notebook shows it; `.svg()` and `.png()` return it, and `.save(path)` writes it.
+        A notebook shows it; `.svg()` returns it, and `.save(path)` writes it.
         """
         from torchdata._drawing.picture import Picture
 

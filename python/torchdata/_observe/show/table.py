@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["amount", "as_table", "duration", "percent", "pipe_rows", "process_rows", "size"]
 
 
-#: From which part of a unit on three digits round up to one.
+#: The part of a unit from which on three digits round up to one.
 _ROUNDS_UP = 0.9995
 
 

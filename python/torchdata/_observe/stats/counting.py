@@ -1,4 +1,4 @@
-"""What a process counts of itself: its page on the loader's board.
+"""The counters of a process: its page on the loader's board.
 
 Role: takes the page when the process starts, names the pipes on it when the graph is known, says when epochs begin and
 end. Runs in main and in each child; writes that process's page alone. The counting itself is done by the extension.

@@ -1,4 +1,4 @@
-"""What pipes are called in statistics: their class, the user's function, and where that stands.
+"""Names of pipes in statistics: their class, the user's function, and where that stands.
 
 Role: pure text about a graph. Runs in every process that holds pipes, once per graph.
 """
@@ -24,7 +24,7 @@ __all__ = ["Flag", "describe_pipes", "location_of"]
 
 
 class Flag(enum.IntFlag):
-    """What a pipe is to statistics."""
+    """The role of a pipe in statistics."""
 
     #: It yields each item that it reads, some later: what it read and did not yield, it holds.
     HOLDS = 1

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchdata._machine import cores
 from torchdata._observe.show.shown import ShownStats
+from torchdata._observe.stats.declaring import fields_summed
 from torchdata._observe.stats.labels import Flag
-from torchdata._observe.stats.model import Page, PipeStats, ProcessStats, Reading, SlowItem
+from torchdata._observe.stats.model import LoaderStats, Page, PipeStats, ProcessStats, Reading, SlowItem
 from torchdata._redacting import printable
 
 if TYPE_CHECKING:
@@ -144,7 +145,6 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     processes.sort(key=lambda process: _ORDER.index(process.role))
     main = next((p for p in processes if p.role == "main"), None)
     workers = [p for p in processes if p.role == "worker"]
-    present = [p for p in processes if p.role != "replaced"]
     seconds = main.seconds if main else 0.0
     items = main.items if main else 0
     size = sum(since.flow_sum("bytes", sends=True) for since in sinces.values() if since.page["role"] == 2)
@@ -180,20 +180,18 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
         prefetched=prefetched,
         prefetch_limit=limit,
         occupancy=min(1.0, prefetched / limit) if limit else None,
-        shared_memory=sum(p.shared_memory for p in present),
-        shared_memory_peak=sum(p.shared_memory_peak for p in present),
-        shared_memory_limit=sum(p.shared_memory_limit for p in present),
-        copies=sum(p.copies for p in processes),
-        copied_bytes=sum(p.copied_bytes for p in processes),
-        fragments=sum(p.fragments for p in processes),
-        wake_ups=sum(p.wake_ups for p in processes),
-        restarts=sum(p.restarts for p in processes),
-        snapshots=sum(p.snapshots for p in processes),
         cores=cores(),
         processes=tuple(processes),
         slowest=tuple(sorted(slowest, key=lambda slow: -slow.seconds)[:8]),
         reading=now,
+        **_sums("processes", processes),
+        **_sums("present", [p for p in processes if p.role != "replaced"]),
     )
+
+
+def _sums(over: str, processes: list[ProcessStats]) -> dict[str, Any]:
+    """The fields of a loader that are sums over those of processes."""
+    return {name: sum(getattr(process, name) for process in processes) for name in fields_summed(LoaderStats, over)}
 
 
 def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
@@ -289,7 +287,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
 
 
 def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str | None, float]:
-    """What a process does now, for whom it waits, and how long it has done so."""
+    """The state of a process now, the process that it waits for, and how long it has waited."""
 
     def since(wait: Mapping[str, int]) -> float:
         return max(0, now.at - wait["since"]) * _NS

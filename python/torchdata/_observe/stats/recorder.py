@@ -1,4 +1,4 @@
-"""What a loader does for its statistics: finds or makes the board, binds its pipes, reads it.
+"""The recorder of a loader's statistics: finds or makes the board, binds its pipes, reads it.
 
 Role: owned by one `DataLoader2`; runs in main. Where the service starts processes, the board is theirs; otherwise it
 has one page. Loading never fails for want of statistics.
@@ -25,7 +25,7 @@ __all__ = ["Recorder", "StatsLevel"]
 
 StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
-#: What says so in the environment, where the loader is not told.
+#: The variable of the environment that sets the level, if the loader is not told.
 VARIABLE = "TORCHDATA_STATS"
 
 
@@ -60,7 +60,7 @@ class Recorder:
         #: The loader's delivery, as long as its calls are watched, and the number that they are known by.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: What was counted when the loader was shut down, and when that was.
+        #: The counters when the loader was shut down, and that moment.
         self._last: tuple[int, bool, list[Any]] | None = None
         #: What the service says below the table.
         self._notes: Callable[[], Sequence[str]] = tuple
@@ -111,7 +111,7 @@ class Recorder:
         return self._counting.board if self._counting is not None else None
 
     def reading(self) -> Reading:
-        """What was counted so far."""
+        """The counters so far."""
         from torchdata._observe.stats.model import Reading
         from torchdata._observe.stats.reading import read_board
 

@@ -33,7 +33,7 @@ _ENDED = 1 << 32
 
 
 class Slice(NamedTuple):
-    """What a thread did from one moment to another, in nanoseconds."""
+    """A span of a thread's time, in nanoseconds."""
 
     begin: int
     end: int
@@ -46,7 +46,7 @@ class Slice(NamedTuple):
 
 @dataclass
 class ProcessLog:
-    """What one process has written.
+    """The log of one process.
 
     Args:
         name: what the process is called.

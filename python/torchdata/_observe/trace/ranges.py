@@ -25,7 +25,7 @@ _open = _Open()
 
 
 def range_maker(name: str) -> Callable[[bool], None] | None:
-    """What begins (True) and ends (False) a range of that name; None where PyTorch is not loaded."""
+    """The function that begins (True) and ends (False) a range of that name; None where PyTorch is not loaded."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "autograd"):
         return None

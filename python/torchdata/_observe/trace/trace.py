@@ -30,7 +30,7 @@ MOST = 1 << 28
 
 
 class _Session:
-    """What main has made for one trace."""
+    """The logs that main has made for one trace."""
 
     def __init__(self, capacity: int, ranges: bool) -> None:
         self.began = time.monotonic_ns()
@@ -65,7 +65,7 @@ class _Session:
             log.stop()
 
     def logs(self) -> list[ProcessLog]:
-        """What was written: of main first, then of the children."""
+        """The logs that were written: of main first, then of the children."""
         found = [ProcessLog("main", None, 0, *self.log.read())]
         found += [
             ProcessLog(name, loader, page, *log.read()) for (loader, page), (name, log) in sorted(self.children.items())

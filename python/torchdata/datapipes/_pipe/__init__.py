@@ -1,1 +1,1 @@
-"""What all pipes share: checks, traversal, columns, streams, seeds, functional forms."""
+"""Parts that all pipes share: checks, traversal, columns, streams, seeds, functional forms."""

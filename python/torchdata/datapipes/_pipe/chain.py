@@ -1,7 +1,7 @@
 """A pipeline in words: a line for each pipe, with its parameters.
 
-Role: what `str(pipe)` is. Reads attributes alone: no data is copied, no library imported. What may be a secret, and
-what may be large or slow to print, is not printed.
+Role: what `str(pipe)` is. Reads attributes alone: no data is copied, no library imported. Secrets, and values that may
+be large or slow to print, are not printed.
 """
 
 from __future__ import annotations

@@ -152,10 +152,10 @@ def _is_foreign_pipe(value: Any) -> bool:
     return not isinstance(value, MapDataPipe) and any(cls.__name__ == "IterDataPipe" for cls in type(value).__mro__)
 
 
-#: What torchdata 0.9 says of numbers that have to be positive, by their names.
+#: The message of torchdata 0.9 for numbers that have to be positive, by their names.
 POSITIVE = "'{}' is required to be a positive integer."
 
-#: What torchdata 0.9 says of a batch size that is none.
+#: The message of torchdata 0.9 for a wrong batch size.
 BATCH_SIZE = "Batch size is required to be larger than 0!"
 
 

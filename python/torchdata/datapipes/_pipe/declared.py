@@ -98,7 +98,7 @@ class State:
         self.name, self.key = name, name.lstrip("_")
 
     def beginning(self) -> Any:
-        """What the attribute is when an iteration begins."""
+        """The value of the attribute when an iteration begins."""
         return self.begins() if callable(self.begins) else self.begins
 
     def reset(self, datapipe: Any) -> None:
@@ -159,7 +159,7 @@ def declare(cls: Any) -> tuple[State, ...]:
 
 
 def _of(cls: type) -> tuple[State, ...]:
-    """What the body of a class declares."""
+    """The states that the body of a class declares."""
     return tuple(value for value in cls.__dict__.values() if isinstance(value, State))
 
 

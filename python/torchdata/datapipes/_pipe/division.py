@@ -53,12 +53,12 @@ class Given:
         return unit < self.first or (place < len(self.beyond) and self.beyond[place] == unit)
 
     def and_next(self, count: int) -> Given:
-        """What was given after the next units were given, too, in order."""
+        """The units that were given, once the next ones were given too, in order."""
         first = self.unit(count)
         return Given(first, tuple(unit for unit in self.beyond if unit > first))
 
     def and_shares(self, shares: list[Given]) -> Given:
-        """What was given after what was left had been dealt out in turn.
+        """The units that were given, once those that were left were dealt out in turn.
 
         Args:
             shares: by shard, what was given of its units, by their numbers in the shard.
@@ -80,7 +80,7 @@ class Given:
         return Given(left, tuple(sorted(units.union(unit for unit in self.beyond if unit > left))))
 
     def left_of(self, source: Iterator[Any], taken: int, block: int = 1) -> Iterator[Any]:
-        """What is left of an iterator that yields item number `taken` next."""
+        """The rest of an iterator that yields item number `taken` next."""
         return Division(1, 0, block, self).share_of(source, taken)
 
 
@@ -155,7 +155,7 @@ class Division:
 
 
 def given_from(first: Any, beyond: Iterable[Any]) -> Given:
-    """What was given, as it stands in a state.
+    """The units that were given, as a state has them.
 
     Raises:
         ValueError: it cannot be.

@@ -1,4 +1,4 @@
-"""What a pipeline is made of, in words that are the same in another process: by which a state knows its pipeline.
+"""The parts of a pipeline, in words that are the same in another process: by which a state knows its pipeline.
 
 Role: pure functions over graphs. A fingerprint lists the pipes, sources first: the class, what it reads, and what it
 was made with, as far as words tell it: numbers and texts, functions by their qualified names, data by its kind and
@@ -34,7 +34,7 @@ _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "p
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
-    """What the graph that ends in a pipe is made of.
+    """The parts of the graph that ends in a pipe.
 
     Args:
         datapipe: the end of the graph, or the graph.
@@ -146,7 +146,7 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """What is hashed of a value: all of a text, however long."""
+    """The part of a value that is hashed: all of a text, however long."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 

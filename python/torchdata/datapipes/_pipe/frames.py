@@ -51,7 +51,7 @@ def check_device(pipe: str, device: Any) -> None:
 
 
 class FrameFormat:
-    """In which library frames are made, and with which dtypes.
+    """The library that makes frames, and their dtypes.
 
     Args:
         pipe: the name of the pipe, for messages.

@@ -1,7 +1,7 @@
 """The global generators of random numbers of this process, as plain data.
 
-Role: functions of users draw from `random`, NumPy and torch, and no pipe knows of it. Whoever saves the state of a
-graph saves these with it. Runs in the process whose generators they are.
+Role: functions of users draw from `random`, NumPy and torch, and no pipe knows of it. A saved state of a graph has
+these with it. Runs in the process whose generators they are.
 """
 
 from __future__ import annotations

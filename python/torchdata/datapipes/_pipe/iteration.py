@@ -266,7 +266,7 @@ def can_reset(kind: type) -> bool:
 
 
 def seeds_of(record: Record) -> dict[str, Any]:
-    """What an entry tells of the seeds of a pipe, beyond those that are part of its state."""
+    """The seeds of a pipe in an entry, beyond those that are part of its state."""
     entry: dict[str, Any] = {} if record.seed is None else {"seed": record.seed}
     return {**entry, "follows": True} if record.seeded else entry
 
@@ -312,7 +312,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     is_replayed = loaded is not None and "drop" in loaded
     record.ended = resumed and finished and not is_replayed
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # What was loaded into its sources is for a pass that nobody goes on with.
+        # The states that were loaded into its sources are for a pass that nobody goes on with.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, (loaded or {}).get("drop", 0), finished and is_replayed
@@ -356,7 +356,7 @@ def _holds_replayed(graph: Graph) -> bool:
     return any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in graph)
 
 
-#: What `is_restorable` has found out of classes.
+#: By class: the answer of `is_restorable`.
 _restorable: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
 
 
@@ -409,7 +409,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Makes the next iterations of the pipes that a pipe reads from start anew, where it is for it to begin them.
 
-    What the children of a fork read from goes on as long as one of them does.
+    The source of a fork's children goes on as long as one of them does.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -445,7 +445,7 @@ def _forget(pipe: Any) -> None:
 
 
 def _kept(pipe: Any, loaded: dict[str, Any]) -> dict[str, Any]:
-    """What of a loaded entry holds for a pass that begins anew."""
+    """The part of a loaded entry that holds for a pass that begins anew."""
     kept: dict[str, Any] = {key: loaded[key] for key in ("state", "seed", "follows") if key in loaded}
     if loaded["how"] == "restore" and hasattr(type(pipe), "iteration_state"):
         lasting = pipe._lasting_state()

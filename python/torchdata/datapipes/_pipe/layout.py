@@ -1,8 +1,8 @@
 """The layout of graph states, and the checks that something is one.
 
 Role: pure functions over plain data. A state may be damaged, or made by somebody who means harm: its numbers are
-believed by those who count, so each is checked before anything is done with it. What a pipe says of itself, under
-`state`, is for the pipe to check.
+believed by those who count, so each is checked before anything is done with it. The pipe itself checks its own part,
+under `state`.
 """
 
 from __future__ import annotations

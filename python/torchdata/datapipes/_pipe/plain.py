@@ -32,7 +32,7 @@ _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 
-#: What `_copied` returns of values that are not plain.
+#: The answer of `_copied` for values that are not plain.
 _OTHER: Any = object()
 
 

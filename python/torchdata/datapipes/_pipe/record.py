@@ -1,4 +1,4 @@
-"""What is kept of each pipe beside its attributes: its token, which tells its iterations apart, and its *record*.
+"""The memory of each pipe beside its attributes: its token, which tells its iterations apart, and its *record*.
 
 Role: memory of `iteration` and `state`, which say what becomes of it. Runs in the process and thread that iterates the
 pipe. A *pass* is one iteration of one pipe.
@@ -36,7 +36,7 @@ class Beginning:
         self.dropped = 0
         #: Items that count as yielded when the pass begins, before any is dropped.
         self.yielded = 0
-        #: The generators that the pass begins with. What it drops, it drops with those of the loaded state.
+        #: The generators that the pass begins with. It drops items with those of the loaded state.
         self.generators = self.moved = generators
         #: Whether the loaded state says already that all is to be replayed.
         self.whole = False
@@ -54,7 +54,7 @@ class Beginning:
 
 
 class Record:
-    """What is known of a pipe's passes. Never pickled or copied: a copy is None, and starts afresh."""
+    """The memory of a pipe's passes. Never pickled or copied: a copy is None, and starts afresh."""
 
     __slots__ = (
         "asked",
@@ -75,13 +75,13 @@ class Record:
     )
 
     def __init__(self) -> None:
-        #: Of a pipe of torch's, the iteration that was there when the next one was asked for.
+        #: The iteration of a pipe of torch's that was there when the next one was asked for.
         self.asked: Any = NEVER
-        #: Of a pipe of torch's, the iteration that was there when a state was loaded.
+        #: The iteration of a pipe of torch's that was there when a state was loaded.
         self.before: Any = NEVER
         #: When the running pass began; 0 where none did.
         self.stamp = 0
-        #: Of a pipe of torch's, whether its running pass was begun by `iterate`, which notes its end.
+        #: Whether `iterate`, which notes the end, began the running pass of a pipe of torch's.
         self.tells_end = False
         #: The entry that was loaded and not gone on with yet.
         self.loaded: dict[str, Any] | None = None
@@ -101,7 +101,7 @@ class Record:
         self.watches: bool | None = None
         #: How the graph stood when the running pass began, where `watches`, and of a pipe of torch's.
         self.beginning: Beginning | None = None
-        #: What all pipes of the graph were made with, where the pipe is its end and its state was saved.
+        #: The parameters of all pipes of the graph, if the pipe is its end and its state was saved.
         self.fingerprint: Fingerprint | None = None
         #: Names of pipes that the pipe has made since its first pass.
         self.grown: list[str] = []

@@ -1,4 +1,4 @@
-"""What is shown of a pipeline: its graph for pictures, and a table with the picture for notebooks."""
+"""Views of a pipeline: its graph for pictures, and a table with the picture for notebooks."""
 
 from __future__ import annotations
 

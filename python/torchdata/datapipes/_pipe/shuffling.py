@@ -1,4 +1,4 @@
-"""What pipes that shuffle share: the switch, the seeds, and a generator of their own.
+"""Parts that pipes that shuffle share: the switch, the seeds, and a generator of their own.
 
 Role: the base of Shuffler and InBatchShuffler. Runs in the process that iterates the pipe; the pipe owns the
 generator, which is seeded anew when an iteration begins.

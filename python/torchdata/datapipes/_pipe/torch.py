@@ -81,7 +81,7 @@ class Counterpart:
         return found
 
     def attribute(self, datapipe: Any, name: str) -> Any:
-        """What a user put on torch's base, bound to `datapipe`.
+        """The attribute that a user put on torch's base, bound to `datapipe`.
 
         Raises:
             AttributeError: there is nothing of that name.
@@ -106,7 +106,7 @@ class Counterpart:
         return None if self.base is None else getattr(self.base, name, None)
 
 
-#: What is to be called when torch is imported, in order.
+#: The functions to call when torch is imported, in order.
 _waiting: list[Callable[[Any], object]] = []
 
 #: Classes of pipes, the bases among them, that torchdata 0.9 had from torch and that are two now: ours by torch's, and
@@ -162,7 +162,7 @@ def twin_of(cls: type) -> Any:
 
 
 def derives_from_twin(ours: type, cls: type) -> Any:
-    """What the `__subclasshook__` of `ours` answers: whether `cls` is torch's class of its name, or derives from it."""
+    """The answer of `__subclasshook__` of `ours`: whether `cls` is torch's class of its name, or derives from it."""
     theirs = _twins.get(ours)
     return True if theirs is not None and theirs in getattr(cls, "__mro__", ()) else NotImplemented
 

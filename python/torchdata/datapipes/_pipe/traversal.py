@@ -57,7 +57,7 @@ def is_pipe(obj: Any) -> bool:
 
 @lru_cache(maxsize=1024)  # graphs are searched several times an epoch, and bases of pipes are slow to ask
 def _role(kind: type) -> Role | None:
-    """What objects of the type are to the search. All but pipes and containers is data: not looked into."""
+    """The part that objects of the type play in the search. All but pipes and containers is data: not looked into."""
     if issubclass(kind, _pipes):
         return "pipe"
     return "container" if issubclass(kind, _CONTAINERS) else None

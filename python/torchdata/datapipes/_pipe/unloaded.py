@@ -34,7 +34,7 @@ class Unloadable(Protocol):
         """Stands for `__iter__`: an iterator over indices, and what makes the item of an index."""
 
     def _loads(self) -> Load:
-        """What makes the item of an index, without an iteration."""
+        """The function that makes the item of an index, without an iteration."""
 
 
 def can_wait(datapipe: Any) -> bool:

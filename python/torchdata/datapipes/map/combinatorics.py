@@ -196,7 +196,7 @@ class IndexSampler(IterDataPipe[T_co]):
         return islice(self._order, token_of(self).yielded, None)
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """What the sampler yields with its own course of the global generators."""
+        """The indices of the sampler, with its own course of the global generators."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

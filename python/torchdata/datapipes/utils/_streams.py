@@ -407,7 +407,7 @@ pair_streams_with_torch(StreamWrapper)
 
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """What a state says of a stream without a pickle: of one at a path, or in memory. Other recipes hold settings."""
+    """The entry of a stream in a state, without a pickle: of one at a path, or in memory. Others hold settings."""
     if stream.closed:
         return _closed_stream, (stream.name,)
     file = stream.__dict__.get("file_obj")

@@ -1,8 +1,8 @@
 """Names that others chose, as paths of files here: `file_name`, `path_inside`, `check_target`.
 
-A member of an archive, a file on a server and a key of an object store are called whatever their author liked. Whoever
-writes files under such names, or joins them to a folder, asks these functions. Role: plain functions of text, for the
-pipes and for users' own functions from names to paths; they touch no file.
+A member of an archive, a file on a server and a key of an object store are called whatever their author liked. Code
+that writes files under such names, or joins them to a folder, asks these functions. Role: plain functions of text, for
+the pipes and for users' own functions from names to paths; they touch no file.
 """
 
 from __future__ import annotations

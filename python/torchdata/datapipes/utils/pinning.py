@@ -16,8 +16,8 @@ __all__ = ["pin_memory_fn"]
 def pin_memory_fn(data: Any, device: Any = None) -> Any:
     """Copies `data` into pinned (page-locked) memory: tensors, and all in mappings, sequences and named tuples.
 
-    What has a `pin_memory` method is pinned by it, which is called without arguments. What has none, such as numbers
-    and strings, is returned as it is.
+    An object with a `pin_memory` method is pinned by it, which is called without arguments. An object without one,
+    such as a number or a string, is returned as it is.
 
     Args:
         data: what is to be pinned. Containers are rebuilt, of their own types where these allow it.

@@ -1,4 +1,4 @@
-"""What readers of archives and compressed files share: the archive that is held, safe names, limits, clear errors.
+"""Parts for readers of archives and compressed files: the archive that is held, safe names, limits, clear errors.
 
 Role: the base of TarArchiveLoader, ZipArchiveLoader and RarArchiveLoader, and the checks that they share with the pipes
 that decompress. Runs in the process that iterates the pipes. An archive object owns the stream that it reads; members
@@ -35,7 +35,7 @@ MAX_RATIO = 100.0
 #: Bytes below which nothing is taken for a decompression bomb.
 SMALLEST_BOMB = 1 << 30
 
-#: What the modules that decompress raise when they meet damaged data.
+#: The errors of the modules that decompress, for damaged data.
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OverflowError, zlib.error, struct.error, LZMAError)
 
 _ADVICE = "the archive is truncated, damaged or of another kind"
@@ -302,7 +302,7 @@ class EntryRecipe:
 
 
 class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
-    """What the loaders share: an archive that is open while its pair is held."""
+    """The base of the loaders: an archive that is open while its pair is held."""
 
     datapipe: Any
     max_ratio: float | None

@@ -69,7 +69,7 @@ _SUFFIXES = {
     ".tzst": CompressionType.TAR,
 }
 
-#: What a compressed tar archive is called, beyond those names.
+#: The names of compressed tar archives, beyond those.
 _TARS = (".tar.gz", ".tar.xz", ".tar.zst")
 
 _READERS: dict[CompressionType, Callable[[Any], Any]] = {
@@ -228,7 +228,7 @@ class _Decompressed(io.RawIOBase):
 
 
 class _Decompressing(IterDataPipe[tuple[str, StreamWrapper]]):
-    """What the pipes share: one stream out for each stream in."""
+    """The base of the pipes: one stream out for each stream in."""
 
     one_to_one = True
 

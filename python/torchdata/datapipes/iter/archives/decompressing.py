@@ -59,7 +59,7 @@ def zstd_reader(file_obj: Any) -> Any:
 
 
 def _zstd() -> Callable[[], Any]:
-    """What makes a decompressor of one frame."""
+    """A function that makes a decompressor of one frame."""
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # from Python 3.14 on
     except ImportError:
@@ -92,7 +92,7 @@ class _Frame:
 
     @property
     def unused_data(self) -> bytes:
-        """What stands behind the frame."""
+        """The bytes behind the frame."""
         return bytes(self._decompressor.unused_data) + bytes(self._raw)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
@@ -113,7 +113,7 @@ class _Frame:
 
 
 class _Streams:
-    """What is compressed in a file of one or several compressed streams, one behind the other.
+    """The content of a file of one or several compressed streams, one behind the other.
 
     Args:
         file_obj: the compressed file, from where it stands.

@@ -135,7 +135,7 @@ class _HeaderBytes:
         return int(self._stream.tell()) - len(self._ahead)
 
 
-#: What `tarfile` raises, beside its own errors, for headers that lie.
+#: The errors of `tarfile`, beside its own, for headers that lie.
 _LIES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -228,7 +228,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None) -
 
 
 def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | None) -> Forwards:
-    """What is compressed in `source`, or where nothing is, the source itself, by offset."""
+    """The content of `source`, decompressed if it is compressed, by offset."""
     pieces_of = partial(_in_proportion, compression, max_ratio) if compression else _pieces_of_plain
 
     def rewind() -> Pieces:

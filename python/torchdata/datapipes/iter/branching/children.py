@@ -48,10 +48,10 @@ def queues() -> Any:
 
 
 class Main(IterDataPipe[Any]):
-    """What the children of one split share: the iterator over the source, and the generation."""
+    """The part that the children of one split share: the iterator over the source, and the generation."""
 
     name = "fork"
-    #: What graph drawings call it.
+    #: The name in graph drawings.
     drawn_as: ClassVar[str] = "Forker"
     item_attributes = frozenset({"_child_tokens"})
     _iterator: Iterator[Any] | None = state(saved=False)
@@ -110,7 +110,7 @@ class Main(IterDataPipe[Any]):
             self._iterator = iter(self.main_datapipe)
 
     def _source(self) -> Iterator[Any]:
-        """What is left of the source."""
+        """The rest of the source."""
         return iter(()) if self._exhausted or self._iterator is None else self._iterator
 
     def read(self, instance: int) -> Iterator[Any]:
@@ -205,7 +205,7 @@ class Child(IterDataPipe[Any]):
     _is_child_datapipe = True
     iteration_state = ()
     _begins_sources = False  # the main pipe does, once per generation
-    #: What graph drawings call it, where they show it.
+    #: The name in graph drawings that show it.
     drawn_as: ClassVar[str] = "Child"
 
     def __init__(self, main_datapipe: Main, instance_id: int) -> None:

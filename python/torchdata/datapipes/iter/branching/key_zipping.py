@@ -20,7 +20,7 @@ __all__ = ["IterKeyZipper", "MapKeyZipper"]
 
 _NOTHING: Any = object()
 
-#: What torchdata 0.9 says of a wrong size.
+#: The message of torchdata 0.9 for a wrong size.
 _BUFFER_SIZE = "'buffer_size' is required to be either None or a positive integer."
 
 

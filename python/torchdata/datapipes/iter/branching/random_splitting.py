@@ -35,7 +35,7 @@ class _SplitMain(IterDataPipe[Any]):
     what an item takes beyond it is taken from all children.
     """
 
-    #: What graph drawings call it.
+    #: The name in graph drawings.
     drawn_as: ClassVar[str] = "RandomSplitter"
     item_attributes = frozenset({"_child_tokens"})
     #: The child whose pass it is.
@@ -94,7 +94,7 @@ class _SplitMain(IterDataPipe[Any]):
                 f"random_split: the source has more items than total_length={self.total_length}, so nothing says which "
                 "group they belong to; pass the number of items of the source as total_length"
             )
-        # What `random.choices` draws for weights, without its checks at every item.
+        # The draw of `random.choices` for weights, without its checks at every item.
         bounds = list(accumulate(weights))
         chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)
         weights[chosen] -= 1

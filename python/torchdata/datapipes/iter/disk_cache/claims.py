@@ -82,7 +82,7 @@ class _LockFile:
             except FileExistsError:  # somebody else's, made meanwhile
                 continue
             with contextlib.suppress(OSError):
-                # Whoever may write into the folder must be able to lock, whatever this process's umask is.
+                # All who may write into the folder must be able to lock, whatever this process's umask is.
                 os.fchmod(fd, os.stat(folder).st_mode & 0o666)
             return fd
         return None
@@ -321,7 +321,7 @@ def _claim(path: str, owner: Any, offset: int, length: int) -> Claim | None:
 
 
 def standing_of(path: str) -> tuple[Standing, Any]:
-    """What `path` is to others, and the owner of the claim on it where it is in this process."""
+    """The standing of `path`, and the owner of the claim on it if it is in this process."""
     folder, name, start = _located(path)
     with _mutex:
         mine = _claims.get((folder, name))
@@ -351,7 +351,7 @@ def _standing(lock_file: _LockFile, start: int) -> Standing:
 
 
 def holder_of(path: str) -> str:
-    """Who has the claim on `path`, in words. For messages: it looks through all processes."""
+    """The holder of the claim on `path`, in words. For messages: it looks through all processes."""
     folder, name, start = _located(path)
     if (folder, name) in _claims:
         return f"this process (number {os.getpid()}), elsewhere in its pipelines"

@@ -75,7 +75,7 @@ class Within:
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:
-        """What the file system says of the file; None where there is none, or not such a one."""
+        """The file system's data of the file; None where there is none, or not such a one."""
         parent, slash, name = path.rpartition(os.sep)
         parent += slash
         if (inside := self._known.get(parent)) is None:

@@ -1,7 +1,7 @@
 """Pipes that keep what others make in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
 Run in whichever process iterates the pipeline; any number of processes may share the files. What happens between the
-two pipes is in `_cache_section`, who may write a file in `_file_locks`, and how it is written in `_atomic_files`.
+two pipes is in `section`, who may write a file in `claims`, and how it is written in `atomic_files`.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
 
 def _look(path: str) -> os.stat_result | None:
-    """What is at a path, or where a link at it leads to."""
+    """The place of a path, or of the target if a link is at it."""
     try:
         return os.stat(path)
     except OSError:
@@ -354,7 +354,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of the items between the source and the yielded paths."""
+        """The records of the items between the source and the yielded paths."""
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}

@@ -1,6 +1,6 @@
 """One item on its way through a cached section, from the source to the paths that are yielded for it.
 
-Role: the record that `_cache_section.Section` keeps of each item that it has read and is not done with. It owns the
+Role: the record that `section.Section` keeps of each item that it has read and is not done with. It owns the
 claims on the item's paths. Belongs to the process of its section.
 """
 
@@ -11,7 +11,7 @@ import os
 from collections import deque
 from typing import Any, Literal
 
-from torchdata.datapipes.iter.disk_cache import claims as _file_locks
+from torchdata.datapipes.iter.disk_cache import claims
 from torchdata.datapipes.iter.disk_cache.claims import Claim
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX
 from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary_name
@@ -55,7 +55,7 @@ class Record:
 
     def is_claimed(self) -> bool:
         """Whether anybody has a claim on one of the paths."""
-        return any(_file_locks.standing_of(path)[0] != "free" for path in self.paths)
+        return any(claims.standing_of(path)[0] != "free" for path in self.paths)
 
     def looks(self) -> list[Any]:
         """What changes where the files, or the list of what was made for them, are written."""

@@ -4,7 +4,7 @@ Role: one `Section` per iteration of an `EndOnDiskCacheHolder`. It reads the sou
 its files are there (*cached*), are to be made here (*missing*, with claims on the paths) or are being made elsewhere
 (*pending*), hands the missing ones to the pipes in between, and knows which paths may be yielded next. It runs in the
 thread that iterates the end of the cache; where a pipe in between reads ahead in a thread, `items` runs there.
-The section owns the claims; `_file_locks` says what a claim is, and docs/internals/disk-cache.md why nothing waits for
+The section owns the claims; `claims` says what a claim is, and docs/internals/disk-cache.md why nothing waits for
 ever.
 """
 
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata.datapipes.iter.disk_cache import claims as _file_locks
+from torchdata.datapipes.iter.disk_cache import claims
 from torchdata.datapipes.iter.disk_cache.claims import Claim
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, Within, dumped
 from torchdata.datapipes.iter.disk_cache.record import Record
@@ -76,7 +76,7 @@ class Section:
         self._handoff: deque[Record] = deque()  # missing ones that the pipes in between may take
         self._flying: dict[int, Record] = {}  # handed out, nothing of a later one came yet
         self._passed: dict[int, Record] = {}  # handed out, something of a later one came already
-        #: Those that were handed out, by their paths. Of several with one path (a claim was lost) the first is due.
+        #: The records that were handed out, by path. Of several with one path (a claim was lost) the first is due.
         self._by_path: dict[str, list[Record]] = {}
         self._behind: deque[Record] = deque()  # of those that were passed, the ones that still have claims
         self._books = threading.Lock()  # of `_by_path`, which threads change
@@ -93,7 +93,7 @@ class Section:
         #: Claims that are suspended and resumed. Older ones stay suspended until their file is written.
         self._attended: deque[Claim] = deque()
 
-    # What the pipes in between do -------------------------------------------------------------------------------
+    # The pipes in between -------------------------------------------------------------------------------
 
     def items(self) -> Iterator[Any]:
         """The items whose files are missing."""
@@ -144,7 +144,7 @@ class Section:
         self._queue.append(record)
         return True
 
-    # Who makes a file -------------------------------------------------------------------------------------------
+    # Making a file -------------------------------------------------------------------------------------------
 
     def _resolve(self, record: Record) -> None:
         """Makes a pending record a cached one, or a missing one that is to be made here, where it can be either."""
@@ -155,7 +155,7 @@ class Section:
         if len(self._flying) + len(self._handoff) >= _CLAIMED:
             if not record.is_claimed():
                 self._take_or_hand_out(record)
-        elif self._claim(record, _file_locks.claim):
+        elif self._claim(record, claims.claim):
             self._take_or_hand_out(record)
 
     def _take_or_hand_out(self, record: Record) -> None:
@@ -203,13 +203,13 @@ class Section:
                 claim.suspend()
         return True
 
-    # What the end of the cache does -----------------------------------------------------------------------------
+    # The end of the cache -----------------------------------------------------------------------------
 
     def open(self, source: Iterator[Any]) -> None:
         """Begins, or goes on after `load`."""
         self._source = source
         for record in list(self._flying.values())[:_CLAIMED]:
-            self._claim(record, _file_locks.claim)  # where somebody else has it, the file is made twice
+            self._claim(record, claims.claim)  # where somebody else has it, the file is made twice
 
     @property
     def in_flight(self) -> bool:
@@ -289,7 +289,7 @@ class Section:
         if record is not None and not record.members:
             record.mark_unfinished(here)
         os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
-        own = _file_locks.claim(path, self)
+        own = claims.claim(path, self)
         try:
             yield own is not None
         finally:
@@ -412,7 +412,7 @@ class Section:
             idle_since: float | None = None
             while True:
                 now = time.monotonic()
-                standings = [_file_locks.standing_of(path) for path in set(record.paths)]
+                standings = [claims.standing_of(path) for path in set(record.paths)]
                 if all(standing == "free" for standing, _ in standings):
                     if self.over and not self._take_found(record):
                         self._queue.remove(record)
@@ -441,7 +441,7 @@ class Section:
 
     def _take_over(self, record: Record) -> bool:
         def either(path: str, owner: Any) -> Claim | None:
-            return _file_locks.claim(path, owner) or _file_locks.take_over(path, owner)
+            return claims.claim(path, owner) or claims.take_over(path, owner)
 
         if self.over:  # nothing is made here any more
             self._queue.remove(record)
@@ -452,10 +452,10 @@ class Section:
         return True
 
     def _overdue(self, record: Record, limit: float) -> str:
-        path = next((p for p in record.paths if _file_locks.standing_of(p)[0] != "free"), record.paths[0])
+        path = next((p for p in record.paths if claims.standing_of(p)[0] != "free"), record.paths[0])
         return (
             f"{self._name}: OnDiskCache Exception: {shown(path)} expected to be written by different process, but file "
-            f"is not ready in {limit:g} seconds. It is being written by {_file_locks.holder_of(path)}; if that is "
+            f"is not ready in {limit:g} seconds. It is being written by {claims.holder_of(path)}; if that is "
             "merely slow, raise the limit (end_caching(timeout=...) or the adapter CacheTimeout), and if it hangs, end "
             "it: another process then goes on at once"
         )
@@ -509,7 +509,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Takes over what `dump()` returned. What nobody works on yet is looked at anew."""
+        """Takes over what `dump()` returned. Records that nobody works on yet are looked at anew."""
         records = [Record.restored(record) for record in dumped["records"]]
         self._queue = deque(records[place] for place in dumped["queue"])
         self._flying = {r.number: r for r in map(records.__getitem__, dumped["flying"]) if r.number is not None}
@@ -519,8 +519,7 @@ class Section:
         self._last = None if dumped["last"] is None else records[dumped["last"]]
         self._handed = dumped["handed"]
         self._one_to_one, self._one_to_many, self._forgetful, self.foreign_thread = dumped["seen"]
-        self.ended, self.over, self.chain_ended, *dry = dumped["ended"]
-        self._dry = any(dry)  # states of version 1 do not tell
+        self.ended, self.over, self.chain_ended, self._dry = dumped["ended"]
         for record in self._queue:
             if record.kind == "missing" and record.number is None:
                 record.kind = "pending"

@@ -100,7 +100,7 @@ class _ItemByItem(IterDataPipe[T_co]):
     datapipe: Any
 
     def _function(self) -> Callable[[Any], Any]:
-        """What makes an item of an item; built once per iteration."""
+        """The function that makes an item of an item; built once per iteration."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[T_co]:

@@ -1,4 +1,4 @@
-"""What makes of one kind of source another: MapToIterConverter, and the form `to_node`.
+"""Conversions of one kind of source into another: MapToIterConverter, and the form `to_node`.
 
 Runs in whichever process iterates the pipeline and owns a position in the indices.
 """

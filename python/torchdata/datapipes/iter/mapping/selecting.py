@@ -75,7 +75,7 @@ class Filter(IterDataPipe[T_co]):
         return FilterIterator(self.datapipe, predicate, _PLAIN, close_dropped, _to_bool)
 
 
-#: What torchdata 0.9 says of a `header` without limit and length.
+#: The message of torchdata 0.9 for a `header` without limit and length.
 _NO_LENGTH = "The length of this HeaderIterDataPipe cannot be determined."
 
 _PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)

@@ -156,7 +156,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         warnings.warn(f"{said}.", UserWarning, stacklevel=level_outside())
 
     def _source(self) -> Any:
-        """What this iteration reads."""
+        """The iterable that this iteration reads."""
         source = self.iterable
         if is_generator_function(source):
             return source()

@@ -23,7 +23,7 @@ __all__ = ["BucketBatcher", "MaxTokenBucketizer"]
 
 T = TypeVar("T")
 
-#: What torchdata 0.9 says of lengths that are none.
+#: The message of torchdata 0.9 for lengths that are none.
 _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``max_len``."
 
 
@@ -99,7 +99,7 @@ def _shuffled(pipe: Any, group_size: int, buffer_size: int, in_batch: bool) -> A
 
 
 def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> list[Any]:
-    """What `sort_key` made of a bucket, checked to be a list or made into one."""
+    """The bucket as `sort_key` returned it, checked to be a list or made into one."""
     result = sort_key(bucket)
     if isinstance(result, list):
         return result

@@ -59,7 +59,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares of the data that the source yielded when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: What the running epoch has put together, its size, and how many items it has given up.
+    #: The cache of the running epoch, its size, and how many items it has given up.
     _filling: deque[T_co] = state(deque, items=True)
     _bytes: int = state(0)
     _filling_given_up: int = state(0)
@@ -133,7 +133,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """How many bytes an item needs, with what is in it. What appears twice in it counts twice."""
+    """How many bytes an item needs, with what is in it. An object that appears twice in it counts twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()

@@ -86,7 +86,7 @@ class Shuffler(Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # What lies in a restored buffer decides.
+        # The items in a restored buffer decide.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 

@@ -60,7 +60,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         ['a', '1', 'b', '2', '3', 'c']
     """
 
-    #: What is left of the results that are mixed; without shuffling, of the one that is unfolded.
+    #: The rest of the results that are mixed; without shuffling, of the one that is unfolded.
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The place in the buffer from which the next member is taken while the buffer is full.
     _next: int | None = state()
@@ -163,7 +163,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
-        """What is left of the results in the buffer, the item that waits, the generator, and seeds as of `shuffle`."""
+        """The rest of the results in the buffer, the item that waits, the generator, and seeds as of `shuffle`."""
         left = self._restored
         if left is None:
             # Results without members left keep their places, of which random numbers are drawn.

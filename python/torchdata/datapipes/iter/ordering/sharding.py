@@ -62,7 +62,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     _taken: int = state(0)  # items of the source that were taken when the current iterator was made
     _yielded_before: int = state(0, saved=False)  # items that were passed on by then
-    # What was given before the items were shared anew, in blocks: all before the first one, and those beyond it.
+    # The part that was given before items were shared anew, in blocks: all before the first one, and those beyond it.
     _first: int = state(0)
     _beyond: Sequence[int] = state(())
 

@@ -21,7 +21,6 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects, RemoteFile, buffered
 from torchdata.datapipes.iter.streams.pairs import source_pipe
-from torchdata.datapipes.utils._streams import Recipe
 
 __all__ = ["AISFileLister", "AISFileLoader"]
 
@@ -130,7 +129,7 @@ def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
 
 
 class _OfCluster:
-    """What both pipes take: a source, the cluster, and perhaps a length."""
+    """The parameters of both pipes: a source, the cluster, and perhaps a length."""
 
     def __init__(
         self,
@@ -222,37 +221,19 @@ class _AISRecipe:
         return f"_AISRecipe({shown(self.url)})"
 
 
-class _AISObject(RemoteFile):
-    """The file: reads one answer as long as it is read on and on, and asks again after a seek.
+class _AISObject(RemoteFile[_AISRecipe]):
+    """The file: reads one answer as long as it is read on and on, and asks again after a seek."""
 
-    Args:
-        recipe: what to read. Afterwards `self.recipe()` also says which version of the object it is.
-    """
+    #: Where the next byte of the answer lies.
+    _answer_at = 0
 
-    def __init__(self, recipe: _AISRecipe) -> None:
-        super().__init__(recipe.url)
-        self._recipe = recipe
-        #: The answer that is being read, where the next byte of it lies, and the process that asked.
-        self._answer: Any = None
-        self._answer_at = 0
-        self._pid = os.getpid()
-        if recipe.version is None:
-            headers = self._ask(0)
-            told = headers.get("Content-Length", "")
-            if not told.isdecimal() or len(told) > _LONGEST_NUMBER:
-                self.drop_answer()
-                raise OSError(f"{recipe.cluster.pipe} cannot read {self.name!r}: its Content-Length is {told[:50]!r}")
-            self._recipe = replace(recipe, version=(headers.get(_VERSION, ""), int(told)))
-
-    def recipe(self) -> Recipe:
-        """How the object is opened again, in the same version."""
-        return self._recipe
-
-    @property
-    def size(self) -> int:
-        """Bytes in the object."""
-        assert self._recipe.version is not None
-        return self._recipe.version[1]
+    def _opened(self, recipe: _AISRecipe) -> _AISRecipe:
+        headers = self._ask(recipe, 0)
+        told = headers.get("Content-Length", "")
+        if not told.isdecimal() or len(told) > _LONGEST_NUMBER:
+            self.drop_answer()
+            raise OSError(f"{recipe.cluster.pipe} cannot read {self.name!r}: its Content-Length is {told[:50]!r}")
+        return replace(recipe, version=(headers.get(_VERSION, ""), int(told)))
 
     def drop_answer(self) -> None:
         """Closes the connection."""
@@ -260,15 +241,15 @@ class _AISObject(RemoteFile):
         if answer is not None:
             answer.close()
 
-    def _ask(self, start: int) -> Any:
+    def _ask(self, recipe: _AISRecipe, start: int) -> Any:
         """Begins an answer; returns its headers."""
         self.drop_answer()
-        answer = self._recipe.get(start)
-        known, found = self._recipe.version, answer.headers.get(_VERSION, "")
+        answer = recipe.get(start)
+        known, found = recipe.version, answer.headers.get(_VERSION, "")
         if known is not None and known[0] != found:
             answer.close()
             raise OSError(
-                f"{self._recipe.cluster.pipe} cannot read {shown(self.name)}: the object was changed after it was "
+                f"{recipe.cluster.pipe} cannot read {shown(self.name)}: the object was changed after it was "
                 f"opened (from version {known[0]!r} to {found!r})"
             )
         self._answer, self._answer_at, self._pid = answer, start, os.getpid()
@@ -281,7 +262,7 @@ class _AISObject(RemoteFile):
         if self._position >= self.size or not len(target):
             return 0
         if self._answer is None or self._answer_at != self._position or self._pid != os.getpid():
-            self._ask(self._position)
+            self._ask(self._recipe, self._position)
         try:
             found = self._answer.read(len(target))
         except Exception as error:

@@ -8,26 +8,17 @@ The streams own the files; their recipe is the URL.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torchdata._optional import optional_import, require
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.stores.listing import (
-    ListsRoots,
-    after_last,
-    check_masks,
-    check_options,
-    matches,
-)
+from torchdata.datapipes.iter.stores.listing import ListsFolders, OpensFiles, check_options
 from torchdata.datapipes.iter.streams.atomic_files import appearing
-from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.iter.streams.saves import SavesItems
-from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["FSSpecFileLister", "FSSpecFileOpener", "FSSpecSaver"]
 
@@ -45,11 +36,11 @@ def _is_local(fs: Any) -> bool:
 
 
 @functional_datapipe("list_files_by_fsspec")
-class FSSpecFileLister(ListsRoots):
+class FSSpecFileLister(ListsFolders):
     """Yields the URLs of what lies in one or several directories of a file system that fsspec knows.
 
     Files and subdirectories come in the order in which the file system lists them, local ones by name. A root that is a
-    file is yielded itself. What is yielded begins as the root does, by the same protocol and with the same chain:
+    file is yielded itself. A yielded URL begins as the root does, by the same protocol and with the same chain:
     `zip://images::archive.zip` gives `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:
@@ -72,30 +63,13 @@ class FSSpecFileLister(ListsRoots):
         self, root: str | Sequence[str] | IterDataPipe[str], masks: str | list[str] = "", **kwargs: Any
     ) -> None:
         require("fsspec", extra="fsspec", needed_by=type(self).__name__)
-        self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)
-        self.masks = check_masks(type(self).__name__, masks)
+        super().__init__(root, masks)
         self.kwargs_for_connection = kwargs
 
-    def _source(self) -> Any:
-        return self.datapipe
-
-    def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        with explaining(self, "list", root):
-            fs, path = _file_system(type(self).__name__, root, self.kwargs_for_connection)
-            if fs.isfile(path):
-                names = None
-            else:
-                names = list(fs.ls(path, detail=False))
-        if names is None:
-            if after is None:
-                yield (0, root), root
-            return
-        if _is_local(fs):
-            names.sort()
-        url_of = _naming(root, path)
-        for place, name in after_last(names, after, self, root):
-            if matches(name, self.masks):
-                yield place, url_of(name)
+    def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
+        fs, path = _file_system(type(self).__name__, root, self.kwargs_for_connection)
+        names = None if fs.isfile(path) else list(fs.ls(path, detail=False))
+        return names, _is_local(fs), _naming(root, path)
 
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
@@ -142,7 +116,7 @@ class _FSSpecRecipe:
 
 
 @functional_datapipe("open_files_by_fsspec")
-class FSSpecFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
+class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
     The stream closes its file when it is dropped. It can be pickled, options included, and is opened by its URL again.
@@ -164,8 +138,6 @@ class FSSpecFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
         >>> pairs = FSSpecFileLister("memory://shards", "*.tar").open_files_by_fsspec(mode="rb")
     """
 
-    one_to_one = True
-
     def __init__(
         self,
         source_datapipe: Iterable[str],
@@ -176,24 +148,12 @@ class FSSpecFileOpener(IterDataPipe[tuple[str, StreamWrapper]]):
     ) -> None:
         name = type(self).__name__
         require("fsspec", extra="fsspec", needed_by=name)
-        self.source_datapipe = source_pipe(source_datapipe, self)
-        self.mode = check_mode(name, mode)
+        super().__init__(source_datapipe, mode)
         self.kwargs_for_open = check_options(name, "kwargs_for_open", kwargs_for_open)
         self.kwargs_for_connection = kwargs
 
-    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        return map(self._open, self.source_datapipe)
-
-    def _open(self, url: Any) -> tuple[str, StreamWrapper]:
-        name = type(self).__name__
-        check_name(name, "every item of the source", url)
-        recipe = _FSSpecRecipe(name, url, self.mode, self.kwargs_for_open, self.kwargs_for_connection)
-        with explaining(self, "open", url):
-            file_obj = recipe.open()
-        return url, StreamWrapper(file_obj, name=url, recipe=recipe if self.mode[0] == "r" else None)
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
+    def _recipe(self, name: str) -> Any:
+        return _FSSpecRecipe(type(self).__name__, name, self.mode, self.kwargs_for_open, self.kwargs_for_connection)
 
 
 @functional_datapipe("save_by_fsspec")

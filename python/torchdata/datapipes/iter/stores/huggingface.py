@@ -45,7 +45,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         >>> stars = rows.map(lambda row: row["star"])
     """
 
-    #: What is read now, or else the state that was loaded or is left of the last iteration.
+    #: The iterator that is read now, or the state that was loaded or is left of the last iteration.
     _data: Any = state(saved=False)
     _loaded: dict[str, Any] | None = state()
 

@@ -7,20 +7,18 @@ with them. The streams own the files; their recipe is the path manager and the p
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.stores.listing import ListsRoots, after_last, check_masks, matches
+from torchdata.datapipes.iter.stores.listing import ListsFolders, OpensFiles
 from torchdata.datapipes.iter.streams.atomic_files import appearing
-from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.iter.streams.saves import SavesItems
-from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["IoPathFileLister", "IoPathFileOpener", "IoPathSaver"]
 
@@ -53,7 +51,7 @@ def _is_local(manager: Any, path: str) -> bool:
 
 
 class _HasPathManager:
-    """What the three pipes share: the path manager and its handlers."""
+    """The part that the three pipes share: the path manager and its handlers."""
 
     pathmgr: Any
 
@@ -81,7 +79,7 @@ class _HasPathManager:
 
 
 @functional_datapipe("list_files_by_iopath")
-class IoPathFileLister(_HasPathManager, ListsRoots):
+class IoPathFileLister(_HasPathManager, ListsFolders):
     """Yields the paths of what lies in one or several directories that iopath knows.
 
     Files and subdirectories come in the order in which their handler lists them, local ones by name. A root that is a
@@ -111,25 +109,12 @@ class IoPathFileLister(_HasPathManager, ListsRoots):
         pathmgr: Any = None,
         handler: Any = None,
     ) -> None:
-        self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)
-        self.masks = check_masks(type(self).__name__, masks)
+        super().__init__(root, masks)
         self._set_path_manager(pathmgr, handler)
 
-    def _source(self) -> Any:
-        return self.datapipe
-
-    def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        with explaining(self, "list", root):
-            names = None if self.pathmgr.isfile(root) else list(self.pathmgr.ls(root))
-        if names is None:
-            if after is None:
-                yield (0, root), root
-            return
-        if _is_local(self.pathmgr, root):
-            names.sort()
-        for place, name in after_last(names, after, self, root):
-            if matches(name, self.masks):
-                yield place, os.path.join(root, name)
+    def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
+        names = None if self.pathmgr.isfile(root) else list(self.pathmgr.ls(root))
+        return names, _is_local(self.pathmgr, root), partial(os.path.join, root)
 
 
 class _IoPathRecipe:
@@ -149,7 +134,7 @@ class _IoPathRecipe:
 
 
 @functional_datapipe("open_files_by_iopath")
-class IoPathFileOpener(_HasPathManager, IterDataPipe[tuple[str, StreamWrapper]]):
+class IoPathFileOpener(_HasPathManager, OpensFiles):
     """Opens files by iopath: yields pairs of path and stream.
 
     The stream closes its file when it is dropped. It can be pickled, together with the path manager, and is opened
@@ -172,27 +157,14 @@ class IoPathFileOpener(_HasPathManager, IterDataPipe[tuple[str, StreamWrapper]])
         >>> pairs = IoPathFileLister("shards", "*.tar").open_files_by_iopath(mode="rb")
     """
 
-    one_to_one = True
-
     def __init__(
         self, source_datapipe: Iterable[str], mode: str = "r", pathmgr: Any = None, handler: Any = None
     ) -> None:
-        self.source_datapipe = source_pipe(source_datapipe, self)
-        self.mode = check_mode(type(self).__name__, mode)
+        super().__init__(source_datapipe, mode)
         self._set_path_manager(pathmgr, handler)
 
-    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        return map(self._open, self.source_datapipe)
-
-    def _open(self, path: Any) -> tuple[str, StreamWrapper]:
-        check_name(type(self).__name__, "every item of the source", path)
-        recipe = _IoPathRecipe(self.pathmgr, path, self.mode)
-        with explaining(self, "open", path):
-            file_obj = recipe.open()
-        return path, StreamWrapper(file_obj, name=path, recipe=recipe if self.mode[0] == "r" else None)
-
-    def __len__(self) -> int:
-        return length_of(self, self.source_datapipe)
+    def _recipe(self, name: str) -> Any:
+        return _IoPathRecipe(self.pathmgr, name, self.mode)
 
 
 @functional_datapipe("save_by_iopath")
@@ -200,7 +172,8 @@ class IoPathSaver(_HasPathManager, SavesItems):
     """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
 
     A local file that is there already stays as it is; a new one appears when all of it is written, so several processes
-    may save the same files, and no lock files are left. Directories are made. What handlers save elsewhere is replaced.
+    may save the same files, and no lock files are left. Directories are made. Files that
+    handlers save elsewhere are replaced.
 
     Args:
         source_datapipe: yields pairs of metadata and data, which are bytes for a binary mode and a str for others.

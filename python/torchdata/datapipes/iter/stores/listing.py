@@ -1,4 +1,4 @@
-"""What the pipes over file systems and object stores share: masks, options, and listings with a place.
+"""Parts that the pipes over file systems and object stores share: masks, options, and listings with a place.
 
 Role: small helpers, and the base of the pipes that list. They run in the process that iterates the pipe. No pipe keeps
 a client, a connection or a file system: these are made in the process that iterates, so that pipes can be pickled, and
@@ -8,16 +8,20 @@ forked with the process that built them.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import check_name
+from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining, length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.streams.pairs import source_pipe
+from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = [
+    "ListsFolders",
     "ListsRoots",
+    "OpensFiles",
     "after_last",
     "check_masks",
     "check_options",
@@ -116,3 +120,63 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
         start = position + 1
     for position in range(start, len(names)):
         yield (position, names[position]), names[position]
+
+
+class ListsFolders(ListsRoots):
+    """A pipe that lists one or several folders of a library's file systems. Subclasses define `_listed`.
+
+    Args:
+        root: a folder or file, a sequence of them, or a pipe that yields them.
+        masks: shell patterns of the names wanted; empty: all.
+    """
+
+    def __init__(self, root: str | Sequence[str] | IterDataPipe[str], masks: str | list[str]) -> None:
+        self.datapipe = source_pipe([root] if isinstance(root, str) else root, self)
+        self.masks = check_masks(type(self).__name__, masks)
+
+    def _source(self) -> Any:
+        return self.datapipe
+
+    def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
+        """The names in a folder (None: the root is a file), whether it is local, and how a name is yielded."""
+        raise NotImplementedError
+
+    def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
+        with explaining(self, "list", root):
+            names, is_local, named = self._listed(root)
+        if names is None:
+            if after is None:
+                yield (0, root), root
+            return
+        if is_local:
+            names.sort()
+        for place, name in after_last(names, after, self, root):
+            if matches(name, self.masks):
+                yield place, named(name)
+
+
+class OpensFiles(IterDataPipe[tuple[str, StreamWrapper]]):
+    """A pipe that opens files by a library: yields pairs of name and stream. Subclasses define `_recipe`."""
+
+    one_to_one = True
+
+    def __init__(self, source_datapipe: Iterable[str], mode: str) -> None:
+        self.source_datapipe = source_pipe(source_datapipe, self)
+        self.mode = check_mode(type(self).__name__, mode)
+
+    def _recipe(self, name: str) -> Any:
+        """How the file is opened, now and when its stream was pickled."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
+        return map(self._open, self.source_datapipe)
+
+    def _open(self, name: Any) -> tuple[str, StreamWrapper]:
+        check_name(type(self).__name__, "every item of the source", name)
+        recipe = self._recipe(name)
+        with explaining(self, "open", name):
+            file_obj = recipe.open()
+        return name, StreamWrapper(file_obj, name=name, recipe=recipe if self.mode[0] == "r" else None)
+
+    def __len__(self) -> int:
+        return length_of(self, self.source_datapipe)

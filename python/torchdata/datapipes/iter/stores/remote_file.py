@@ -11,14 +11,14 @@ import io
 import os
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
-from torchdata.datapipes.utils._streams import Recipe, StreamWrapper
+from torchdata.datapipes.utils._streams import StreamWrapper
 
 __all__ = ["LoadsObjects", "RemoteFile", "buffered"]
 
@@ -26,31 +26,55 @@ __all__ = ["LoadsObjects", "RemoteFile", "buffered"]
 _SMALL_READS = 64 << 10
 
 
-class RemoteFile(io.RawIOBase):
+class ObjectRecipe(Protocol):
+    """How an object is opened; `version`: its tag and its bytes, once it was opened."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def version(self) -> tuple[Any, int] | None: ...
+
+    def open(self) -> io.BufferedReader: ...
+
+
+R = TypeVar("R", bound=ObjectRecipe)
+
+
+class RemoteFile(io.RawIOBase, Generic[R]):
     """A file whose content is asked for when it is read. A seek sends nothing.
 
-    Subclasses define `size`, `recipe`, `drop_answer` and `readinto`.
+    Subclasses define `_opened`, `drop_answer` and `readinto`.
 
     Args:
-        url: the object's URL.
+        recipe: the object, and how it is asked for. Afterwards `self.recipe()` also says which version of it is read.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, recipe: R) -> None:
         super().__init__()
-        self.name = url
+        self.name = recipe.url
         self._position = 0
+        #: The answer that is being read, and the process that asked.
+        self._answer: Any = None
+        self._pid = os.getpid()
+        self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
+
+    def _opened(self, recipe: R) -> R:
+        """The recipe of the object's version now; opens it for the first time."""
+        raise NotImplementedError
 
     @property
     def size(self) -> int:
         """Bytes in the object."""
-        raise NotImplementedError
+        assert self._recipe.version is not None
+        return self._recipe.version[1]
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> R:
         """How the object is opened again, in the same version."""
-        raise NotImplementedError
+        return self._recipe
 
     def drop_answer(self) -> None:
-        """Gives the connection back. What was not read is asked for again."""
+        """Gives the connection back. The unread rest is asked for again."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -87,13 +111,9 @@ class RemoteFile(io.RawIOBase):
             raise ValueError(f"I/O operation on the closed file {shown(self.name)}")
 
 
-def buffered(file: RemoteFile) -> io.BufferedReader:
+def buffered(file: RemoteFile[Any]) -> io.BufferedReader:
     """The file with a small buffer before it."""
     return io.BufferedReader(file, _SMALL_READS)
-
-
-class _Opens(Protocol):
-    def open(self) -> io.BufferedReader: ...
 
 
 class LoadsObjects(IterDataPipe[tuple[str, StreamWrapper]]):
@@ -104,12 +124,12 @@ class LoadsObjects(IterDataPipe[tuple[str, StreamWrapper]]):
 
     one_to_one = True
     #: The file that was opened last.
-    _latest: weakref.ref[RemoteFile] | None = state(saved=False, lasts=True)
+    _latest: weakref.ref[RemoteFile[Any]] | None = state(saved=False, lasts=True)
 
     def __init__(self, source_datapipe: Iterable[str]) -> None:
         self.source_datapipe = source_pipe(source_datapipe, self)
 
-    def _recipe(self, url: Any) -> _Opens:
+    def _recipe(self, url: Any) -> ObjectRecipe:
         """How an object is opened; checks the URL."""
         raise NotImplementedError
 

@@ -34,7 +34,7 @@ __all__ = [
     "split_url",
 ]
 
-#: What a request may take where nobody said so, in milliseconds.
+#: The time that a request may take by default, in milliseconds.
 DEFAULT_TIMEOUT_MS = 3000
 #: How often a request is sent again after an error that may pass.
 RETRIES = 3

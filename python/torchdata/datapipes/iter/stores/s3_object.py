@@ -84,7 +84,7 @@ class S3Recipe:
         return f"S3Recipe({shown(self.url)})"
 
 
-class S3Object(RemoteFile):
+class S3Object(RemoteFile[S3Recipe]):
     """The file. Asks for a piece where what it was asked for lies outside the last one.
 
     Args:
@@ -92,15 +92,11 @@ class S3Object(RemoteFile):
     """
 
     def __init__(self, recipe: S3Recipe) -> None:
-        super().__init__(recipe.url)
         #: The piece at hand, and where it begins and ends.
         self._piece, self._start, self._end = _NOTHING, 0, 0
         #: How much the next request asks for.
         self._ahead = min(recipe.buffer_size, PART_SIZE)
-        #: The unread answer to the request that opened the object, and the process that sent it.
-        self._answer: Any = None
-        self._pid = os.getpid()
-        self._recipe = recipe if recipe.version is not None else self._opened(recipe)
+        super().__init__(recipe)
 
     def _opened(self, recipe: S3Recipe) -> S3Recipe:
         self._answer = recipe.get(0, self._ahead)
@@ -108,16 +104,6 @@ class S3Object(RemoteFile):
         if self._answer is not None:
             version = (self._answer.meta["e_tag"], self._answer.meta["size"])
         return replace(recipe, version=version)
-
-    def recipe(self) -> S3Recipe:
-        """How the object is opened again, in the same version."""
-        return self._recipe
-
-    @property
-    def size(self) -> int:
-        """Bytes in the object."""
-        assert self._recipe.version is not None
-        return self._recipe.version[1]
 
     def drop_answer(self) -> None:
         """Gives back the connection of the request that opened the object."""
@@ -148,7 +134,7 @@ class S3Object(RemoteFile):
         return b"".join(pieces)
 
     def _here(self, wanted: int) -> memoryview:
-        """What is at hand from the position on, fetched where nothing is; empty at the end."""
+        """The bytes at hand from the position on, fetched if there are none; empty at the end."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING
@@ -179,7 +165,7 @@ class S3Object(RemoteFile):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """What the request that opened the object brings: nothing where its connection broke meanwhile."""
+        """The answer of the request that opened the object: nothing where its connection broke meanwhile."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

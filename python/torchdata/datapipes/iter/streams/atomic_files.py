@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[str]:
     """Yields the name under which to write a local file that then appears at `path` at once.
 
-    On an error nothing is left. What is no regular file, such as a pipe, is written directly.
+    On an error nothing is left. A file that is not regular, such as a pipe, is written directly.
 
     Args:
         path: where the file is to appear; a link is followed.

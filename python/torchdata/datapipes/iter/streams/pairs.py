@@ -71,7 +71,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
-        """What the pipe reads from."""
+        """The source of the pipe."""
         raise NotImplementedError
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:

@@ -134,7 +134,7 @@ class _Units(Iterator[Iterator[str]]):
 
 
 class _Text(HoldsStream[Any]):
-    """What the text pipes share: options, skipping lines, decoding, and the place in a file."""
+    """The base of the text pipes: options, skipping lines, decoding, and the place in a file."""
 
     source_datapipe: Any
 
@@ -282,7 +282,7 @@ class LineReader(_Text):
 
 
 class _CSV(_Text):
-    """What the CSV pipes share: a reader of Python's `csv` per stream, and errors that name the line."""
+    """The base of the CSV pipes: a reader of Python's `csv` per stream, and errors that name the line."""
 
     _reader: Any = state(saved=False)
     fmtparams: dict[str, Any]

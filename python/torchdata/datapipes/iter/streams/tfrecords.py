@@ -25,9 +25,9 @@ from torchdata.datapipes.utils._streams import detached
 
 __all__ = ["TFRecordExample", "TFRecordExampleSpec", "TFRecordLoader"]
 
-#: What the loader yields: by name, an array, a tensor or a list.
+#: The items of the loader: by name, an array, a tensor or a list.
 TFRecordExample: TypeAlias = dict[str, Any]
-#: What it takes as its spec: by name, a shape and a dtype.
+#: The spec of the loader: by name, a shape and a dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
 #: Bytes that a record may have, where the user says nothing else. As objects, the smallest values of a record take some

@@ -67,7 +67,7 @@ class PinMemory(_PrefetchBase[T_co]):
 
     @staticmethod
     def thread_worker(prefetch_data: _PrefetchData, pin_memory_fn: Callable[[Any, Any], Any], device: Any) -> None:
-        """What the thread runs: reads the source and pins, until it ends, fails, or the iteration is given up."""
+        """The function of the thread: reads the source and pins, until it ends, fails, or the iteration is given up."""
         try:
             _work_for(device)
         except BaseException as error:

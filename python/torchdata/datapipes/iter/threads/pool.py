@@ -98,7 +98,7 @@ class Pool:
 
     @property
     def work(self) -> Work:
-        """What its threads work on."""
+        """The tasks that its threads work on."""
         return self._work
 
     def is_inherited(self) -> bool:

@@ -39,7 +39,7 @@ class _PrefetchData(ReadAhead):
         capacity = LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize)
         super().__init__(name, capacity, "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
-        #: What chooses how many items are held ready, if that is to be chosen.
+        #: The rule for how many items are held ready, if that is to be chosen.
         self.depth = Depth() if buffer_size == "auto" else None
         #: The hold of who has paused the pipe and not resumed it.
         self.pause: ReadAheadHold | None = None
@@ -164,7 +164,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     """
 
     _data: _PrefetchData | None = state(saved=False)
-    #: What was held ready when the loaded state was saved, and the error that comes after it.
+    #: The items that were held ready when the loaded state was saved, and the error that comes after them.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
     #: How many passes were begun, and where the thread of one stops for a moment, if it does.
     _passes: int = state(0, saved=False, lasts=True)
@@ -407,5 +407,5 @@ class Prefetcher(_PrefetchBase[T_co]):
 
     @staticmethod
     def thread_worker(prefetch_data: _PrefetchData) -> None:
-        """What the thread runs: reads the source until it ends, fails, or the iteration is given up."""
+        """The function of the thread: reads the source until it ends, fails, or the iteration is given up."""
         _fill(prefetch_data)

@@ -47,7 +47,7 @@ _PARTING = 5.0
 
 
 class _StepData(_PrefetchData):
-    """What the thread of one iteration shares with its consumer: the queue, and what is being voted on.
+    """The data that the thread of one iteration shares with its consumer: the queue, and the vote.
 
     Args:
         source: what is read.
@@ -64,9 +64,9 @@ class _StepData(_PrefetchData):
         self.slot: int | None = None
         #: The item that was read and is not in the queue yet. It stays here where the ranks end or fail.
         self.voted_on: Any = _END
-        #: What the source of this rank raised.
+        #: The error of this rank's source.
         self.failure: BaseException | None = None
-        #: What was wrong with the ranks, until the consumer is told.
+        #: The failure of the ranks, until the consumer is told.
         self.untold: BaseException | None = None
 
     def read(self, source: Iterator[Any]) -> bool:
@@ -152,7 +152,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """What the pipe and the reader of an iteration have in common: when both are gone, nobody goes on."""
+    """The object that the pipe and the reader of an iteration share: when both are gone, nobody goes on."""
 
     __slots__ = ("_data",)
 
@@ -193,7 +193,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _verdict(number: int, group: RankGroup) -> str:
-    """What another rank's vote means for this one."""
+    """The meaning of another rank's vote for this one."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -253,7 +253,7 @@ class FullSync(_PrefetchBase[T_co]):
     _group: RankGroup | None = state(saved=False, lasts=True)
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
-    #: What the next iteration makes again, as `_StepData` takes it.
+    #: The steps that the next iteration makes again, as `_StepData` takes them.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -294,7 +294,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # What was read ahead when the state was saved is voted on like all else.
+        # Items that were read ahead when the state was saved are voted on like all others.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:

@@ -212,7 +212,7 @@ class ThreadPoolMapper(IterDataPipe[T_co]):
         super().reset()
 
     def _threads_at_work(self) -> Work | None:
-        """What threads of this process work on, if some do."""
+        """The data that threads of this process work on, if some do."""
         return None if self._pool is None or self._pool.is_inherited() else self._pool.work
 
     def _close_pool(self) -> None:

@@ -13,7 +13,7 @@ __all__ = ["Page"]
 
 
 class Page(HTMLParser):
-    """What matters of a page of Google Drive: what it says, and its form for a download."""
+    """The parts that matter of a page of Google Drive: what it says, and its form for a download."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, S
 
 
 class _Version(NamedTuple):
-    """What a server told of a file: by it a change is noticed."""
+    """The server's description of a file, by which a change is noticed."""
 
     etag: str | None
     modified: str | None
@@ -64,11 +64,11 @@ class _Version(NamedTuple):
 
     @property
     def condition(self) -> str | None:
-        """What to send as `If-Range`, which allows no weak tags."""
+        """The value to send as `If-Range`, which allows no weak tags."""
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """In which respect the other one is of another content, as far as both servers told."""
+        """The respect in which the other one is of another content, as far as both servers told."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -207,7 +207,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _arrived(self, most: int, whole: bool) -> bytes:
-        """What the connection has, decompressed, waiting where there is nothing yet or it is wanted `whole`."""
+        """The bytes of the connection, decompressed, waiting where there is nothing yet or it is wanted `whole`."""
         from urllib3.exceptions import HTTPError, ProtocolError
 
         raw, headers = self.response.raw, self.response.headers
