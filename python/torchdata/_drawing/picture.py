@@ -150,7 +150,7 @@ class Picture:
         """The picture as PNG, of so many pixels for each of the SVG's.
 
         Raises:
-            ModuleNotFoundError: Pillow is not installed (`pip install 'torchdata-rs[image]'`).
+            ModuleNotFoundError: Pillow is not installed (extra `image`).
         """
         image = optional_import("PIL.Image", extra="image", needed_by="a picture as PNG")
         drawing = optional_import("PIL.ImageDraw", extra="image", needed_by="a picture as PNG")

@@ -95,7 +95,7 @@ class IoPathFileLister(_HasPathManager, ListsRoots):
         handler: a path handler for it to use as well.
 
     Raises:
-        ModuleNotFoundError: iopath is not installed (`pip install 'torchdata-rs[iopath]'`).
+        ModuleNotFoundError: iopath is not installed (extra `iopath`).
         OSError: while iterating, a directory cannot be listed.
 
     Example:
@@ -163,7 +163,7 @@ class IoPathFileOpener(_HasPathManager, IterDataPipe[tuple[str, StreamWrapper]])
         handler: a path handler for it to use as well.
 
     Raises:
-        ModuleNotFoundError: iopath is not installed (`pip install 'torchdata-rs[iopath]'`).
+        ModuleNotFoundError: iopath is not installed (extra `iopath`).
         OSError: while iterating, a file cannot be opened.
         ValueError: the mode is none.
 
@@ -211,7 +211,7 @@ class IoPathSaver(_HasPathManager, SavesItems):
         handler: a path handler for it to use as well.
 
     Raises:
-        ModuleNotFoundError: iopath is not installed (`pip install 'torchdata-rs[iopath]'`).
+        ModuleNotFoundError: iopath is not installed (extra `iopath`).
         OSError: while iterating, a file cannot be written.
         TypeError: while iterating, the data do not fit the mode.
         ValueError: the mode does not write.
