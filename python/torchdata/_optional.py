@@ -7,14 +7,33 @@ builds or iterates the pipe; owns nothing.
 from __future__ import annotations
 
 import importlib.util
+import re
+from importlib import metadata
 from typing import Any
 
 from torchdata._importing import import_whole
 
-__all__ = ["DISTRIBUTION", "optional_import", "require"]
+__all__ = ["DISTRIBUTION", "how_to_install", "optional_import", "require"]
 
 #: The name under which this package is installed.
 DISTRIBUTION = "torchdata-rs"
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs what an extra adds, whether this package is from an index, a wheel or a clone.
+
+    It names the libraries, so that pip need not find this package again.
+    """
+    try:
+        required = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:  # it is on the path alone
+        required = []
+    marked = re.compile(rf"extra == ['\"]{extra}['\"]")
+    libraries = [one.partition(";")[0].strip() for one in required if marked.search(one.partition(";")[2])]
+    if not libraries:
+        return f"the extra {DISTRIBUTION}[{extra}]"
+    quoted = " ".join(f"'{library}'" for library in libraries)
+    return f"`pip install {quoted}` (the extra {DISTRIBUTION}[{extra}])"
 
 
 def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
@@ -37,7 +56,7 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
         # By hand rather than by a note: some loggers print the message alone.
         raise ModuleNotFoundError(
             f"{needed_by} needs {module.partition('.')[0]!r}, which is not installed ({error}); install it with "
-            f"`pip install '{DISTRIBUTION}[{extra}]'`",
+            f"{how_to_install(extra)}",
             name=error.name,
         ) from error
 

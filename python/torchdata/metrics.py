@@ -54,7 +54,7 @@ def prometheus(
         The server, a context manager; its `url` says where it is.
 
     Raises:
-        ModuleNotFoundError: prometheus_client is not installed (`pip install 'torchdata-rs[prometheus]'`).
+        ModuleNotFoundError: prometheus_client is not installed (extra `prometheus`).
         OSError: the port is in use.
     """
     return MetricsServer(loader, port, address, rank)
@@ -71,7 +71,7 @@ def opentelemetry(loader: DataLoader2[Any], meter: Any = None, *, rank: int | No
         rank: the attribute `rank`; None takes the rank of the job.
 
     Raises:
-        ModuleNotFoundError: opentelemetry is not installed (`pip install 'torchdata-rs[otel]'`).
+        ModuleNotFoundError: opentelemetry is not installed (extra `otel`).
     """
     instrument(loader, meter, rank)
 

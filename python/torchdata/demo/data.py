@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchdata._optional import how_to_install
+
 __all__ = ["DIGITS", "HELD_OUT", "PHOTOGRAPH_SHARDS", "optional", "write_digits", "write_photographs"]
 
 #: How many handwritten digits scikit-learn ships.
@@ -41,7 +43,7 @@ def optional(module: str) -> Any:
         package = _PACKAGES[module.partition(".")[0]]
         raise ModuleNotFoundError(
             f"the demo needs {package}, which is not installed (no module named {error.name!r}): "
-            "pip install 'torchdata-rs[demo]'",
+            f"install it with {how_to_install('demo')}",
             name=error.name,
         ) from error
 

@@ -11,8 +11,10 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
+    from torchdata._optional import how_to_install
+
     raise ImportError(
-        "torchdata.nodes needs PyTorch, which is not installed; install it with `pip install 'torchdata-rs[torch]'`",
+        f"torchdata.nodes needs PyTorch, which is not installed; install it with {how_to_install('torch')}",
         name="torch",
     ) from error
 

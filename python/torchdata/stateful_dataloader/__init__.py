@@ -10,9 +10,11 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
+    from torchdata._optional import how_to_install
+
     raise ImportError(
         "torchdata.stateful_dataloader needs PyTorch, which is not installed; install it with "
-        "`pip install 'torchdata-rs[torch]'`",
+        f"{how_to_install('torch')}",
         name="torch",
     ) from error
 

@@ -25,7 +25,8 @@ print(list(IterableWrapper([1]).map(str)))
 def test_without_torch_the_import_says_what_to_install_and_the_other_packages_work() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout.splitlines() == [
-        "torchdata.nodes needs PyTorch, which is not installed; install it with `pip install 'torchdata-rs[torch]'`",
+        "torchdata.nodes needs PyTorch, which is not installed; install it with `pip install 'torch>=2.6'` "
+        "(the extra torchdata-rs[torch])",
         "ImportError",
         "['1']",
     ]

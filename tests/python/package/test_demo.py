@@ -82,4 +82,5 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(module: str, p
     result = run("-c", code)
     assert result.returncode == 2
     assert f"the demo needs {package}" in result.stderr
-    assert "pip install 'torchdata-rs[demo]'" in result.stderr
+    assert f"`pip install '{package.lower()}" in result.stderr or f"' '{package}" in result.stderr
+    assert "(the extra torchdata-rs[demo])" in result.stderr

@@ -19,7 +19,7 @@ import pytest
 import torchdata
 from torchdata import metrics
 from torchdata._observe.outside.top import live
-from torchdata._optional import optional_import
+from torchdata._optional import how_to_install, optional_import
 from torchdata._ranks.mpi_group import MpiGroup
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes import iter as pipes
@@ -116,9 +116,18 @@ def test_a_missing_library_is_an_error_that_names_the_extra(
     loaded = [name for name in sys.modules if name.startswith(library + ".")]
     for name in [library, *loaded]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'torchdata-rs\[{extra}\]'") as failure:
+    with pytest.raises(
+        ModuleNotFoundError, match=rf"pip install '.*'` \(the extra torchdata-rs\[{extra}\]\)"
+    ) as failure:
         reach()
     assert f"{needed_by} needs {library!r}, which is not installed" in str(failure.value)
+    for requirement in EXTRAS[extra]:
+        assert f"'{re.split(r'[^A-Za-z0-9-]', requirement)[0]}" in str(failure.value), "works however we were installed"
+
+
+def test_where_this_package_is_on_the_path_alone_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchdata._optional.DISTRIBUTION", "installed-nowhere")
+    assert how_to_install("s3") == "the extra installed-nowhere[s3]"
 
 
 def test_every_extra_has_a_row_and_every_row_an_extra() -> None:

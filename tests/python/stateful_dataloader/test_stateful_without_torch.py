@@ -20,5 +20,5 @@ def test_without_torch_the_import_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout == (
         "torchdata.stateful_dataloader needs PyTorch, which is not installed; install it with "
-        "`pip install 'torchdata-rs[torch]'`\n"
+        "`pip install 'torch>=2.6'` (the extra torchdata-rs[torch])\n"
     )

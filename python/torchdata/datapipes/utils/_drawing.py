@@ -48,7 +48,7 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
 
     Raises:
         TypeError: `dp` is none of these.
-        ModuleNotFoundError: the package graphviz is not installed (`pip install 'torchdata-rs[graph]'`).
+        ModuleNotFoundError: the package graphviz is not installed (extra `graph`).
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

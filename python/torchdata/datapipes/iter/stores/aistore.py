@@ -158,7 +158,7 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
         timeout: seconds after which a cluster that does not answer is given up.
 
     Raises:
-        ModuleNotFoundError: aistore is not installed (`pip install 'torchdata-rs[aistore]'`).
+        ModuleNotFoundError: aistore is not installed (extra `aistore`).
         ImportError: it is too old.
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error.
         requests.exceptions.ConnectionError: while iterating, it does not answer.
@@ -298,7 +298,7 @@ class AISFileLoader(_OfCluster, LoadsObjects):
         timeout: seconds after which a cluster that does not answer is given up.
 
     Raises:
-        ModuleNotFoundError: aistore is not installed (`pip install 'torchdata-rs[aistore]'`).
+        ModuleNotFoundError: aistore is not installed (extra `aistore`).
         ImportError: it is too old.
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error, such as `ErrObjNotFound`.
         requests.exceptions.ConnectionError: while iterating, it does not answer.

@@ -49,7 +49,7 @@ class FSSpecFileLister(ListsFolders):
         kwargs: options of the file system, such as host and user.
 
     Raises:
-        ModuleNotFoundError: fsspec is not installed (`pip install 'torchdata-rs[fsspec]'`), or while iterating, the
+        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the
             library of a protocol is not.
         FileNotFoundError: while iterating, a root does not exist.
         ValueError: while iterating, the protocol of a root is unknown.
@@ -128,7 +128,7 @@ class FSSpecFileOpener(OpensFiles):
         kwargs: options of the file system, such as host and user.
 
     Raises:
-        ModuleNotFoundError: fsspec is not installed (`pip install 'torchdata-rs[fsspec]'`), or while iterating, the
+        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the
             library of a protocol is not.
         OSError: while iterating, a file cannot be opened.
         ValueError: the mode is none, or while iterating, a protocol is unknown.
@@ -171,7 +171,7 @@ class FSSpecSaver(SavesItems):
         kwargs: options of the file system, such as `auto_mkdir=True` for local directories to be made.
 
     Raises:
-        ModuleNotFoundError: fsspec is not installed (`pip install 'torchdata-rs[fsspec]'`), or while iterating, the
+        ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the
             library of a protocol is not.
         OSError: while iterating, a file cannot be written.
         TypeError: while iterating, the data do not fit the mode.

@@ -93,7 +93,7 @@ class IoPathFileLister(_HasPathManager, ListsFolders):
         handler: a path handler for it to use as well.
 
     Raises:
-        ModuleNotFoundError: iopath is not installed (`pip install 'torchdata-rs[iopath]'`).
+        ModuleNotFoundError: iopath is not installed (extra `iopath`).
         OSError: while iterating, a directory cannot be listed.
 
     Example:
@@ -148,7 +148,7 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
         handler: a path handler for it to use as well.
 
     Raises:
-        ModuleNotFoundError: iopath is not installed (`pip install 'torchdata-rs[iopath]'`).
+        ModuleNotFoundError: iopath is not installed (extra `iopath`).
         OSError: while iterating, a file cannot be opened.
         ValueError: the mode is none.
 
@@ -184,7 +184,7 @@ class IoPathSaver(_HasPathManager, SavesItems):
         handler: a path handler for it to use as well.
 
     Raises:
-        ModuleNotFoundError: iopath is not installed (`pip install 'torchdata-rs[iopath]'`).
+        ModuleNotFoundError: iopath is not installed (extra `iopath`).
         OSError: while iterating, a file cannot be written.
         TypeError: while iterating, the data do not fit the mode.
         ValueError: the mode does not write.

@@ -69,7 +69,7 @@ class S3FileLister(GivenLength, ListsRoots):
         config: further settings of `obstore.store.S3Store`, such as `{"skip_signature": True}`.
 
     Raises:
-        ModuleNotFoundError: obstore is not installed (`pip install 'torchdata-rs[s3]'`).
+        ModuleNotFoundError: obstore is not installed (extra `s3`).
         FileNotFoundError: while iterating, a bucket does not exist.
         PermissionError: while iterating, credentials are missing or refused.
         TimeoutError: while iterating, the server does not answer.
@@ -207,7 +207,7 @@ class S3FileLoader(LoadsObjects):
         config: further settings of `obstore.store.S3Store`, such as `{"skip_signature": True}`.
 
     Raises:
-        ModuleNotFoundError: obstore is not installed (`pip install 'torchdata-rs[s3]'`).
+        ModuleNotFoundError: obstore is not installed (extra `s3`).
         FileNotFoundError: while iterating, a bucket or an object does not exist.
         PermissionError: while iterating or reading, credentials are missing or refused.
         TimeoutError: while iterating or reading, the server does not answer.
