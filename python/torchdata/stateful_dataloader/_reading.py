@@ -256,6 +256,8 @@ class Reader:
 
     def _fetch(self, index: Any) -> Any:
         """A batch, read for the first time or once more."""
+        if self._is_over:  # without a fetcher, if it was restored so
+            raise StopIteration
         self._fetched += 1
         if self._trial is None or self._fetched > 1:
             return self._fetcher.fetch(index)

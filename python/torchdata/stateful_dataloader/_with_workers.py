@@ -287,7 +287,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             progress.count(self._waiting.pop(number, None))
         if news is not None and "after" in news:
             progress.stand(news["after"])
-        if progress.ended:
+        if progress.ended and "failure" not in (news or {}):
             return False
         if self._pool.is_ordered:
             self._busy[worker] -= 1

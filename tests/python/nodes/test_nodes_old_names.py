@@ -73,6 +73,8 @@ def test_a_subclass_of_the_weighted_sampler_checks_and_chooses_in_its_own_way() 
         )
     with pytest.raises(ValueError, match="keys of source_nodes and weights must be the same"):
         Alternating(sources(), {"a": 1.0}, rank=0, world_size=1)
+    with pytest.raises(ValueError, match="weights must be a 1d sequence, non-negative, and non-zero"):
+        Alternating(sources(), dict.fromkeys(WEIGHTS, 0.0), rank=0, world_size=1)
 
     def make() -> Loader[Any]:
         sampler = Alternating(sources(), WEIGHTS, rank=0, world_size=1, tag_output=True)

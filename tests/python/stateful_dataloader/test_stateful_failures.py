@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -166,6 +167,8 @@ def test_a_dead_worker_is_an_error_that_names_it_and_how(ends: Any, how: str, it
     assert time.monotonic() - began < 30
     assert isinstance(caught.value, RuntimeError)
     assert "DataLoader worker (pid(s)" in str(caught.value)
+    is_killed = re.search(r"DataLoader worker \(pid \d+\) is killed by signal: ", str(caught.value)) is not None
+    assert is_killed == ("SIGKILL" in how)
     assert caught.value.worker == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Iterator
@@ -30,20 +31,22 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
+    before = children()  # a library's server
     yield
     gc.collect()
-    assert (children(), shared_mappings()) == ([], 0)
+    assert (children(), shared_mappings()) == (before, 0)
 
 
-@pytest.fixture
-def names(tmp_path: Path) -> Any:
-    """Makes a folder with the distribution `torchdata`, as its wheel installs it; accelerate asks for it."""
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Makes folders with the distribution `torchdata`, as its wheel installs it; accelerate asks for it."""
     import zipfile
 
     import name_wheel
 
-    def make(folder: Path) -> Path:
-        with zipfile.ZipFile(name_wheel.build(tmp_path)) as wheel:
+    def make() -> Path:
+        folder = tmp_path_factory.mktemp("names")
+        with zipfile.ZipFile(name_wheel.build(folder)) as wheel:
             wheel.extractall(folder)
         return folder
 
@@ -58,27 +61,38 @@ LIBRARIES = {
 }
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.fixture(scope="module", params=LIBRARIES)
+def train(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Trains with a library, in processes that have imported it."""
+    pytest.importorskip(request.param, reason="it is what is tried here")
+    with FreshProcesses("library_trainers", *LIBRARIES[request.param], limit=100.0) as processes:
+
+        def run(workers: int, folder: Path, **more: Any) -> Any:
+            options = {"library": request.param, "workers": workers, "folder": folder}
+            return processes.call("library_trainers:train", **options, **more)
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def whole(train: Any, names: Any) -> Any:
+    """The runs that are never stopped, each of which is made once."""
+    return functools.cache(lambda workers: train(workers, names()))
+
+
+@pytest.mark.parametrize("stop", [2, STEPS, STEPS + 1], ids=["middle", "end", "second epoch"])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_library_s_trainer_goes_on_in_a_new_process_as_if_it_had_not_been_stopped(
-    tmp_path: Path, library: str, names: Any
+    train: Any, whole: Any, names: Any, workers: int, stop: int
 ) -> None:
-    """Stopped in the middle of an epoch, at its end, and in the second one; three whole epochs are behind each stop."""
-    pytest.importorskip(library, reason="it is what is tried here")
-
-    def run(workers: int, folder: str, **more: Any) -> Any:
-        options = {"library": library, "workers": workers, "folder": names(tmp_path / folder)}
-        return processes.call("library_trainers:train", **options, **more)
-
-    with FreshProcesses("library_trainers", *LIBRARIES[library], limit=100.0) as processes:
-        for workers in (0, 2):
-            whole = run(workers, f"whole {workers}")
-            assert len(whole["seen"]) == EPOCHS * STEPS
-            for stop in (2, STEPS, STEPS + 1):
-                before = run(workers, f"{workers} {stop}", stop=stop)
-                behind = run(workers, f"{workers} {stop}", resumes=True)
-                assert len(before["seen"]) == stop
-                assert before["seen"] + behind["seen"] == whole["seen"], (workers, stop)
-                assert behind["weights"] == whole["weights"], (workers, stop)
+    """Three whole epochs are behind each stop."""
+    folder = names()
+    before = train(workers, folder, stop=stop)
+    behind = train(workers, folder, resumes=True)
+    assert len(whole(workers)["seen"]) == EPOCHS * STEPS
+    assert len(before["seen"]) == stop
+    assert before["seen"] + behind["seen"] == whole(workers)["seen"]
+    assert behind["weights"] == whole(workers)["weights"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
+from torch.utils.data import IterableDataset  # noqa: E402
+
 from going_on import MOMENTS, WORKERS, TakesOnce, Walk, check_goes_on, epochs_of, plain, saved_at  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
@@ -174,6 +176,46 @@ def test_behind_broken_epochs_streams_go_on_as_without_a_stop(stream: Any, optio
             third.load_state_dict(json.loads(json.dumps(later.state_dict())))
             wanted = [whole[0][batches:], *whole[1:]]
             assert epochs_of(third, 3) == wanted, (breaks, batches)
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+def test_behind_the_last_batch_a_stream_without_a_state_gives_nothing_and_then_whole_epochs(options: Any) -> None:
+    class Plain(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from TakesOnce().share()
+
+    def make() -> Any:
+        return StatefulDataLoader(Plain(), batch_size=2, **options)
+
+    [whole] = epochs_of(make(), 1)
+    loader = make()
+    iterator = iter(loader)
+    for _ in whole:
+        next(iterator)
+    for _ in range(2):  # loaded, and loaded, saved and loaded
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader = make()
+        loader.load_state_dict(state)
+        iterator = iter(loader)
+    assert list(iterator) == []
+    assert epochs_of(loader, 2) == [whole, whole]
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+def test_an_error_of_a_stream_that_had_ended_and_is_given_its_state_arrives(options: Any) -> None:
+    class Refuses(TakesOnce):
+        def load_state_dict(self, state: Any) -> None:
+            raise LookupError("it takes no state")
+
+    loader = StatefulDataLoader(TakesOnce(), batch_size=None, timeout=60 * bool(options), **options)
+    iterator = iter(loader)
+    for _ in range(8):
+        next(iterator)
+    state = loader.state_dict()
+    later = StatefulDataLoader(Refuses(), batch_size=None, timeout=60 * bool(options), **options)
+    later.load_state_dict(state)
+    with pytest.raises(LookupError, match="it takes no state"):
+        list(later)
 
 
 def test_a_long_epoch_that_was_left_is_not_read_again_from_its_beginning() -> None:

@@ -198,6 +198,11 @@ def test_a_stream_that_gives_more_than_its_length_is_warned_of() -> None:
     assert len(loader) == 3
     with pytest.warns(UserWarning, match="was reported to be 3"):
         assert len(list(loader)) == 10
+    loader = StatefulDataLoader(Longer(), batch_size=1, num_workers=1)
+    assert len(loader) == 3
+    words = r"but \d+ samples have been fetched\. For multiprocessing data-loading, this"
+    with pytest.warns(UserWarning, match=words):
+        assert len(list(loader)) == 10
 
 
 def test_more_workers_than_cores_are_warned_of() -> None:

@@ -38,6 +38,8 @@ class FreshProcesses:
 
     def __init__(self, *modules: str, python: str = sys.executable, limit: float = 60.0) -> None:
         self.python, self.limit = python, limit
+        #: The number of the last call: the answer to one that was cut off, as by a time-out, is passed over.
+        self._number = 0
         self._server = subprocess.Popen(
             [python, "-m", "fresh_processes", *modules],
             stdin=subprocess.PIPE,
@@ -65,14 +67,17 @@ class FreshProcesses:
         """
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        order = {"function": function, "limit": self.limit, "arguments": arguments}
+        self._number += 1
+        order = {"function": function, "limit": self.limit, "arguments": arguments, "number": self._number}
         with contextlib.suppress(BrokenPipeError):
             self._server.stdin.write(json.dumps(order, default=str) + "\n")
             self._server.stdin.flush()
-        line = self._server.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the server of {self.python} has ended with {self._server.wait()}")
-        answer = json.loads(line)
+        answer: dict[str, Any] = {}
+        while answer.get("number") != self._number:
+            line = self._server.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the server of {self.python} has ended with {self._server.wait()}")
+            answer = json.loads(line)
         if "error" in answer:
             error = RuntimeError(answer["error"])
             error.add_note(answer.get("trace", ""))
@@ -138,7 +143,8 @@ def serve(modules: list[str]) -> None:
         sys.modules["torch"].set_num_threads(1)
     gc.freeze()  # what was imported is shared with the children as long as no garbage collection there goes through it
     for line in sys.stdin:
-        print(json.dumps(in_child(json.loads(line))), file=answers, flush=True)
+        order = json.loads(line)
+        print(json.dumps({**in_child(order), "number": order["number"]}), file=answers, flush=True)
 
 
 if __name__ == "__main__":
