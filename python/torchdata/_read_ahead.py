@@ -1,8 +1,8 @@
 """Threads that read ahead, and the queue between them and the consumer of their results.
 
 Role: `ReadAhead` is what the threads of one iteration know; pipes, nodes and StatefulDataLoader derive theirs from it.
-It refers neither to the pipe nor to the consumer's end, so dropping these can end the threads. The queue, in Rust, keeps
-order, places and holds; it waits, and it closes.
+It refers neither to the pipe nor to the consumer's end, so dropping these can end the threads. The queue, in Rust,
+keeps order, places and holds; it waits, and it closes.
 
 There is one way to stop: `close` lets each thread end after the call that it is in, and nobody waits for longer than it
 likes. Threads are daemons; those that run are told to end with the interpreter. A forked child has none of them.
