@@ -174,7 +174,19 @@ fn an_error_of_the_source_lets_nobody_on_before_the_consumer_has_it() {
 fn submitted_items_find_a_worker_whoever_holds_the_queue_meanwhile() {
     explore(2, || {
         let shared = Shared::new(1);
-        let others = [beside(&shared, Shared::serve), beside(&shared, Shared::serve), beside(&shared, Shared::hold)];
+        let others = [beside(&shared, Shared::serve), beside(&shared, Shared::hold)];
+        shared.queue.submit(0);
+        assert_eq!(shared.queue.pop(EVER), Pop::Item(0));
+        shared.queue.close();
+        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+#[test]
+fn two_workers_that_claim_wake_each_other() {
+    explore(2, || {
+        let shared = Shared::new(1);
+        let others = [beside(&shared, Shared::serve), beside(&shared, Shared::serve)];
         shared.queue.submit(0);
         shared.queue.submit(1);
         assert_eq!(shared.queue.pop(EVER), Pop::Item(0));

@@ -14,6 +14,7 @@ use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use torchdata_core::process::fork;
 use torchdata_core::queue::ordered::{Claim, Hold, LONGEST_SLICE, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
 use torchdata_core::queue::place::{Index, Place};
 
@@ -55,7 +56,8 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<Place<Py<PyAny>>>>,
-    /// The process that the worker threads live in.
+    /// The process that the worker threads live in, by the count of forks and by its number.
+    generation: u64,
     process: u32,
     /// Who reads ahead, in messages.
     name: String,
@@ -67,7 +69,7 @@ pub struct ReadAheadQueue {
 
 impl Drop for ReadAheadQueue {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        if self.generation == fork::current() {
             // SAFETY: dropped here only, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.queue) }
         }
@@ -76,13 +78,15 @@ impl Drop for ReadAheadQueue {
 
 impl ReadAheadQueue {
     fn get(&self) -> PyResult<&Queue> {
-        if self.process == std::process::id() {
-            return Ok(&self.queue);
-        }
-        Err(PyRuntimeError::new_err(format!(
+        if self.generation == fork::current() { Ok(&self.queue) } else { Err(self.is_the_parents()) }
+    }
+
+    #[cold]
+    fn is_the_parents(&self) -> PyErr {
+        PyRuntimeError::new_err(format!(
             "the threads of {} run in process {}, of which this one is a forked child: begin a new iteration in the child",
             self.name, self.process
-        )))
+        ))
     }
 
     /// Puts down what became of a slot, of one more at the end without a number.
@@ -140,6 +144,7 @@ impl ReadAheadQueue {
         Ok(Self {
             queue: ManuallyDrop::new(OrderedQueue::new(capacity, in_order)),
             place: GilCell::new(place.map(|(mark, steps, ahead)| Place::new(mark, steps, ahead))),
+            generation: fork::generation(),
             process: std::process::id(),
             name,
             keeps,

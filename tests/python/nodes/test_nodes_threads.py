@@ -484,15 +484,6 @@ def run(body: str, interrupted: bool = False) -> tuple[int, str, str]:
     return program.returncode, first + out, err
 
 
-@pytest.mark.parametrize(
-    "node",
-    ["Prefetcher(IterableWrapper(forever()), 2)", "ParallelMapper(IterableWrapper(forever()), abs, 2)"],
-)
-def test_the_interpreter_ends_while_a_thread_is_stuck_in_the_source(node: str) -> None:
-    code, out, err = run(f"loader = Loader({node}); next(iter(loader)); time.sleep(0.3); print('ends')")
-    assert (code, out, err) == (0, "waits\nends\n", "")
-
-
 def test_ctrl_c_ends_a_wait_and_the_program() -> None:
     body = "loader = Loader(Prefetcher(IterableWrapper(forever()), 2))\nfor item in loader: pass"
     code, _, err = run(body, interrupted=True)

@@ -494,8 +494,8 @@ impl<T> OrderedQueue<T> {
             if !matches!(popped, Pop::TimedOut) {
                 return popped;
             }
-            let Some(slice) = begun.slice() else { return Pop::TimedOut };
-            self.wait_filled(slice);
+            let Some(left) = begun.left() else { return Pop::TimedOut };
+            self.wait_filled(left);
         }
     }
 
@@ -700,11 +700,16 @@ impl Begun {
         Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
     }
 
-    /// How long to sleep next; None where the time is up. Counts from the beginning, as a deadline may lie beyond what an
+    /// How long it may still take; None if the time is up. Counts from the beginning, as a deadline may lie beyond what an
     /// `Instant` can say.
-    fn slice(&self) -> Option<Duration> {
+    fn left(&self) -> Option<Duration> {
         let left = self.timeout.checked_sub(self.at?.elapsed())?;
-        (!left.is_zero()).then(|| left.min(LONGEST_SLICE))
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// How long to sleep next.
+    fn slice(&self) -> Option<Duration> {
+        self.left().map(|left| left.min(LONGEST_SLICE))
     }
 }
 

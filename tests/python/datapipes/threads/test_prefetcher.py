@@ -125,14 +125,6 @@ def test_an_abandoned_iterator_ends_its_thread() -> None:
     assert list(pipe) == list(range(1000))
 
 
-def test_dropping_pipe_and_iterator_ends_the_thread() -> None:
-    iterator = iter(IterableWrapper(range(1000)).prefetch(2))
-    assert next(iterator) == 0
-    del iterator
-    gc.collect()
-    wait_for(lambda: prefetching_threads() == 0)
-
-
 def test_a_second_iterator_ends_the_first_ones_thread() -> None:
     pipe = IterableWrapper(range(1000)).prefetch(2)
     first = iter(pipe)
@@ -303,24 +295,6 @@ def test_the_interpreter_exits_cleanly_amid_an_iteration(ending: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_control_c_ends_a_wait_for_an_item() -> None:
-    program = (
-        "import os, signal, threading, time\n"
-        "from torchdata.datapipes.iter import IterableWrapper\n"
-        "never, waits = threading.Event(), threading.Event()\n"
-        "pipe = IterableWrapper([0]).map(lambda _: never.wait(100)).prefetch(3)\n"
-        "iterator = iter(pipe)\n"
-        "def press():\n    waits.wait()\n    time.sleep(0.2)\n    os.kill(os.getpid(), signal.SIGINT)\n"
-        "threading.Thread(target=press).start()\n"
-        "begun = time.monotonic()\n"
-        "try:\n    waits.set()\n    next(iterator)\n"
-        "except KeyboardInterrupt:\n    print(time.monotonic() - begun < 50, flush=True)\n"
-        "never.set()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
-    assert (done.stdout.strip(), done.stderr, done.returncode) == ("True", "", 0)
 
 
 def test_a_queue_without_room_is_refused() -> None:

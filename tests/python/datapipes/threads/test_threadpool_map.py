@@ -432,26 +432,6 @@ def test_the_interpreter_exits_amid_an_iteration_also_while_a_call_blocks(functi
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_control_c_ends_a_wait_for_a_result_and_loses_nothing() -> None:
-    program = (
-        "import os, signal, threading, time\n"
-        "from torchdata.datapipes.iter import IterableWrapper\n"
-        "gate, entered = threading.Event(), threading.Semaphore(0)\n"
-        "def function(item):\n    entered.release()\n    gate.wait(100)\n    return item\n"
-        "iterator = iter(IterableWrapper(range(3)).threadpool_map(function, max_workers=3))\n"
-        "def interrupt():\n"
-        "    for _ in range(3):\n        entered.acquire(timeout=30)\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "threading.Thread(target=interrupt).start()\n"
-        "begun = time.monotonic()\n"
-        "try:\n    next(iterator)\n"
-        "except KeyboardInterrupt:\n    print(time.monotonic() - begun < 50)\n"
-        "gate.set()\nprint(list(iterator), flush=True)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
-    assert (done.stdout, done.stderr, done.returncode) == ("True\n[0, 1, 2]\n", "", 0)
-
-
 def test_loading_the_beginning_ends_the_threads() -> None:
     called = threading.Event()
 

@@ -1,0 +1,356 @@
+"""One suite for all that read ahead in threads, run by each user of the queue."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
+
+import torchdata.datapipes.iter as pipes  # noqa: E402
+from torchdata.datapipes.state import load_state, save_state  # noqa: E402
+from torchdata.nodes import IterableWrapper, ParallelMapper, Prefetcher  # noqa: E402
+from torchdata.nodes import Mapper as NodeMapper  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader, _pinning  # noqa: E402
+from waiting import check_in_forked_child, wait_for  # noqa: E402
+
+Function = Callable[[int], int]
+
+
+class OneOfTwo:
+    """A group of ranks that are always of this one's opinion."""
+
+    rank, world_size = 0, 2
+
+    def all_reduce_min(self, value: int) -> int:
+        return value
+
+
+class Pipe(Iterator[Any]):
+    """A pipe, read from its beginning or from a state."""
+
+    def __init__(self, pipe: Any, state: Any) -> None:
+        self.pipe = pipe
+        if state is not None:
+            load_state(pipe, state)
+        self.reading = iter(pipe)
+
+    def __next__(self) -> Any:
+        return next(self.reading)
+
+    def state(self) -> Any:
+        return save_state(self.pipe)
+
+
+class Node(Iterator[Any]):
+    """A node."""
+
+    def __init__(self, node: Any, state: Any) -> None:
+        self.node = node
+        node.reset(state)
+
+    def __next__(self) -> Any:
+        return next(self.node)
+
+    def state(self) -> Any:
+        return self.node.state_dict()
+
+
+class Loader(Iterator[Any]):
+    """A StatefulDataLoader that pins what its worker reads."""
+
+    def __init__(self, loader: Any, state: Any) -> None:
+        self.loader = loader
+        if state is not None:
+            loader.load_state_dict(state)
+        self.reading = iter(loader)
+
+    def __next__(self) -> Any:
+        return next(self.reading)
+
+    def state(self) -> Any:
+        return self.loader.state_dict()
+
+
+class Way(NamedTuple):
+    """One that reads ahead."""
+
+    #: Begins to read so many numbers, a function of each, at a state.
+    begin: Callable[[int, Function, Any], Any]
+    in_order: bool = True
+    #: Whether others follow an error of the function.
+    goes_on: bool = True
+
+
+def as_pinned(function: Function) -> Callable[[Any, Any], Any]:
+    return lambda item, device: function(item)
+
+
+def pinning_loader(count: int, function: Function, state: Any) -> Loader:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
+        patch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
+        patch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+        loader = StatefulDataLoader(range(count), batch_size=None, num_workers=1, pin_memory=True)
+        return Loader(loader, state)
+
+
+def source(count: int) -> Any:
+    return pipes.IterableWrapper(range(count))
+
+
+WAYS = {
+    "prefetch": Way(lambda count, function, state: Pipe(source(count).map(function).prefetch(3), state), goes_on=False),
+    "pin_memory": Way(
+        lambda count, function, state: Pipe(source(count).pin_memory(pin_memory_fn=as_pinned(function)), state),
+        goes_on=False,
+    ),
+    "fullsync": Way(
+        lambda count, function, state: Pipe(source(count).map(function).fullsync(process_group=OneOfTwo()), state),
+        goes_on=False,
+    ),
+    "threadpool_map": Way(
+        lambda count, function, state: Pipe(
+            source(count).threadpool_map(function, scheduled_tasks=4, max_workers=3), state
+        )
+    ),
+    "Prefetcher": Way(
+        lambda count, function, state: Node(
+            Prefetcher(NodeMapper(IterableWrapper(range(count)), function), 3, snapshot_frequency=2), state
+        )
+    ),
+    "ParallelMapper": Way(
+        lambda count, function, state: Node(ParallelMapper(IterableWrapper(range(count)), function, 3), state)
+    ),
+    "ParallelMapper out of order": Way(
+        lambda count, function, state: Node(
+            ParallelMapper(IterableWrapper(range(count)), function, 3, in_order=False, snapshot_frequency=3), state
+        ),
+        in_order=False,
+    ),
+    "StatefulDataLoader": Way(pinning_loader, goes_on=False),
+}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@pytest.fixture(autouse=True)
+def _pinned_by_the_function(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    yield
+    gc.collect()
+    wait_for(lambda: not threads())
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("torchdata-")]
+
+
+def begun(way: Way, count: int, function: Function, monkeypatch: pytest.MonkeyPatch, state: Any = None) -> Any:
+    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: function(batch))
+    return way.begin(count, function, state)
+
+
+def uneven(number: int) -> int:
+    time.sleep(0.001 * (number % 3))
+    return number
+
+
+@each_way
+def test_all_results_come_in_order_or_as_they_are_ready(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(begun(way, 40, uneven, monkeypatch))
+    assert (found if way.in_order else sorted(found)) == list(range(40))
+
+
+@each_way
+def test_an_error_of_the_function_comes_at_its_place(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(number: int) -> int:
+        if number == 5:
+            raise KeyError("five")
+        return uneven(number)
+
+    reading = begun(way, 9, fails, monkeypatch)
+    found: list[int] = []
+    with pytest.raises(KeyError, match="five"):
+        while True:
+            found.append(next(reading))
+    if way.in_order:
+        assert found == list(range(5))
+    if way.goes_on:
+        found += reading
+        assert sorted(found) == [0, 1, 2, 3, 4, 6, 7, 8]
+
+
+@each_way
+def test_a_state_at_any_moment_has_all_that_was_not_given_and_nothing_else(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for position in range(0, 13, 2):
+        reading = begun(way, 12, uneven, monkeypatch)
+        given = [next(reading) for _ in range(position)]
+        time.sleep(random.choice([0, 0.001, 0.005]))
+        state = reading.state()
+        if not isinstance(reading, Loader):  # its states are held against torch's, elsewhere
+            state = pickle.loads(pickle.dumps(state))
+        rest = list(begun(way, 12, uneven, monkeypatch, state))
+        assert sorted(given + rest) == list(range(12)), position
+        if position < 12:
+            assert sorted(given + list(reading)) == list(range(12)), "whoever took it goes on"
+
+
+class Gate:
+    """A function that does not return, with one number, before it is opened."""
+
+    def __init__(self, closed_at: int) -> None:
+        self.closed_at, self.arrived, self.opened = closed_at, threading.Event(), threading.Event()
+
+    def __call__(self, number: int) -> int:
+        if number == self.closed_at:
+            self.arrived.set()
+            assert self.opened.wait(60)
+        return number
+
+
+@contextlib.contextmanager
+def pressed(after: float, every: float, where: Callable[[FrameType], bool]) -> Iterator[list[int]]:
+    """Presses Ctrl-C, as it were, when the time is up, where main is at such a place; gives the number of times."""
+    times = [0]
+
+    def press(_: int, frame: FrameType | None) -> None:
+        if frame is not None and where(frame):
+            times[0] += 1
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, press)
+    signal.setitimer(signal.ITIMER_REAL, after, every)
+    try:
+        yield times
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@each_way
+def test_ctrl_c_ends_a_wait_and_nothing_is_lost_or_doubled(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(closed_at=3)
+    reading = begun(way, 9, gate, monkeypatch)
+    found = [next(reading) for _ in range(3)]
+    assert gate.arrived.wait(60)
+    with pytest.raises(KeyboardInterrupt), pressed(0.1, 0, lambda frame: True):
+        while True:
+            found.append(next(reading))
+    gate.opened.set()
+    found += reading
+    assert (found if way.in_order else sorted(found)) == list(range(9))
+
+
+# StatefulDataLoader holds back one press while it hands over a batch, and says that a second one has cut it off: see
+# test_stateful_interrupts.py.
+@pytest.mark.parametrize("way", [way for name, way in WAYS.items() if name != "StatefulDataLoader"], ids=[*WAYS][:-1])
+def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = begun(way, 3000, abs, monkeypatch)
+    found: list[int] = []
+    with pressed(0.001, 0.001, lambda frame: frame.f_code.co_filename != __file__) as times:
+        while True:
+            try:
+                found.append(next(reading))
+            except KeyboardInterrupt:
+                continue
+            except StopIteration:
+                break
+    assert len(set(found)) == len(found), "none is doubled"
+    assert found == sorted(found) or not way.in_order
+    assert 3000 - len(found) <= times[0]
+
+
+@each_way
+def test_a_call_that_blocks_holds_up_neither_dropping_nor_the_garbage(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(closed_at=1)
+    reading = begun(way, 9, gate, monkeypatch)
+    next(reading)
+    assert gate.arrived.wait(60)
+    at_work = threads()
+    assert at_work
+    del reading
+    gc.collect()
+    gate.opened.set()
+    wait_for(lambda: not threads())
+
+
+@each_way
+def test_dropping_a_half_read_iteration_ends_its_threads(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = begun(way, 10_000, abs, monkeypatch)
+    assert next(reading) >= 0
+    assert threads()
+    del reading
+    gc.collect()
+    wait_for(lambda: not threads())
+
+
+@each_way
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_that_the_threads_are_its_parents(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = begun(way, 20, abs, monkeypatch)
+    found = [next(reading)]
+
+    def in_the_child() -> None:
+        with pytest.raises(RuntimeError, match="forked child|another process"):
+            next(reading)
+
+    check_in_forked_child(in_the_child)
+    found += reading
+    assert sorted(found) == list(range(20))
+
+
+PROGRAM = """
+import threading, time
+import pytest
+import test_read_ahead as suite
+
+def stuck_after(reached):
+    def stuck(number):
+        if number == 1:
+            reached.set()
+            time.sleep(1000)
+        return number
+    return stuck
+
+readings = []
+with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(suite.torch.accelerator, "set_device_index", lambda _: None)
+    for name in reversed(suite.WAYS):  # the one that forks comes first
+        reached = threading.Event()
+        readings.append(suite.begun(suite.WAYS[name], 9, stuck_after(reached), patch))
+        next(readings[-1])
+        assert reached.wait(60), name
+print("ends", flush=True)
+"""
+
+
+def test_the_interpreter_ends_while_threads_of_all_kinds_are_in_the_users_function() -> None:
+    folder = os.path.dirname(__file__)
+    path = os.pathsep.join((folder, os.path.join(folder, os.pardir, "support")))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stdout) == (0, "ends\n"), done.stderr
