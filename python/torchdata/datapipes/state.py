@@ -43,7 +43,7 @@ from torchdata.datapipes._pipe.fingerprint import Fingerprint, check_fingerprint
 from torchdata.datapipes._pipe.fingerprint import fingerprint as _fingerprint
 from torchdata.datapipes._pipe.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.graph import Graph, graph_of
-from torchdata.datapipes._pipe.hooks import hooks_of
+from torchdata.datapipes._pipe.hooks import PipeHooks, hooks_of
 from torchdata.datapipes._pipe.iteration import (
     awaits_iteration,
     beginning_of,
@@ -96,7 +96,9 @@ def standing_still(pipes: list[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         # Readers before their sources: a source that stands still would keep its reader's thread from parking.
         for pipe in reversed(pipes):
-            stack.enter_context(hooks_of(pipe).standing_still())
+            hooks = hooks_of(pipe)
+            if type(hooks).standing_still is not PipeHooks.standing_still:
+                stack.enter_context(hooks.standing_still())
         yield
 
 

@@ -211,7 +211,7 @@ def test_what_fails_behind_the_workers_is_told_in_the_plural():
         iterator = iter(dl)
         next(iterator)
         error = ValueError("broken")
-        explain(error, None, dl._position.output, 5)
+        explain(error, None, dl._run.position.output, 5)
         assert place_in(error).endswith("the worker processes made their 6th item.")
         list(iterator)
 

@@ -412,7 +412,7 @@ class Run:
         if ends_first:
             self.did.append("shut down")
             self.loader.shutdown()
-        ago = 0 if between or ends_first else min(dice.choice([0, 0, 1, 2]), self.loader._delivery.given)
+        ago = 0 if between or ends_first else min(dice.choice([0, 0, 1, 2]), self.loader._run.delivery.given)
         state = pickle.loads(pickle.dumps(self._state(ago)))
         at = self.at - ago
         more = dice.choice([0, 0, 1, 5]) if reads_on and not between and not ends_first else 0

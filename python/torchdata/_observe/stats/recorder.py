@@ -29,7 +29,7 @@ _LEVELS = ("counts", "full")
 VARIABLE = "TORCHDATA_STATS"
 
 
-class Counted(Protocol):
+class CountedService(Protocol):
     """What statistics ask of a reading service."""
 
     def engine_processes(self) -> Any:
@@ -65,7 +65,7 @@ class Recorder:
         #: What the service says below the table.
         self._notes: Callable[[], Sequence[str]] = tuple
 
-    def begin(self, service: Counted, datapipe: Any, delivery: Delivery) -> None:
+    def begin(self, service: CountedService, datapipe: Any, delivery: Delivery) -> None:
         """An epoch is about to begin that reads `datapipe`, and hands out items by `delivery`."""
         if self._counting is None or self._pid != os.getpid():
             self._counting = self._take_board(service)
@@ -75,7 +75,7 @@ class Recorder:
             if self._watched is None and self.stall_warning is not None:
                 self._watched = warn_of_calls(self, delivery, self.stall_warning), delivery
 
-    def _take_board(self, service: Counted) -> Counting | None:
+    def _take_board(self, service: CountedService) -> Counting | None:
         self._notes = service.stats_notes
         children = service.engine_processes()
         if children is not None:

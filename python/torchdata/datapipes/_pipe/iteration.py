@@ -298,7 +298,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     token, record = token_of(datapipe), record_of(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
     if record.watches is None and graph is not None:
-        record.watches = _holds_replayed(graph)
+        _find_replayed(graph)
     if record.watches and graph is not None:
         _note_beginning(graph, record, record.loaded)
     else:
@@ -352,8 +352,18 @@ def _note_growth(record: Record, beginning: Beginning) -> None:
         record.grown = [type(pipe).__name__ for pipe in now if id(pipe) not in before]
 
 
-def _holds_replayed(graph: Graph) -> bool:
-    return any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in graph)
+def _find_replayed(graph: Graph) -> None:
+    """Notes of a pipe that begins, and of those below it, whether a pipe that is replayed is at or below it."""
+    found: dict[int, bool | None] = {}
+    for pipe in graph:
+        below = [found.get(id(source)) for source in graph.sources(pipe)]
+        is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
+        # Of a source that reads this one in turn it is not known yet.
+        found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
+        if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
+            record_of(pipe).watches = found[id(pipe)]
+    if found[id(graph.end)] is None:
+        record_of(graph.end).watches = any(is_iter_pipe(pipe) and not is_restorable(pipe) for pipe in graph)
 
 
 #: By class: the answer of `is_restorable`.
