@@ -81,15 +81,23 @@ class ForkedChild(ChildProcess):
         process_name: what its process is called.
         target: what it runs.
         args: what that is called with.
+        daemon: whether it may have no children of multiprocessing's.
     """
 
-    def __init__(self, name: str, process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self._process_name = ChildName(process_name)
+    def __init__(
+        self,
+        name: str,
+        process_name: str,
+        target: Callable[..., object],
+        args: tuple[Any, ...],
+        daemon: bool = True,
+    ) -> None:
+        self._process_name, self._daemon = ChildName(process_name), daemon
         self._target: _Target | None = _Target(target, args)
         super().__init__(self._new(), name)
 
     def _new(self) -> Any:
-        return get_context("fork").Process(target=self._target, name=self._process_name, daemon=True)
+        return get_context("fork").Process(target=self._target, name=self._process_name, daemon=self._daemon)
 
     @property
     def target(self) -> _Target:

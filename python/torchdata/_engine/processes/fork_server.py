@@ -139,7 +139,7 @@ class _Popen(popen_forkserver.Popen):
         orders = io.BytesIO()
         set_spawning_popen(self)
         try:
-            reduction.dump(spawn.get_preparation_data(process_obj._name), orders)
+            reduction.dump(spawn.get_preparation_data(process_obj.name), orders)
             reduction.dump(process_obj, orders)  # descriptors in it go into `_fds`
         finally:
             set_spawning_popen(None)

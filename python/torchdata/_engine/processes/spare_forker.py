@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from multiprocessing import get_context, process
+from multiprocessing import get_context
 from typing import Any, Protocol
 
 from torchdata._engine.processes.bootstrap import ChildName
@@ -88,7 +88,7 @@ class SpareForker:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         arguments = (theirs, self._socket, list(setups), target, self._owner)
-        self._process = ForkedChild("the forking process", "torchdata forking process", _serve, arguments)
+        self._process = ForkedChild("the forking process", "torchdata forking process", _serve, arguments, daemon=False)
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
         # Nobody takes it in a forked child; a handler may, while the thread that it interrupts has it.
@@ -240,7 +240,6 @@ def _serve(own: socket.socket, mains: socket.socket, setups: list[Setup], target
     mains.close()
     close_inherited_pipes()
     drop_inherited([], setups[0].common.bells.shared)
-    process.current_process()._config["daemon"] = False  # type: ignore[attr-defined] # which may have no children
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where main ignores it, no exit code could be had
     forking = _ForkingProcess(own, setups, target)
     main = Pidfd(main_pid).descriptor
