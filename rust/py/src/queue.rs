@@ -8,16 +8,17 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchdata_core::process::fork;
-use torchdata_core::queue::ordered::{Claim, Hold, LONGEST_SLICE, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
+use torchdata_core::queue::ordered::{Claim, Hold, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
 use torchdata_core::queue::place::{Index, Place};
 
+use crate::enter::{self, Slices};
 use crate::gil_cell::GilCell;
 use crate::seconds::duration;
 
@@ -44,6 +45,11 @@ impl Entry {
 }
 
 type Queue = OrderedQueue<Entry>;
+
+/// Waits for an event of the queue, however long; `sleep` returns whether it came within a slice.
+fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
+    enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false)).map(drop)
+}
 
 /// The state of the source, the steps since, how many items were given, and the numbers of those beyond a gap.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
@@ -158,9 +164,11 @@ impl ReadAheadQueue {
     fn reserve(&self, py: Python<'_>) -> PyResult<Option<Slot>> {
         let queue = self.get()?;
         let mut answer = queue.reserve(Duration::ZERO);
-        while answer == Reserve::TimedOut {
-            answer = py.detach(|| queue.reserve(LONGEST_SLICE));
-            py.check_signals()?;
+        if answer == Reserve::TimedOut {
+            wait_for(py, |slice| {
+                answer = queue.reserve(slice);
+                answer != Reserve::TimedOut
+            })?;
         }
         Ok(match answer {
             Reserve::Granted(slot) => Some(slot),
@@ -179,10 +187,7 @@ impl ReadAheadQueue {
             match queue.try_claim(copy) {
                 Claim::Given(slot, entry) => return Ok(Some((slot, entry.content))),
                 Claim::Closed => return Ok(None),
-                Claim::TimedOut => {
-                    py.detach(|| queue.wait_claimable(LONGEST_SLICE));
-                    py.check_signals()?;
-                }
+                Claim::TimedOut => wait_for(py, |slice| queue.wait_claimable(slice))?,
             }
         }
     }
@@ -247,10 +252,7 @@ impl ReadAheadQueue {
     /// Waits until `pop` has something to give or to raise.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let queue = self.get()?;
-        while !queue.wait_filled(Duration::ZERO) && !py.detach(|| queue.wait_filled(LONGEST_SLICE)) {
-            py.check_signals()?;
-        }
-        Ok(())
+        if queue.wait_filled(Duration::ZERO) { Ok(()) } else { wait_for(py, |slice| queue.wait_filled(slice)) }
     }
 
     /// The next result; raises an error in its place, and StopIteration at the end.
@@ -268,11 +270,7 @@ impl ReadAheadQueue {
                         .as_ref()
                         .map_or_else(|| self.ended(), |words| PyRuntimeError::new_err(words.clone())));
                 }
-                Pop::TimedOut => {
-                    if !py.detach(|| queue.wait_filled(LONGEST_SLICE)) {
-                        py.check_signals()?;
-                    }
-                }
+                Pop::TimedOut => wait_for(py, |slice| queue.wait_filled(slice))?,
             }
         }
     }
@@ -302,18 +300,7 @@ impl ReadAheadQueue {
     /// Waits until no worker is at the source or may be changing an item; False where one still is after `seconds`.
     fn wait_still(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let queue = self.get()?;
-        let limit = duration(seconds);
-        let begun = Instant::now();
-        loop {
-            let left = limit.saturating_sub(begun.elapsed());
-            if py.detach(|| queue.wait_still(left.min(LONGEST_SLICE))) {
-                return Ok(true);
-            }
-            py.check_signals()?;
-            if left.is_zero() {
-                return Ok(false);
-            }
-        }
+        enter::wait(py, Some(duration(seconds)), Slices::LONG, |slice| queue.wait_still(slice), |_| Ok(false))
     }
 
     /// Ends the stream, for workers and the consumer. Does nothing in a forked child.
