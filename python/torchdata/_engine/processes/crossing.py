@@ -15,7 +15,6 @@ import re
 import sys
 import tempfile
 import warnings
-import weakref
 from multiprocessing import reduction
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
@@ -26,6 +25,7 @@ __all__ = [
     "Handle",
     "SharedPickle",
     "close_inherited_pipes",
+    "forget_process",
     "note_descriptor",
     "note_pipes",
     "pickle_graph",
@@ -35,7 +35,8 @@ __all__ = [
 ]
 
 #: All child processes of all loaders here, and main's ends of the pipes to each: descriptors, and what is behind them.
-_started: weakref.WeakKeyDictionary[BaseProcess, list[tuple[int, tuple[int, int]]]] = weakref.WeakKeyDictionary()
+#: No weak keys: their callbacks are Python code, and what a signal handler raises in one is lost.
+_started: dict[BaseProcess, list[tuple[int, tuple[int, int]]]] = {}
 
 
 def note_pipes(process: BaseProcess) -> None:
@@ -49,6 +50,11 @@ def note_pipes(process: BaseProcess) -> None:
 def note_descriptor(process: BaseProcess, descriptor: int) -> None:
     """Notes another descriptor of main's that belongs to a process that was started."""
     _started[process] = [*_started.get(process, []), (descriptor, _behind(descriptor))]
+
+
+def forget_process(process: BaseProcess) -> None:
+    """Notes that a process has ended, and that main's descriptors of it are closed."""
+    _started.pop(process, None)
 
 
 def _behind(descriptor: int) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from torchdata._engine.processes.crossing import note_descriptor, note_pipes
+from torchdata._engine.processes.crossing import forget_process, note_descriptor, note_pipes
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
@@ -149,6 +149,8 @@ class ChildProcess:
         if not self._closed and self.pid is not None:
             self._closed = True
             self._process.close()
+            if isinstance(self._process, BaseProcess):
+                forget_process(self._process)
 
 
 def _is_nobodys_child(pid: int) -> bool:
