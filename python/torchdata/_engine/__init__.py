@@ -9,8 +9,6 @@ if TYPE_CHECKING:
 
 #: In a child: where its items go out. `torchdata.empty` takes its memory there.
 current_sender: Sender | None = None
-#: In a child that runs a graph: the last pipe, which messages name.
-current_datapipe: Any = None
 
 
 def empty(shape: Any, dtype: Any) -> Any:

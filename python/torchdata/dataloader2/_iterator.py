@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Never, Protocol, TypeVar
 
 from torchdata._native import DeliveryIterator
@@ -18,7 +19,9 @@ from torchdata._reporting import fold
 from torchdata.dataloader2.error import PauseIteration
 
 if TYPE_CHECKING:
-    from torchdata.dataloader2._epochs import EpochRun
+    from torchdata._native import Delivery
+    from torchdata.dataloader2._pipeline import Pipeline
+    from torchdata.dataloader2._snapshots import Position
 
 __all__ = ["LEFT", "SHUT_DOWN", "DataLoader2Iterator", "FinishedIterator"]
 
@@ -30,12 +33,38 @@ LEFT = "this epoch was left: another thread or a signal handler has called iter(
 T_co = TypeVar("T_co", covariant=True)
 
 
+class Run(Protocol):
+    """The run of a loader's epochs, as far as an iterator uses it."""
+
+    pipeline: Pipeline
+    delivery: Delivery
+    position: Position
+    is_paused: bool
+    is_limited: bool
+
+    @property
+    def held(self) -> AbstractContextManager[Any]:
+        """The lock of whoever takes a state."""
+
+    def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
+        """Ends the epoch."""
+
+    def pause(self) -> None:
+        """Halts what reads ahead."""
+
+    def resume(self) -> None:
+        """Goes on."""
+
+
 class Loader(Protocol):
-    """What the iterator needs of its loader."""
+    """The loader, as far as an iterator uses it."""
 
     valid_iterator_id: int | None
-    _run: EpochRun
     _terminated: bool
+
+    @property
+    def _run(self) -> Run:
+        """The run of its epochs."""
 
 
 class FinishedIterator(Iterator[Any]):

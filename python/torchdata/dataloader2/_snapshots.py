@@ -16,8 +16,9 @@ import copy
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchdata._engine.snapshots import seal, unseal
 from torchdata.dataloader2._marks import Mark
@@ -41,9 +42,28 @@ from torchdata.datapipes.state import (
 )
 
 if TYPE_CHECKING:
-    from torchdata.dataloader2._epochs import EpochRun
+    from torchdata._native import Delivery
+    from torchdata.dataloader2._pipeline import Pipeline
+    from torchdata.dataloader2._rank_states import SavedPlaces
+    from torchdata.dataloader2._seeds import Seeds
 
 __all__ = ["Position"]
+
+
+class Run(Protocol):
+    """The run of a loader's epochs, as far as a position looks at it."""
+
+    pipeline: Pipeline
+    seeds: Seeds
+    delivery: Delivery
+    epochs: int
+    is_iterating: bool
+    place: tuple[dict[str, Any], bool] | None
+    saved_places: SavedPlaces | None
+
+    @property
+    def held(self) -> AbstractContextManager[Any]:
+        """The lock of whoever takes a state."""
 
 
 class Position:
@@ -53,8 +73,8 @@ class Position:
         run: whose position it is. Owns this object.
     """
 
-    def __init__(self, run: EpochRun) -> None:
-        self._run: EpochRun = weakref.proxy(run)  # no circle: a loader ends with its last reference
+    def __init__(self, run: Run) -> None:
+        self._run: Run = weakref.proxy(run)  # no circle: a loader ends with its last reference
         self._pipeline, self._delivery = run.pipeline, run.delivery
         self.output: WorkerOutput | None = None
         #: Whether what stands in main hands items on one by one, so that counting tells its state.

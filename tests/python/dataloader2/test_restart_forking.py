@@ -13,8 +13,8 @@ import pytest
 from leftovers import descendants
 from process_checks import is_gone, kill_fork_server, nothing_is_left, wait_for  # noqa: F401 - a fixture
 from restarted import pids_of, pipeline, restarting, undisturbed
+from torchdata._engine.processes import spare_forker
 from torchdata._engine.workers import restart as taking_places
-from torchdata._engine.workers.epochs import spare_forker
 from torchdata.dataloader2.error import WorkerExitedError
 
 pytestmark = [

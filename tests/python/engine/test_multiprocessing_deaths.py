@@ -28,8 +28,8 @@ from process_checks import (  # noqa: F401
     nothing_is_left,
     wait_for,
 )
+from torchdata._engine.processes import fork_server
 from torchdata._engine.processes.shutdown import ChildProcess
-from torchdata._engine.workers.epochs import fork_server
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -560,7 +560,7 @@ def test_children_of_a_fork_server_that_has_died_end_with_the_loader(stuck):
 
 ORPHAN = """
     import ctypes, os, signal, sys
-    from torchdata._engine.workers.epochs import fork_server
+    from torchdata._engine.processes import fork_server
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.dataloader2.error import WorkerExitedError
     from torchdata.datapipes.iter import IterableWrapper

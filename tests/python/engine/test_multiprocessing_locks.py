@@ -14,7 +14,7 @@ import time
 import pytest
 
 from process_checks import children, loader, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
-from torchdata._engine.workers.epochs import fork, fork_locks
+from torchdata._engine.processes import fork, fork_locks
 from torchdata.datapipes.iter import IterableWrapper
 
 #: Starts loaders and the like while threads of main draw, or print, all the time.

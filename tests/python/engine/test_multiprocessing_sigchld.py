@@ -12,7 +12,7 @@ import time
 import pytest
 
 from process_checks import METHODS, ExitsAt, is_gone, loader, nothing_is_left, wait_for  # noqa: F401
-from torchdata._engine.workers.epochs import child_setup
+from torchdata._engine.processes import child_setup
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 

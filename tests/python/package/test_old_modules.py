@@ -18,7 +18,7 @@ from torchdata.dataloader2.graph._serialization import (
     serialize_datapipe,
 )
 
-from torchdata._engine.workers.epochs import shutdown
+from torchdata._engine.processes import shutdown
 from torchdata._old_modules import OLD_MODULES, homes_of, names_of
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph import traverse_dps

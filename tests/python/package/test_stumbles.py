@@ -153,9 +153,8 @@ def test_an_item_that_cannot_be_pickled_names_the_pipe_and_the_item() -> None:
     with DataLoader2(pipe, num_workers=2) as loader, pytest.raises(TypeError, match="cannot pickle") as caught:
         list(loader)
     first, second = caught.value.__notes__
-    assert "lock object" in first
-    assert "in an item of Mapper(locked_at_five) was pickled for another process: yield what can be" in first
-    assert second == "It would have been item 3 of this process."
+    assert "while a value of type lock was pickled for another process: yield what can be" in first
+    assert second == "It is in item 3 of Mapper(locked_at_five) in this process."
 
 
 def test_a_generator_among_the_items_leads_to_flatmap() -> None:

@@ -19,7 +19,7 @@ from leftovers import (
     started_children,
     state,
 )
-from torchdata._engine.workers.epochs import fork_server
+from torchdata._engine.processes import fork_server
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from waiting import wait_for  # noqa: F401

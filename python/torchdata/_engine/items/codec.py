@@ -11,11 +11,9 @@ import pickle
 import sys
 from typing import Any
 
-from torchdata import _engine
 from torchdata._engine.items.reducers import Tables, has_own_reducer
 from torchdata._engine.items.tensors import Span, arriving
-from torchdata._redacting import shown
-from torchdata._reporting import add_note, attributes_of, name_of
+from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk
 
 __all__ = ["UNSENT", "DataChunk", "has_own_reducer", "loads", "pickled_parts"]
@@ -53,12 +51,11 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
 
 def _why_unsendable(obj: Any) -> str:
     """A sentence that names what keeps an item from crossing to another process, and what to do."""
-    datapipe = _engine.current_datapipe
-    whose = "" if datapipe is None else f" in an item of {name_of(datapipe)}"
     remedy = "yield what can be pickled, and open files, locks and connections in the process that uses them"
     if inspect.isgenerator(obj):
         remedy = "a function that yields is for `.flatmap(fn)`, not for `.map(fn)`; or yield a list"
-    return f"This exception was raised while {shown(obj)[:100]}{whose} was pickled for another process: {remedy}."
+    kind = type(obj).__qualname__
+    return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
 def _dumps_by(base: Any, obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:

@@ -16,7 +16,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
-from torchdata import _engine
 from torchdata._engine.items.codec import UNSENT
 from torchdata._engine.items.failures import describe
 from torchdata._engine.snapshots import BETWEEN, Announced, Call, Resumption, place_of
@@ -25,7 +24,7 @@ from torchdata._engine.workers.links import MAIN
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience
 from torchdata._observe.trace.following import follow
-from torchdata._reporting import add_note, attributes_of
+from torchdata._reporting import add_note, attributes_of, name_of
 
 __all__ = ["EpochRunner"]
 
@@ -72,7 +71,6 @@ class EpochRunner:
     def prepare(self, program: EpochProgram) -> None:
         """See `Runner`."""
         self.program, setup = program, self.setup
-        _engine.current_datapipe = program.datapipe
         opens = None if self.dispatched is None else self._open_dispatched
         share = None if self.dispatched is None else self._share
         program.prepare(ChildInfo(setup.worker_id, setup.num_workers, setup.dispatches, opens, share))
@@ -201,7 +199,8 @@ class EpochRunner:
             failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
         except BaseException as error:
             if attributes_of(error).pop(UNSENT, False):
-                add_note(error, f"It would have been item {self.sender.made()[1] + 1} of this process.")
+                whose = name_of(self.program.datapipe)
+                add_note(error, f"It is in item {self.sender.made()[1] + 1} of {whose} in this process.")
             failure = self.failure or describe(error, self.setup.where)
         while not self.sender.send_error(failure):
             if not self._goes_on():

@@ -18,7 +18,6 @@ from torchdata._engine.processes.exit_messages import exit_message
 
 if TYPE_CHECKING:
     from torchdata._engine.processes.shutdown import ChildProcess
-    from torchdata._engine.workers.child import Child
 
 __all__ = ["ChildInfo", "EpochProgram", "Program", "Runner"]
 
@@ -31,7 +30,8 @@ class Runner(Protocol):
     #: Why the program cannot be run, described; the runner reports it in the place of items.
     failure: tuple[Any, ...] | None
 
-    def __init__(self, child: Child) -> None: ...
+    def __init__(self, child: Any) -> None:
+        """`child` is the `Child` whose commands are carried out."""
 
     def prepare(self, program: Any) -> None:
         """Called once, before the first command. What it raises becomes the `failure`."""
