@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from torchdata._native import BellBoard, Collector, Link, Meeting, PrefetchQueue, Sender, SharedIterator
+from torchdata._native import BellBoard, Collector, Link, Meeting, ReadAheadQueue, Sender, SharedIterator
 
 SECONDS = 60
 
@@ -141,14 +141,15 @@ class Queued:
     """A wait for an item of a thread that reads ahead."""
 
     def __init__(self):
-        self.queue = PrefetchQueue(1)
+        self.queue = ReadAheadQueue("the queue", 1)
 
     def wait(self):
         return self.queue.pop()
 
     def provide(self):
-        assert self.queue.reserve()
-        self.queue.put("come")
+        slot = self.queue.reserve()
+        assert slot is not None
+        self.queue.put(slot, "come")
 
     def close(self):
         self.queue.close()
