@@ -234,6 +234,10 @@ class DataLoader2(Finalized, Generic[T_co]):
         begun: bool = self._run.delivery.begun
         return begun
 
+    @_reset_iter.setter
+    def _reset_iter(self, reset: bool) -> None:
+        self._run.delivery.begun = reset
+
     @property
     def _is_paused(self) -> bool:
         return self._run.is_paused

@@ -51,7 +51,7 @@ def _as_if(stats: Any, item: float, step: float) -> Any:
     def told(process: Any) -> Any:
         if process.role == "main":
             return replace(process, busy=0.0, cpu_seconds=0.0)
-        return replace(process, busy_seconds=process.items * item, cpu_seconds=0.0)
+        return replace(process, busy_seconds=process.items * item, cpu_seconds=0.0, input=0.0)
 
     return replace(
         stats,

@@ -60,6 +60,35 @@ class Process(Protocol):
     def close(self) -> None: ...
 
 
+class _Closed:
+    """Stands for a process that was closed.
+
+    multiprocessing has weak references to its processes, whose callbacks are Python code. A process has to die while
+    its child is shut down, when interrupts are deferred: a KeyboardInterrupt in such a callback is lost.
+    """
+
+    _popen = None
+    pid = None
+    is_lost = False
+
+    @property
+    def exitcode(self) -> int | None:
+        raise ValueError("the process was closed")
+
+    @property
+    def sentinel(self) -> int:
+        raise ValueError("the process was closed")
+
+    def start(self) -> None:
+        raise ValueError("the process was closed")
+
+    def kill(self) -> None:
+        raise ValueError("the process was closed")
+
+    def close(self) -> None:
+        """Nothing is left to close."""
+
+
 class ChildProcess:
     """The process of one child, whoever reaps it.
 
@@ -70,6 +99,8 @@ class ChildProcess:
         process: multiprocessing's process, or one that the forking process forks; not started yet.
         name: what the child is called in messages.
     """
+
+    _process: BaseProcess | Process
 
     def __init__(self, process: BaseProcess | Process, name: str) -> None:
         self.name = name
@@ -148,9 +179,11 @@ class ChildProcess:
         """Gives its descriptors back, once it has ended."""
         if not self._closed and self.pid is not None:
             self._closed = True
-            self._process.close()
-            if isinstance(self._process, BaseProcess):
-                forget_process(self._process)
+            process = self._process
+            process.close()
+            self._process = _Closed()
+            if isinstance(process, BaseProcess):
+                forget_process(process)
 
 
 def _is_nobodys_child(pid: int) -> bool:
