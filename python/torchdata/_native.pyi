@@ -54,7 +54,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 class Finalized:
-    """A base of classes whose `_finalize(interrupted)` is called at their end, whatever Ctrl-C does."""
+    """A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`."""
     def __del__(self) -> None: ...
 
 @final

@@ -3,7 +3,8 @@
 //! Python handles signals at the first line of a `__del__` as anywhere else, and ignores what is raised there: the
 //! object is gone, unfinished, and the KeyboardInterrupt too. So the slot that the interpreter calls is native here,
 //! where no signal is handled. It calls the method `_finalize`, again where that was interrupted, and tells it so: that
-//! one has to deliver the interrupt when it has returned.
+//! one has to deliver the interrupt when it has returned. An object whose own attribute `_ended` is true has nothing to
+//! finish: no line of Python runs for it, where the handler of any signal could raise in vain.
 //!
 //! Runs in whichever thread drops the last reference, or collects garbage. Nothing is owned, the type adds no field.
 
@@ -12,7 +13,7 @@ use std::ffi::{c_int, c_void};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyBool, PyDict, PyType};
 
 use crate::panics::caught;
 
@@ -22,7 +23,7 @@ const TRIES: usize = 1000;
 /// Makes the type. A class that derives from it has `__del__` from it, and must have `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
-    let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever Ctrl-C does.";
+    let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
     let mut slots = [
         slot(ffi::Py_tp_doc, doc.as_ptr().cast_mut().cast()),
         slot(ffi::Py_tp_finalize, finalize as *mut c_void),
@@ -45,6 +46,9 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
         // SAFETY: the interpreter calls the slot with an object that it keeps alive meanwhile.
         let object = unsafe { Bound::from_borrowed_ptr(py, object) };
+        if has_ended(&object) {
+            return;
+        }
         if let Err(error) = finished(&object) {
             error.write_unraisable(py, Some(&object));
         }
@@ -59,6 +63,17 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
         }
         ffi::PyErr_Restore(kind, value, traceback);
     }
+}
+
+/// Returns whether the object says that it has ended. Looks into its dictionary, as looking up an attribute may run Python.
+fn has_ended(object: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the object is alive, and null asks for no context.
+    let found = unsafe {
+        Bound::from_owned_ptr_or_err(object.py(), ffi::PyObject_GenericGetDict(object.as_ptr(), std::ptr::null_mut()))
+    };
+    let own = found.and_then(|found| Ok(found.cast_into::<PyDict>()?));
+    own.and_then(|own| own.get_item("_ended"))
+        .is_ok_and(|ended| ended.is_some_and(|ended| ended.is(PyBool::new(object.py(), true))))
 }
 
 /// Calls `_finalize` until it was not interrupted.

@@ -92,6 +92,41 @@ def test_children_that_outlive_their_loader_end_so_too():
         assert children() == []
 
 
+class Rang(Exception):
+    """What a handler of the user's raises."""
+
+
+def ended_loader():
+    dl = with_workers()
+    dl.shutdown()
+    return dl
+
+
+def ended_children():
+    dl = with_workers()
+    children = dl.reading_service._children
+    dl.shutdown()
+    return children
+
+
+@pytest.mark.parametrize("make", [ended_loader, ended_children])
+def test_what_a_handler_raises_as_something_is_dropped_that_has_ended_arrives(make):
+    def ring(*_):
+        raise Rang
+
+    before = signal.signal(signal.SIGINT, ring)
+    try:
+        for _ in range(10):
+            held = [make(), Drops()]
+            callback = weakref.ref(held[1], press)
+            with pytest.raises(Rang):
+                held.clear()
+                wait_for(lambda: False)
+            assert callback() is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Cyclic(DataLoader2):
     """A user's loader that refers to itself."""
 

@@ -345,6 +345,8 @@ class OwnsChildren(Finalized):
 
     # No weak reference may call Python code when it dies: what Ctrl-C raises there is lost.
     _shutdown: Shutdown
+    #: Whether nothing is left to finish (see `Finalized`).
+    _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
         """Takes the children over before they are started; the arguments are those of `Shutdown`."""
@@ -356,6 +358,7 @@ class OwnsChildren(Finalized):
         Where it was cut off, the next call goes on.
         """
         self._shutdown.run()
+        self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
         """What `__del__` does. Ctrl-C that cuts it off, or did so before, is delivered afterwards."""
