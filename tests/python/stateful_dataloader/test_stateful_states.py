@@ -15,8 +15,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
 
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, get_worker_info  # noqa: E402
+from torch.utils.data import Dataset, DistributedSampler, get_worker_info  # noqa: E402
 
+from going_on import TakesOnce  # noqa: E402
 from process_checks import nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence  # noqa: E402
 
@@ -27,25 +28,14 @@ def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cadence, "_DEAR", 60.0)
 
 
-class Stream(IterableDataset[int]):
-    """A stream that knows its place."""
+class Stream(TakesOnce):
+    """A stream that knows its place, and whose workers have shares of one length."""
 
-    def __init__(self, length: int = 40) -> None:
-        self.length, self.place, self.start = length, 0, 0
+    length = 40
 
-    def __iter__(self) -> Iterator[int]:
-        self.place, self.start = self.start, 0
+    def share(self) -> list[int]:
         info = get_worker_info()
-        numbers = range(self.length) if info is None else range(info.id, self.length, info.num_workers)
-        for number in numbers[self.place :]:
-            self.place += 1
-            yield number
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["place"]
+        return list(range(self.length) if info is None else range(info.id, self.length, info.num_workers))
 
 
 class Reads(Dataset[int]):

@@ -92,8 +92,6 @@ class Children:
         self._epoch = 0
         self._calls = 0
         self._timeout = timeout
-        #: Whether others have taken their place.
-        self.is_retired = False
         #: After how many seconds without an item main warns; None: never.
         self.stall_warning: float | None = None
         self._group = group = Group(
@@ -232,20 +230,6 @@ class Children:
         finally:
             self.collector.relieve(True)
 
-    def ask_whether_ready(self) -> None:
-        """Asks children that have just been started to say when they can begin; see `are_ready`."""
-        for index in range(len(self._processes)):
-            self._send(index, "call", 0, _nothing)
-
-    def are_ready(self) -> bool:
-        """Whether all have obeyed their last command. Does not wait.
-
-        Raises:
-            WorkerExitedError: one has died.
-        """
-        self._check_alive()
-        return all(self._has_obeyed(index, 0.0) for index in range(len(self._processes)))
-
     def set_window(self, window: int) -> bool:
         """Lets each worker be so many items ahead of main, from now on. False while another thread reads."""
         if not self.collector.set_window(window):
@@ -260,17 +244,11 @@ class Children:
 
     def retire(self) -> None:
         """Lets them go because others have taken their place, without waiting for them: `shutdown` does."""
-        self.is_retired = True
         self._group.ending.afterwards = None
         self.collector.stop()
         for index in range(len(self._processes)):
             self.stats.set_replaced(self.room.first_page + index)
         self._group.ending.ask()
-
-    @property
-    def have_ended(self) -> bool:
-        """Whether none of them runs any more."""
-        return self._group.have_ended
 
     def _has_obeyed(self, index: int, seconds: float = GLANCE) -> bool:
         """Waits a little for the child to obey its last command; whether it has."""
@@ -348,10 +326,6 @@ class Children:
     def pids(self) -> list[int]:
         """Process numbers, the dispatching process last."""
         return self._group.pids
-
-
-def _nothing(_graph: Any) -> None:
-    """What children do that are asked whether they are ready."""
 
 
 def _trace_of(room: Room, index: int, name: str) -> str | None:

@@ -177,11 +177,6 @@ class Group(OwnsChildren):
             raise
 
     @property
-    def have_ended(self) -> bool:
-        """Whether none of them runs any more."""
-        return all(process.ended for process in self.members.processes)
-
-    @property
     def pids(self) -> list[int]:
         """Process numbers, the dispatching process last."""
         return [process.pid for process in self.members.processes if process.pid is not None]
