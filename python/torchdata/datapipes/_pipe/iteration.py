@@ -358,7 +358,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # Of a source that reads this one in turn it is not known yet.
+        # The answer for a source is not known yet if that source reads this pipe in turn.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]

@@ -114,7 +114,7 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """What torch is to tell of a worker: the truth, but to those that a filter reads that it is the only worker.
+    """The `WorkerInfo` for torch to return: the truth, but pipes that a filter reads see this as the only worker.
 
     Args:
         module: `torch.utils.data._utils.worker`.

@@ -25,7 +25,7 @@ Load = Callable[[Any], Any]
 
 
 class Unloadable(Protocol):
-    """What a pipe defines in its own class to take part; classes derived from it do not."""
+    """The methods that a pipe defines in its own class to take part; classes derived from it do not take part."""
 
     def _can_wait(self) -> bool:
         """Whether its next iteration can hand on indices."""

@@ -132,7 +132,7 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 def is_stackable(torch: Any, batch: Any) -> bool:
     """Whether the tensors of a batch are nothing but elements in memory, and torch gives them together one type.
 
-    What makes `torch.stack` fail is not asked for: shapes that differ, a gradient that is required.
+    Causes that make `torch.stack` fail are not looked for: shapes that differ, a gradient that is required.
     """
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:

@@ -133,7 +133,8 @@ def is_damage(error: Exception) -> bool:
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """The error to raise for `error`: one that names the archive. What does not come from damaged data keeps its type.
+    """The error to raise for `error`: one that names the archive. An error that does not come from damaged data keeps
+    its type.
 
     It is returned, because a frame that holds the error which it raises is a cycle, and would keep open the files of
     all frames on the error's way until the garbage collector comes.

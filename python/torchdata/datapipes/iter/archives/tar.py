@@ -239,7 +239,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: Counted) -> Pieces:
-    """What is compressed in `source`, unless it is a bomb: whether members are read or skipped, it must be inflated."""
+    """Inflates `source`, and refuses a bomb: the data must be inflated whether members are read or skipped."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -425,7 +425,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(Entry):
-    """A member with stored. What it takes in the archive says nothing about how much a reader gets."""
+    """A member whose holes are not stored. Its size in the archive says nothing about how much a reader gets."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)

@@ -195,7 +195,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         ['a', 0, 1, 2]
     """
 
-    #: The number of the input that has the turn. Those that have ended are found to have when theirs comes.
+    #: The number of the input that has the turn. An input is found to have ended when its turn comes.
     _turn: int = state(0)
 
     def __init__(self, *datapipes: Any) -> None:
@@ -254,7 +254,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
     _left: list[int] = state(list)
     _rng: random.Random = random_state(lasts=True)
     _epoch_seed: int | None = state(lasts=True, copied=True)
-    #: Of the next iteration.
+    #: The seed of the next iteration.
     _seed: int | None = state(lasts=True, copied=True)
 
     def __init__(self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None) -> None:

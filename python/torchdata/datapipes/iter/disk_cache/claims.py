@@ -33,7 +33,7 @@ __all__ = ["LOCK_FILE", "Claim", "claim", "holder_of", "standing_of", "take_over
 #: Name of the lock file of a folder.
 LOCK_FILE = ".torchdata.lock"
 
-#: What a path is to those who want to write it: nobody's, being made, or left alone by its owner for now.
+#: The claim on a path: none, a process makes it, or its owner leaves it alone for now.
 Standing = Literal["free", "working", "suspended"]
 
 _HAS_OFD = hasattr(fcntl, "F_OFD_SETLK")

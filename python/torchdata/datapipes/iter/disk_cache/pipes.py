@@ -1,7 +1,7 @@
 """Pipes that keep what others make in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-Run in whichever process iterates the pipeline; any number of processes may share the files. What happens between the
-two pipes is in `section`, who may write a file in `claims`, and how it is written in `atomic_files`.
+Run in whichever process iterates the pipeline; any number of processes may share the files. `section` holds the work
+between the two pipes, `claims` decides which process may write a file, and `atomic_files` writes it.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
     Items are first shuffled (in pools of `batch_size * batch_num * bucket_num` items), unless there is a `sort_key` and
     one bucket only. With a `sort_key`, each bucket of `batch_size * batch_num` items is then sorted by it. The
-    items are batched in that order, and with a `sort_key` the batches are shuffled. What is returned is the last of
-    these pipes; its length is known only where nothing but a buffer shuffles the items.
+    items are batched in that order, and with a `sort_key` the batches are shuffled. The constructor returns the last of
+    these pipes; its length is known only if nothing but a buffer shuffles the items.
 
     Args:
         datapipe: the pipe to read.

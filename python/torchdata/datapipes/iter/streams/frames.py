@@ -99,8 +99,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 
     One row group is in memory at a time, so memory depends on how the files were written: large ones want row groups
-    of some ten to some hundred megabytes. A saved state knows the row group and the row in it. What goes on from it
-    reads the end of the file, where the directory is, and that row group, but none before it.
+    of some ten to some hundred megabytes. A saved state knows the row group and the row in it. An iteration that goes
+    on from it reads the end of the file, where the directory is, and that row group, but none before it.
 
     With `library="numpy"` items are dicts from column to array:
 

@@ -28,7 +28,7 @@ _GENERATION = 1 << 15
 class WebDataset(IterDataPipe[dict[str, Any]]):
     """Gathers consecutive files with the same name but for the extension into one dict.
 
-    A path is cut at the first dot of its last part. What stands before it is the sample's key, the rest is the file's
+    A path is cut at the first dot of its last part. The part before it is the sample's key, the rest is the file's
     field: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`. Backslashes count as slashes. Files
     without an extension are left out, and their streams closed.
 

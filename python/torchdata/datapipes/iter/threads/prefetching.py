@@ -33,7 +33,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _PrefetchData(ReadAhead):
-    """What the thread of one iteration shares with its consumer."""
+    """The data that the thread of one iteration shares with its consumer."""
 
     def __init__(self, name: str, source: Iterator[Any], buffer_size: int | Literal["auto"]) -> None:
         capacity = LEAST_DEPTH if buffer_size == "auto" else min(buffer_size, sys.maxsize)
@@ -41,7 +41,7 @@ class _PrefetchData(ReadAhead):
         self.source: Iterator[Any] | None = source
         #: The rule for how many items are held ready, if that is to be chosen.
         self.depth = Depth() if buffer_size == "auto" else None
-        #: The hold of who has paused the pipe and not resumed it.
+        #: The hold of a `pause()` that was not followed by `resume()`.
         self.pause: ReadAheadHold | None = None
         #: Whether the iteration was left because nobody will go on, rather than for the next one.
         self.abandoned = False
@@ -239,7 +239,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._halt
 
     def _threads_at_work(self) -> Work | None:
-        """What a thread of this process works on, if one does."""
+        """The work of this pipe's thread in this process; None if it has none."""
         return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:

@@ -120,7 +120,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # which may be in the midst of an item
             data.released.set()
         failure = data.failure
-        # Whatever the source says: where workers are being ended, it says that it ends.
+        # An abandoned iteration goes even if its source has ended: while workers are being ended, it says that it ends.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _ENDED
         if goes:
@@ -311,8 +311,8 @@ class FullSync(_PrefetchBase[T_co]):
     def make_again(self, count: int) -> None:
         """Lets the next iteration begin with items that are made again, or behind some of them.
 
-        What each rank makes again is a matter of its own: when it has looked at its pipes the last time. So the ranks
-        do not vote on these items, on which they have voted before, and all go on at the same step.
+        Each rank makes other items again, as each has its own latest mark of its pipes. So the ranks do not vote on
+        these items, on which they have voted before, and all go on at the same step.
 
         Args:
             count: how many items there are. If negative, so many of those on which the ranks are going to vote were
@@ -323,7 +323,8 @@ class FullSync(_PrefetchBase[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The item that is held ready, the one that is voted on, and what the source of this rank raised.
 
-        Failures of other ranks are no part of it. What was voted on when they ended or failed is: it was not yielded.
+        Failures of other ranks are no part of it. The item that was voted on when they ended or failed is: it was not
+        yielded.
         """
         items, error = self._restored
         data = self._data

@@ -53,7 +53,7 @@ class _Version(NamedTuple):
 
     @classmethod
     def of(cls, response: Any) -> _Version:
-        """What `response` tells."""
+        """The version that the headers of `response` tell."""
         headers = response.headers
         encoded = headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
         told = headers.get("Content-Length")
