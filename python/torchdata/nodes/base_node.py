@@ -75,7 +75,7 @@ class BaseNode(Iterator[T]):
     #: Names of attributes that belong to a run, from one `reset` to the next; copies of the node leave them out.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
-    #: What gives the next item of the source. A reset puts it into the instance.
+    #: The function that gives the next item of the source. A reset puts it into the instance.
     _advance: Callable[[], Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -160,7 +160,7 @@ class BaseNode(Iterator[T]):
             raise NotImplementedError(f"{name} was not reset: call super().reset(initial_state) in its reset()")
 
     def _reader(self) -> Callable[[], Any]:
-        """What gives the next item of this node once it is reset, without a call in between where that can be."""
+        """The function that gives the next item of this node once it is reset, with no call in between if possible."""
         return self.next
 
     def _repeats(self) -> bool:
@@ -196,7 +196,7 @@ class Again:
 
 
 def advance_of(source: BaseNode[T]) -> Callable[[], T]:
-    """What reads the next item of a source that was just reset. Costs less per item than `next(source)`.
+    """The function that reads the next item of a source that was just reset; it costs less than `next(source)`.
 
     Raises:
         NotImplementedError: the source's class does not call `super().reset()` or `super().__init__()`.

@@ -39,7 +39,7 @@ class Batcher(BaseNode[list[T]]):
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_partial"})
 
-    #: What was read of a batch when the source raised an error.
+    #: The items of a batch that were read before the source raised an error.
     _partial: list[Any] = []  # noqa: RUF012 - never changed in place
 
     def __init__(self, source: BaseNode[T], batch_size: int, drop_last: bool = True) -> None:

@@ -82,7 +82,7 @@ class NodePipe(IterDataPipe[T]):
     def reset(self) -> None:
         """Begins the next epoch of the node."""
         if self._restored is not None and not self._began_for_state:
-            # What a pass had come to that is not gone on with: the node counts its epochs.
+            # The restored pass was not read on; the node is put there all the same, because it counts its epochs.
             self.source_node.reset(self._restored)
             self._restored = None
 

@@ -29,7 +29,7 @@ _LEFT = (
 
 
 class Loader(Generic[T]):
-    """What a training loop reads: each `iter()` is an epoch of the graph that ends in `root`.
+    """The loader that a training loop reads: each `iter()` is an epoch of the graph that ends in `root`.
 
     A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the one before. Threads may
     share an iterator, whose items then go to one of them each. A state that was loaded is where the next `iter()`
@@ -99,7 +99,7 @@ class Loader(Generic[T]):
             state_dict: what `state_dict()` of a loader over the same graph returned.
 
         Raises:
-            ValueError: it is no state of a loader. What is wrong with the states of nodes in it is found by `iter()`.
+            ValueError: it is no state of a loader. Errors in the states of its nodes are found by `iter()`.
         """
         fields = Fields("Loader", state_dict)
         fields.integer(LoaderIterator.NUM_YIELDED_KEY, least=0)

@@ -1,4 +1,4 @@
-"""What nodes over several sources share: which of them have ended, and what to do then."""
+"""The common part of nodes over several sources: which of them have ended, and what to do then."""
 
 from __future__ import annotations
 
