@@ -1,4 +1,4 @@
-"""What the engine raises by a type of its own; `torchdata.dataloader2.error` hands it on."""
+"""The engine's own exception; `torchdata.dataloader2.error` hands it on."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def seal(snapshot: Any) -> bytes:
 
 
 def unseal(sealed: Any, what: str) -> Any:
-    """What was sealed.
+    """Returns the object that `seal` was given.
 
     Args:
         sealed: the bytes.
@@ -144,12 +144,12 @@ def unseal(sealed: Any, what: str) -> Any:
 
 
 def reason(error: Exception) -> bytes:
-    """What stands in the place of a snapshot that could not be made: why."""
+    """The content that takes the place of a snapshot that could not be made: the reason."""
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
 
 def reason_in(content: bytes | None) -> str | None:
-    """Why there is no snapshot, of what stands in its place; None of a snapshot."""
+    """The reason why there is no snapshot, read from the content in its place; None if the content is a snapshot."""
     if content is None or not content.startswith(_REASON):
         return None
     return content[len(_REASON) :].decode(errors="replace")

@@ -38,7 +38,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def text_of(error: BaseException) -> str | None:
-    """What `str` says of an exception; None where that fails."""
+    """Returns the `str` of an exception; None if that fails."""
     try:
         return str(error)
     except Exception:
@@ -158,12 +158,12 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
 
 
 def _attributes(error: BaseException) -> dict[str, Any]:
-    """What an exception holds, in slots, too."""
+    """The attributes of an exception, with those in slots."""
     return {**attributes_of(error), **_members(error, of_builtins=False)}
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """What lies in slots: in those of Python's own exceptions (the `filename` of an OSError), or in all others."""
+    """The values in slots: in those of Python's own exceptions (the `filename` of an OSError), or in all others."""
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
