@@ -12,7 +12,7 @@ from torchdata.dataloader2.reading_service import MultiProcessingReadingService
 
 __all__ = ["adapter_list", "refuse_arguments", "require_service", "service_of"]
 
-#: What takes the place of arguments of torch's loader; a pair of braces stands for the value.
+#: The replacements for arguments of torch's loader; a pair of braces stands for the value.
 _INSTEAD = {
     "batch_size": "datapipe.batch({!r}).collate() as the datapipe",
     "collate_fn": "datapipe.collate(collate_fn={!r}) as the datapipe",

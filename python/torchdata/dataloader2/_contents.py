@@ -1,4 +1,4 @@
-"""What is sealed in a loader's state: snapshots of graphs and generators, and whether all in them may be believed.
+"""The sealed contents of a loader's state: snapshots of graphs and generators, and whether all in them may be believed.
 
 Role: pure functions over places, before a state is loaded or described. Nothing is unpickled that may run code.
 """

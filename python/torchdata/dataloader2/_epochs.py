@@ -217,7 +217,8 @@ class EpochRun:
         return place
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Tells the service that the epoch is over, once. Who reads it still is told that it was left, but at its end.
+        """Tells the service that the epoch is over, once. A thread that still reads is told that the epoch was left,
+        unless it ended.
 
         Args:
             at_end: whether all its items were given.

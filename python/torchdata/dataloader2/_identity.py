@@ -1,6 +1,6 @@
-"""What a loader's pipeline is, by which its states tell whose they are: bytes, their number, a fingerprint.
+"""The identity of a loader's pipeline, by which its states know it again: bytes, their number, a fingerprint.
 
-Role: found out when somebody asks for a state, as long as no service has taken the graph over, and kept. Owned by the
+Role: found out when a state is asked for, as long as no service has taken the graph over, and kept. Owned by the
 loader.
 """
 
@@ -21,7 +21,7 @@ _LARGE = 1 << 20
 
 
 class Identity:
-    """What a loader's pipeline is, before a service takes it over: found out when somebody asks.
+    """The identity of a loader's pipeline before a service takes it over: found out when it is asked for.
 
     Args:
         snapshot: the pipeline.
@@ -55,8 +55,8 @@ class Identity:
 
     @property
     def outline(self) -> dict[str, Any]:
-        """What stands in a state: the fingerprint, and the number of the pipe's bytes. A hash of these would tell, of a
-        pipe that is not in the state, which of some passwords is in it."""
+        """The part that a state holds: the fingerprint, and the number of the pipe's bytes. If a state does not hold
+        the pipe, a hash of the bytes would tell which of some passwords is in the pipe."""
         self._find()
         return dict(self._outline)
 

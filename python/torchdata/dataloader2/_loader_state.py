@@ -48,7 +48,7 @@ CHECKSUMS_KEY_NAME = "checksums"
 #: first two or three keys.
 STATE_VERSION = 3
 
-#: What the pipeline is made of, and how many bytes it has.
+#: The fingerprint of the pipeline, and how many bytes it has.
 PIPELINE_KEY_NAME = "pipeline"
 
 #: The rank of the loader, how many there were, and whether their epoch had the seeds of one without ranks; absent where

@@ -182,5 +182,5 @@ def _moment(state: Mapping[str, Any]) -> tuple[str, Any]:
     if place is None:
         return "between two epochs", None
     words = f"after {place['given']} items of an epoch" + (" that has ended" if place["ended"] else "")
-    # What all ranks share, once they have agreed on it.
+    # The seed that all ranks share, once they have agreed on it.
     return words, None if randomness is None else copy.copy(randomness[2]).generate_shared_seed()

@@ -1,11 +1,11 @@
 """Places of a loader inside an epoch: taking one at any moment, and going on from one.
 
-Role: runs in the main process, in whichever thread asks for a state, a signal handler included. What the user was
-given is counted by the `Delivery` of the loader; where workers are is in the engine's books, which a waiting reader
-does not hold. So a place joins references and waits for nobody.
+Role: runs in the main process, in whichever thread asks for a state, a signal handler included. The `Delivery` of the
+loader counts the items that the user was given; the engine's books, which a waiting reader does not hold, know the
+places of the workers. So a place joins references and waits for nobody.
 
-Where pipes run in main, they can be looked at between two items only. So there are *marks*: states of main's part of
-the graph that were taken between two items, the epoch's beginning for one. Who asks while an item is being made, after
+Pipes that run in main can be looked at between two items only. So there are *marks*: states of main's part of the graph
+that were taken between two items, the epoch's beginning for one. A caller that asks while an item is being made, after
 one was cut off (by Ctrl-C), or for some items ago, gets the newest mark before that, and how many items to drop behind
 it.
 """
@@ -538,7 +538,8 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Lets `fullsync` at the end of a graph ask for votes from the item on that the user is given next.
 
-    All ranks were given as many. What they make again differs, and so does what pipes behind `fullsync` hold.
+    All ranks were given as many items. They make different numbers of items again, and pipes behind `fullsync` hold
+    different numbers.
 
     Args:
         graph: the graph, into which a state was loaded, if there is one.

@@ -211,7 +211,7 @@ class DataLoader2(Finalized, Generic[T_co]):
 
     @property
     def reading_service_state(self) -> bytes | None:
-        """What a loaded state holds of the service."""
+        """The service's part of a loaded state."""
         return self._pipeline.service_state
 
     @property
@@ -406,7 +406,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         made, and the functions behind that are not called. Workers seek where they could go on with another number of
         workers (see `load_state_dict`), and items are taken in order. Where the loader has no length they make the item
         behind these, to see whether the epoch goes on, and all of them where it does not. Elsewhere the items are made
-        and dropped. What functions would have drawn from the global generators is not drawn then.
+        and dropped. Functions that are not called draw nothing from the global generators.
 
         With ranks the items are those that this rank would be given. Each rank passes over its own, so all of them are
         to call it at the same step with the same number; r ranks leave out r times as many items of the data set. Where
@@ -484,9 +484,9 @@ class DataLoader2(Finalized, Generic[T_co]):
         States of earlier releases bring their own pipe, and a UserWarning tells where that is made of other pipes.
 
         The service may have another number of workers than the one with which the state was saved, and of ranks, where
-        the states of all of them are given. What is left of the epoch is then shared anew in its global order. That
-        asks for a deterministic pipeline before the sharding, and behind it pipes that are one to one, or `batch(k)`
-        with `ShardingPolicy(block=k)`. Else `iter(loader)` raises a ValueError that names the pipe.
+        the states of all of them are given. The rest of the epoch is then shared anew in its global order. That asks
+        for a deterministic pipeline before the sharding, and behind it pipes that are one to one, or `batch(k)` with
+        `ShardingPolicy(block=k)`. Else `iter(loader)` raises a ValueError that names the pipe.
 
         Args:
             state_dict: what `state_dict` returned; or a dictionary of what it returned on all ranks, by rank.
@@ -589,7 +589,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         _open_loaders.pop(id(self), None)
 
     def _finalize(self, interrupted: bool) -> None:
-        """What `__del__` does: shuts down, and has Ctrl-C delivered afterwards, also one that cut it off before."""
+        """Does the work of `__del__`: shuts down, and has Ctrl-C delivered afterwards, also one that cut it off
+        before."""
         if interrupted or not self.__dict__.get("_ended", True):
             with InterruptsDeferred(later=True, noted=interrupted):
                 if not self.__dict__.get("_ended", True):
@@ -615,7 +616,7 @@ class DataLoader2(Finalized, Generic[T_co]):
     # -- copies ------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy is made of (see `_copying`), and the attributes of a subclass."""
+        """The parts of a copy (see `_copying`), and the attributes of a subclass."""
         parts = made_of(self._run, self._keeper, self.valid_iterator_id is not None)
         return {**{name: value for name, value in vars(self).items() if name not in _OWN}, "_made_of": parts}
 
@@ -628,9 +629,9 @@ class DataLoader2(Finalized, Generic[T_co]):
     # -- what it says of itself --------------------------------------------------------------------
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """What the loader has counted: rates, waits, memory, by process and by pipe. `print` shows it as a table.
+        """The loader's counts: rates, waits, memory, by process and by pipe. `print` shows them as a table.
 
-        It can be asked for at any time, also from another thread and after `shutdown`.
+        They can be asked for at any time, also from another thread and after `shutdown`.
 
         Args:
             since: earlier statistics of this loader, from which on to count; None counts from its first epoch.
@@ -638,7 +639,7 @@ class DataLoader2(Finalized, Generic[T_co]):
         return self._recorder.stats(since)
 
     def diagnose(self, since: LoaderStats | None = None) -> Verdict:
-        """What limits the program, in words: loading or training, which worker, which pipe, and what would help.
+        """Tells in words what limits the program: loading or training, which worker, which pipe, and what would help.
 
         Args:
             since: earlier statistics of this loader, from which on to look; None looks at all epochs.
@@ -651,7 +652,8 @@ class DataLoader2(Finalized, Generic[T_co]):
         return diagnose(stats)
 
     def picture(self) -> Picture:
-        """What the loader runs and has counted, drawn; before the first epoch its pipeline. See `stats().picture()`."""
+        """A drawing of the loader's processes and counts; before the first epoch, of its pipeline. See
+        `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())

@@ -49,7 +49,7 @@ class DispatchedSource(IterDataPipe[Any]):
         return self.open_stream()
 
     def state_dict(self) -> dict[str, Any]:
-        """What was read in this pass: items and checksum."""
+        """The share that was read in this pass: items and checksum."""
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ class DispatchedSource(IterDataPipe[Any]):
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """What stood in a worker's graph in 0.9 until a function of the worker connected it to the dispatching process.
+    """The pipe that 0.9 had in a worker's graph until a function of the worker connected it to the dispatching process.
 
     Functions that users put in place of `process_init_fn` look for it. They find none, because `DispatchedSource` is
     connected by the worker runtime, and have nothing to do. In graphs of their own it stands for dispatched items.
@@ -132,9 +132,9 @@ def _is_replicable(datapipe: DataPipe) -> bool:
 def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
     """The ends of the branches that may be copied into worker processes.
 
-    A pipe whose `is_replicable()` is False must exist once, and so must everything that reads from it. What
-    is left are branches; of branches that read from one another, the foremost one is returned. Where pipes refer
-    to each other in a circle, one does not count as a reader of another that stands nearer to the end.
+    A pipe whose `is_replicable()` is False must exist once, and so must all pipes that read from it. The other pipes
+    form branches; of branches that read from one another, the foremost one is returned. If pipes refer to each other in
+    a circle, one does not count as a reader of another that stands nearer to the end.
 
     Args:
         graph: the graph, or what `traverse_dps` returned.

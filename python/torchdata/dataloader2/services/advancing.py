@@ -141,7 +141,7 @@ def _taken(entry: dict[str, Any]) -> int:
 
 
 def _held(pipe: Any, entry: dict[str, Any]) -> dict[str, Any]:
-    """What a pipe that reads ahead holds."""
+    """The items and the error that a pipe that reads ahead holds."""
     if entry["how"] == "begin":
         return {"items": [], "error": None}
     held: dict[str, Any] = from_plain(entry["state"], type(pipe).__name__)

@@ -147,11 +147,11 @@ def items_before(before: Graph, entries: list[dict[str, Any]]) -> int | None:
     """How many items of the divided sequence had been taken when the state of a graph was saved.
 
     Args:
-        before: the graph up to the `ShardingFilter` at which it is divided. What stands behind that may be another.
+        before: the graph up to the `ShardingFilter` at which it is divided. The pipes behind it may be others.
         entries: the state.
 
     Returns:
-        None where nothing can go on there before the division.
+        None if nothing can go on there before the division.
 
     Raises:
         ValueError: it is the state of another graph.
@@ -209,7 +209,7 @@ def begin_behind(end: Any, base: dict[str, Any]) -> None:
 
 
 def skipping(iterator: Iterator[Any], skip: dict[str, Any], entries: list[dict[str, Any]] | None) -> Iterator[Any]:
-    """What is left of what a graph yields, after what was given of it.
+    """The items of a graph that are left after those that were given.
 
     Args:
         iterator: the graph's.

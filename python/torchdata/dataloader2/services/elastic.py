@@ -1,8 +1,9 @@
-"""Places of an epoch for another number of workers, or of ranks: which units are left, and who begins where.
+"""Places of an epoch for another number of workers, or of ranks: the units that are left, and the beginning of each
+share.
 
 Role: pure functions over places (see `places`) and a copy of the graph. Runs in main, when a state is loaded that was
-saved with other processes. What it returns is a place like any other, in which no worker has given anything, and which
-has a *base*: the units that were given before, and a snapshot of the graph before the division.
+saved with other processes. It returns a place like any other, in which no worker has given anything, and which has a
+*base*: the units that were given before, and a snapshot of the graph before the division.
 
 With ranks, each rank works out the whole: how far the others were follows from their states, or where it has but its
 own, from the fact that all ranks take the same steps.
@@ -57,7 +58,7 @@ class Shape:
 
 
 def shape_of(place: dict[str, Any], ranks: tuple[int, int] | None) -> Shape:
-    """Of the loader whose place it is.
+    """The shape of the loader whose place it is.
 
     Args:
         place: the place.
@@ -157,12 +158,12 @@ def _require_movable(place: dict[str, Any], dispatches: bool) -> None:
         )
 
 
-#: Of a place that goes on by what its workers, or its base, say alone.
+#: Fields of a place that goes on by its workers, or its base, alone.
 _NOTHING_HELD = {"drop": 0, "graph": None, "generators": None, "beginning": None}
 
 
 def _run_by(place: dict[str, Any], new: Shape) -> dict[str, Any]:
-    """What a place says of who runs the graph: workers of which none has given anything, or main."""
+    """Fields of a place that say which processes run the graph: workers of which none has given anything, or main."""
     if not new.workers:
         return {"workers": None, "in_main": True, "own_seeds": False}
     saved = place["workers"] or {"dispatches": new.dispatches, "in_order": True}
@@ -258,7 +259,7 @@ class _Changing:
 
     def _base_among_ranks(self) -> dict[str, Any]:
         """Where all ranks share anew what they share out among them."""
-        # What the dispatching process reads is shared out by rank; its own filter is looked for.
+        # The source of the dispatching process is shared out by rank; its own filter is looked for.
         division = required_division(self.divided) if self.dispatching is None else self._division_of_ranks()
         group = division.pipe.sharding_group_filter
         if group == SHARDING_PRIORITIES.MULTIPROCESSING:
@@ -377,7 +378,7 @@ class _Changing:
             sealed = [snapshot[3] for snapshot in snapshots if snapshot]
             sealed.append(base_of(place).get("content"))
         contents = [content_of(each) for each in sealed]
-        # What main's graph saves is not put into another dictionary.
+        # The state of main's graph is not in another dictionary yet.
         return [{"graph": each} if "pipes" in each else each for each in contents if each is not None]
 
     def _behind_end(self, given: Given) -> dict[str, Any]:
@@ -436,6 +437,6 @@ def _plain(given: Given) -> dict[str, Any]:
 
 
 def _given_at(place: dict[str, Any], level: str) -> Given:
-    """What was given before that of what is divided at the `filter`, or at the `end` of what is dispatched."""
+    """The units given before, of the sequence divided at the `filter`, or at the `end` of the dispatched graph."""
     found = base_of(place).get(level)
     return Given() if found is None else given_from(found["first"], found["given"])

@@ -1,8 +1,8 @@
 """Whether the items and their order are the same for any number of workers; if not, which pipe is at fault.
 
-Role: looks at a graph before workers run it. Runs in main, where `num_workers="auto"` asks. What it cannot see is what
-the user's own code does: a function that asks which worker it runs in, or that draws random numbers in a way that its
-code does not show.
+Role: looks at a graph before workers run it. Runs in main, where `num_workers="auto"` asks. It cannot see some acts of
+the user's own code: a function that asks which worker it runs in, or that draws random numbers in a way that its code
+does not show.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _members(value: Any) -> list[Any]:
-    """What a callable object consists of, one level of lists deep."""
+    """The callables of which a callable object consists, one level of lists deep."""
     members: list[Any] = []
     for each in getattr(value, "__dict__", {}).values():
         members += list(each)[:100] if isinstance(each, (list, tuple)) else [each]

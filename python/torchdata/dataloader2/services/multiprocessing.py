@@ -280,7 +280,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return self.num_workers > 0
 
     def stats_notes(self) -> Sequence[str]:
-        """What "auto" has chosen."""
+        """The choices of "auto"."""
         return () if self._steering is None else self._steering.choices
 
     def engine_processes(self) -> Children | None:

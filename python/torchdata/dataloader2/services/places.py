@@ -41,10 +41,10 @@ _SEEDS = frozenset({"_seed", "_epoch_seed"})
 def plain(
     found: tuple[Any, int, Any], dispatches: bool, in_order: bool, base: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What the engine's books say, as it stands in a state.
+    """The content of the engine's books in the form that a state has.
 
     Args:
-        found: what they say.
+        found: the content.
         dispatches: whether there is a dispatching process.
         in_order: whether main takes items in strict turn.
         base: where the items were shared anew in this epoch, if they were.

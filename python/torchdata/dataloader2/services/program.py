@@ -1,8 +1,8 @@
-"""What a process does to its copy of the pipe graph: once when it starts, and at the start of every epoch.
+"""The work of a process on its copy of the pipe graph: once when it starts, and at the start of every epoch.
 
 Role: `process_init_fn` and `process_reset_fn` are called by the reading services, in the workers and in the dispatching
 process of a multi-process service and in the main process of an in-process one. They own the graph; the functions
-return the pipe to read. `GraphProgram` is what the engine runs in the children.
+return the pipe to read. The engine runs `GraphProgram` in the children.
 """
 
 from __future__ import annotations
@@ -202,9 +202,9 @@ class GraphProgram(EpochProgram):
         self.reset_fn = reset_fn
         self.replaced = replaced_functions()
         self._passes = 0
-        #: What was given of what is dealt anew, if it is.
+        #: The units given before, if the rest of the epoch is shared anew.
         self._skip: dict[str, Any] | None = None
-        #: What takes the graph's place in the next epoch.
+        #: The graph that replaces this one in the next epoch.
         self._successor: DataPipe | None = None
         #: Why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None

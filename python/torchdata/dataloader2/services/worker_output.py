@@ -1,4 +1,4 @@
-"""What stands in main's graph for the branch that runs in the workers.
+"""The pipe that stands in main's graph for the branch that runs in the workers.
 
 Role: runs in main; the reading service that made it owns the children from which it reads.
 """
@@ -242,7 +242,7 @@ def _go_on(
 def _resume_of(
     children: Children, in_order: bool, base: dict[str, Any] | None, strict: bool
 ) -> Callable[[Received], list[Resumption | None]]:
-    """What knows where each child goes on; without a reference to an object that the children are not to hold."""
+    """The function that tells where each child goes on. It refers to no object that the children must not hold."""
     return partial(_resume, children.num_workers, children.dispatches, in_order, base, strict)
 
 
