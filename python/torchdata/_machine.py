@@ -1,6 +1,6 @@
-"""What a loader may use of the machine: processors and memory, as the kernel and its control groups have it.
+"""The processors and the memory that a loader may use, as the kernel and its control groups have it.
 
-Role: looks at `/proc` and `/sys/fs/cgroup`. Runs in main. Where the system does not tell, nothing is limited.
+Role: looks at `/proc` and `/sys/fs/cgroup`. Runs in main. If the system does not tell, nothing is limited.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class ReadAhead:
 
 
 def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, ...]) -> None:
-    """What each thread runs."""
+    """Runs `serve` in a thread, and ends a process that the user's function has forked in it."""
     try:
         serve(*args)
     finally:

@@ -1,4 +1,4 @@
-"""What a picture shows: nodes in groups, what flows between them, and how hot each is."""
+"""The content of a picture: nodes in groups, the flows between them, and how hot each is."""
 
 from __future__ import annotations
 

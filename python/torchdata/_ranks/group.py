@@ -1,4 +1,4 @@
-"""What a group of ranks is, and what can go wrong between ranks."""
+"""The protocol of a group of ranks, and the errors between ranks."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """What rank 0 offers, or the ranks that have not begun when the time is up."""
+        """The offer of rank 0, or the ranks that have not begun when the time is up."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):
@@ -123,7 +123,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """What the store says, within the time that is left and a little more."""
+        """The answer of the store, within the time that is left and a little more."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -150,7 +150,7 @@ class Opening:
 
 
 def _holder_of_store() -> str:
-    """Who holds the store, as far as a rank that cannot ask it may know."""
+    """The holder of the store in words, as far as a rank that cannot ask it may know."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "torchrun's agent on the machine of rank 0"
     return "rank 0, unless the program makes its store elsewhere"
@@ -168,7 +168,7 @@ def _host_of(dist: Any) -> str | None:
 
 
 def _machine() -> str:
-    """What tells machines apart, and containers that have a network of their own."""
+    """A name that tells machines apart, and containers that have a network of their own."""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.stat('/proc/self/ns/net').st_ino}"
     return socket.gethostname()
@@ -195,7 +195,7 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # Of a name that leads to loopback here nobody knows where it leads from other machines.
+    # A name that leads to loopback here may lead elsewhere from other machines.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = _address_towards(store_host)
