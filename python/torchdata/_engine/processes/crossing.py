@@ -58,7 +58,7 @@ def forget_process(process: BaseProcess) -> None:
 
 
 def _behind(descriptor: int) -> tuple[int, int]:
-    """What a descriptor leads to: device and file number, of which every pipe has its own."""
+    """The file behind a descriptor: device and file number, of which every pipe has its own."""
     found = os.fstat(descriptor)
     return found.st_dev, found.st_ino
 
@@ -81,7 +81,7 @@ def close_inherited_pipes() -> None:
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 
-#: What `pickle` says of a function that it does not find in the program.
+#: The message of `pickle` for a function that it does not find in the program.
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
 #: Whether it was said that the system is not whole.
 _warned = False

@@ -39,7 +39,7 @@ LOOK = 0.02
 
 
 class Process(Protocol):
-    """What is asked of a process: `multiprocessing.Process` has it."""
+    """The interface of a process: `multiprocessing.Process` has it."""
 
     @property
     def pid(self) -> int | None: ...
@@ -154,7 +154,7 @@ class ChildProcess:
             self.is_orphan = popen.is_lost
         if not self.is_orphan and (popen.method == "forkserver" or not _is_nobodys_child(popen.pid)):
             return False
-        # Nobody is to send a signal to this number any more: it may belong to another process by now.
+        # No signal may be sent to this number any more: it may belong to another process by now.
         popen.returncode = 0
         return True
 
@@ -216,7 +216,7 @@ def _wait(children: list[ChildProcess], seconds: float, enough: Callable[[], boo
 
 
 class Closes(Protocol):
-    """What can be closed."""
+    """An object that can be closed."""
 
     def close(self) -> None: ...
 
@@ -248,9 +248,9 @@ class Shutdown:
         #: Forks others in the places of those that die; ends when they have.
         self.forker: Closes | None = None
         self._bells = bells
-        #: What lets children obey that wait for main, before they are asked to stop.
+        #: Called before the children are asked to stop, so that those that wait for main obey.
         self.beforehand: Callable[[], None] | None = None
-        #: What is to be done once they have ended.
+        #: Called once they have ended.
         self.afterwards: Callable[[], None] | None = None
         #: Over which each child is asked to stop, once they all can be.
         self.commanders: list[Sender] = []
@@ -361,7 +361,7 @@ class OwnsChildren(Finalized):
         self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """What `__del__` does. Ctrl-C that cuts it off, or did so before, is delivered afterwards."""
+        """Does the work of `__del__`. Ctrl-C that cuts it off, or did so before, is delivered afterwards."""
         shutdown = self.__dict__.get("_shutdown")
         if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):

@@ -283,11 +283,11 @@ class Children:
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:
-        """What is looked at while a child is waited for."""
+        """The look at processes while a child is waited for."""
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # Whoever waits for the dispatching process in the midst of an item obeys when that goes on.
+        # A worker that waits for the dispatching process in the midst of an item obeys when that goes on.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:

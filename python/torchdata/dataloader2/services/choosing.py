@@ -21,7 +21,7 @@ __all__ = ["Choice", "Limits", "choose_window", "choose_workers", "is_enough", "
 
 #: A number of workers that makes items so many times as fast as the training step takes them.
 AMPLE = 1.25
-#: The least gain for which more workers are kept.
+#: What more workers must bring, at least, to be kept.
 GAIN = 1.1
 #: Share of the memory that is left which new workers may take.
 MEMORY_SHARE = 0.7
@@ -35,7 +35,7 @@ WAITS, HELD_UP = 0.02, 0.05
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of the machine.
+    """What the machine allows.
 
     Args:
         cores: processors that the program may use.
@@ -55,7 +55,7 @@ class Choice:
 
 
 def limits(most: int = sys.maxsize) -> Limits:
-    """The limits of this machine now, with no more than so many cores."""
+    """What this machine allows now, and no more than so many cores."""
     return Limits(min(most, machine.cores()), machine.memory_left())
 
 
@@ -96,7 +96,7 @@ def choose_workers(stats: LoaderStats, allowed: Limits, worker_memory: int | Non
 
 
 def _with_fewer(stats: LoaderStats, now: int) -> Choice:
-    """The number of workers that suffices if the loader keeps up."""
+    """What suffices where the loader keeps up."""
     each, step = _seconds_per_item(stats), stats.step_seconds or 0.0
     words = f"training limits: its step takes {duration(step)}, an item {duration(each)} of a worker"
     if step <= 0 or (stats.held_up or 0.0) < 0.5:
@@ -117,7 +117,7 @@ def _most(stats: LoaderStats, allowed: Limits, worker_memory: int | None, window
     main = stats.main
     share = min(1.0, ran / busy) if busy > 0 else 0.0
     if share > 0.1 and main is not None and stats.seconds > 0:
-        # The cores that the training itself computes on are not counted.
+        # What the training itself computes is not to be taken from it.
         free = allowed.cores - min(allowed.cores - 1.0, (main.cpu_seconds or 0.0) / stats.seconds)
         found.append((max(1, math.floor(free / share + 0.5)), f"there are {allowed.cores} cores, which they keep busy"))
     if worker_memory and allowed.memory is not None:
