@@ -31,7 +31,7 @@ class Cadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: What the last places took; the least counts, since a process may be held up while it takes one.
+        #: The seconds of the last places; the least counts, since a process may be held up while it takes one.
         self._costs: deque[float] = deque(maxlen=3)
         self._due = 0.0
 
@@ -62,7 +62,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._first = {name: mark_of(name) for name in GLOBAL}
-        #: Those that had drawn when it last looked.
+        #: The generators that had drawn when it last looked.
         self.moved: list[str] = []
         #: When it is to look next.
         self.due = 0.0

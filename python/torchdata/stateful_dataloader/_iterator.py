@@ -1,4 +1,4 @@
-"""What both iterators over a loader have in common: the order of the epoch, and their part of the state.
+"""The common base of both iterators over a loader: the order of the epoch, and their part of the state.
 
 Role: main, in the threads that read, one after the other. Derives from torch's iterator, which reads the loader's
 settings, draws the seeds and counts batches: all of these are torch's own.

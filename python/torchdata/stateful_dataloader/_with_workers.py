@@ -34,7 +34,7 @@ __all__ = ["WorkersIterator"]
 
 @dataclass
 class _Progress:
-    """What main knows of one worker's place."""
+    """Main's knowledge of one worker's place."""
 
     #: A place of its reading, frozen or as it was loaded; None where nothing was told yet.
     place: bytes | dict[str, Any] | None = None
@@ -63,7 +63,7 @@ class _Progress:
             self.place = {**self.place, "since": self.since}
 
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
-        """What is saved of it.
+        """The part of it that is saved.
 
         Args:
             is_stateful: whether what it reads has a state. Else its place matters where its generators have drawn.
@@ -250,7 +250,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 raise
 
     def _take(self) -> Any:
-        """Takes the unit in hand; None if it was none. What it says of the place before it is noted."""
+        """Takes the unit in hand; None if it was none. Its news of the place before it are noted."""
         unit = self._hand.pop()
         self._pool.note(unit)
         worker, _, _, news = unit

@@ -155,7 +155,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         self._loaded: Any = None
         #: Where orders and seeds are drawn from.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
-        #: What reads in this process, from one epoch to the next.
+        #: The reader of this process, from one epoch to the next.
         self._reader: Reader | None = None
 
     # -- iterating -----------------------------------------------------------------------------------
