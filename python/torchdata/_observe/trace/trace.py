@@ -60,7 +60,7 @@ class _Session:
         return f"/proc/{os.getpid()}/fd/{self.children[loader, page][1].fileno()}"
 
     def stop(self) -> None:
-        """Nobody writes any more."""
+        """Ends the writing in all processes."""
         for log in [self.log, *(log for _, log in self.children.values())]:
             log.stop()
 
