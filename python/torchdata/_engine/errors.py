@@ -15,7 +15,7 @@ class WorkerExitedError(RuntimeError):
             it is not known.
         stage: what the process was doing.
         item: the number of the item that the worker was to send next, from 0 in its epoch; for the dispatching process
-            that of the item that main was to receive next. None where no other process is put in its place.
+            that of the item that main was to receive next. None if no other process is put in its place.
     """
 
     def __init__(

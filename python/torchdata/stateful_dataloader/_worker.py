@@ -1,4 +1,4 @@
-"""The program of a worker of a `StatefulDataLoader`: reads the batches that main asks for, and sends them.
+"""What runs in a worker of a `StatefulDataLoader`: reads what main asks for, and sends the batches.
 
 Role: the child's side, the program of a group of the engine. Main's orders come over the link for commands, in the
 order in which they are to be obeyed: begin an epoch, read this index, stop. Batches go out over another link, which the
@@ -61,7 +61,7 @@ class _Worker:
         self.reader: Reader | None = None
         self.job: Job
         self.watch: Watch
-        #: The orders that were not read in an epoch that was broken off.
+        #: What was ordered and not read in an epoch that was broken off.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -100,7 +100,7 @@ class _Worker:
         self.watch.look()
 
     def index_of(self, ordered: Any) -> Any:
-        """The index to read for an order."""
+        """What is read for an order."""
         return self.job.reading.iterable_index() if self.job.reading.is_iterable else ordered
 
     def _tell_torch(self) -> None:
@@ -149,7 +149,7 @@ class _Worker:
 
 @dataclass
 class Job(Program):
-    """The job of the workers; the same for all of them, so that it is pickled once."""
+    """What the workers do; the same for all of them, so that it is pickled once."""
 
     runner: ClassVar[type[Runner]] = _Worker
     #: As torch calls them.
@@ -200,9 +200,9 @@ class _Batches(Iterator[Unit]):
         #: Units that go before all others.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: The news of the next unit.
+        #: What the next unit brings along.
         self._news: dict[str, Any] | None = None
-        #: The news of the last one.
+        #: What the last one did.
         self._brought: dict[str, Any] | None = None
         self._is_over = False
         #: Whether the place in the dataset is told, and not just that of the generators.

@@ -25,7 +25,7 @@ UNSENT = "_torchdata_unsent"
 #: The first byte of a pickle that refers to tensors laid out behind it. No other pickle begins with it.
 _WITH_TENSORS = b"T"
 
-#: Where a pickler's table of reducers is put: it does not look at an attribute where its class has one of that name.
+#: Where a pickler's table of reducers is put: it does not look at an attribute if its class has one of that name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()

@@ -63,7 +63,7 @@ def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
 
 
 def rebuilt(forms: list[Form]) -> BaseException | None:
-    """The exception, by the first form that this process can have; None where there is none."""
+    """The exception, by the first form that this process can have; None if there is none."""
     return next((error for error in map(_put_together, forms) if error is not None), None)
 
 
@@ -119,7 +119,7 @@ class _Limited:
 
 
 def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
-    """The pickle of a value, if it can be loaded; None where it cannot, or has more bytes than there is room for."""
+    """The pickle of a value, if it can be loaded; None if it cannot, or has more bytes than there is room for."""
     file = _Limited(room)
     try:
         pickle.Pickler(file, protocol=5).dump(value)
@@ -178,7 +178,7 @@ def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
 
 
 def _put_together(form: Form) -> BaseException | None:
-    """The exception in this form; None where this process cannot have it."""
+    """The exception in this form; None if this process cannot have it."""
     try:
         error = _MAKERS[form[0]](form[1])
     except Exception:

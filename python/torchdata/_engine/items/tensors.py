@@ -2,7 +2,7 @@
 
 Role: used by the codec (codec.py and rust/py/src/codec) wherever torch is loaded. A pickle refers to tensors by number;
 `Departing` collects them while it is written and lays them out, `Arrived` makes them again while it is read. Imports
-torch only where there are tensors.
+torch only if there are tensors.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling, the inner one where an object in an item unpickles another.
+    #: The item that this thread is unpickling, the inner one if an object in an item unpickles another.
     innermost: Arrived | None = None
 
 
@@ -339,8 +339,8 @@ def _without_gaps(tensor: Any) -> Any:
 def tensor_parts(tensor: Any) -> tuple[Span | None, Any]:
     """How a tensor is to be sent: (span, what).
 
-    `span` is where it lies, by which tensors that overlap are found; None where pickling it tells. `what` is (dtype
-    name, shape, requires_grad, address, bytes, room) where its elements can be copied as they lie, else an object to
+    `span` is where it lies, by which tensors that overlap are found; None if pickling it tells. `what` is (dtype
+    name, shape, requires_grad, address, bytes, room) if its elements can be copied as they lie, else an object to
     pickle instead; `room` is the array of `torchdata.empty` that it alone lies in, if there is one.
 
     Raises:

@@ -22,7 +22,7 @@ __all__ = ["EARLY_THRESHOLD", "ChildName", "end_early_watch"]
 EARLY_THRESHOLD = 1_000_000
 #: The thread that watches main until the engine's own does. It carries the event that ends it.
 _WATCHER = "torchdata-early-watch"
-#: Ends the child within a tenth of a second after main; where nothing else tells, after its parent. Where there is no
+#: Ends the child within a tenth of a second after main; if nothing else tells, after its parent. If there is no
 #: room for a thread, the child learns of main's end after its imports, as it does of the missing room.
 _WATCH = f"""
 import os, select, threading
@@ -64,7 +64,7 @@ class ChildName(str):
     string that it is.
 
     The child is made to end with main: one that imports for a minute would outlive main for as long. And its threshold
-    of collecting cyclic garbage is raised: where the program imports torch, starting two children by spawn takes 2.8 s
+    of collecting cyclic garbage is raised: if the program imports torch, starting two children by spawn takes 2.8 s
     of their processors' time with that and 3.6 s without (medians of 4 alternating runs).
     """
 

@@ -57,7 +57,7 @@ class CommonSetup:
             stats: the board on which it counts, if it does.
 
         Returns:
-            Whether there is anything to do: False where main is gone already.
+            Whether there is anything to do: False if main is gone already.
         """
         self.signals.leave_to_main()
         note_child()

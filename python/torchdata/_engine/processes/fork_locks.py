@@ -45,7 +45,7 @@ def _renew_streams() -> None:
 
 
 def _numpy_lock() -> Any:
-    """That of NumPy's global generator; None where it is not loaded, or not yet as a whole."""
+    """That of NumPy's global generator; None if it is not loaded, or not yet as a whole."""
     generator = getattr(sys.modules.get("numpy.random"), "get_bit_generator", None)
     return None if generator is None else generator().lock
 
@@ -58,7 +58,7 @@ def _take_numpy() -> None:
 
 
 def _torch_generator() -> Any:
-    """The global one; None where PyTorch is not loaded, or not yet as a whole."""
+    """The global one; None if PyTorch is not loaded, or not yet as a whole."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 

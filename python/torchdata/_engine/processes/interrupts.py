@@ -232,7 +232,7 @@ class MainSignals:
 
 
 def _caught() -> set[int]:
-    """Signals that this process handles, in Python or in C (`faulthandler.register`), where the system tells."""
+    """Signals that this process handles, in Python or in C (`faulthandler.register`), if the system tells."""
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
         mask = next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:")), 0)
         return {number for number in _CAN_BE_HELD if mask >> (number - 1) & 1}

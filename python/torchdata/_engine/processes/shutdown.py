@@ -34,7 +34,7 @@ ASKED = 3.0
 KILLED = 5.0
 #: The command to end, and the word that is ordered with it.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
-#: Seconds between two looks at who has ended, where nothing tells.
+#: Seconds between two looks at who has ended, if nothing tells.
 LOOK = 0.02
 
 
@@ -106,7 +106,7 @@ class ChildProcess:
         self.name = name
         #: Its process number, once started.
         self.pid: int | None = None
-        #: Its exit code, negative for a signal; None while it runs, and where nobody knows it.
+        #: Its exit code, negative for a signal; None while it runs, and if nobody knows it.
         self.exitcode: int | None = None
         #: Whether the exit code is not known because the process that had forked it for this one has ended before it.
         self.is_orphan = False
@@ -355,7 +355,7 @@ class OwnsChildren(Finalized):
     def shutdown(self) -> None:
         """Ends all children: asks, waits, kills, reaps. Safe to call at any time, any number of times.
 
-        Where it was cut off, the next call goes on.
+        If it was cut off, the next call goes on.
         """
         self._shutdown.run()
         self._ended = self._shutdown.is_over

@@ -32,7 +32,7 @@ class Noted:
 
     serial: int
     function: Callable[[Any], Any]
-    #: By child, the number of the command that told it; none where it was not told.
+    #: By child, the number of the command that told it; none if it was not told.
     numbers: dict[int, int] = field(default_factory=dict)
     #: By child, how many items it had made.
     places: dict[int, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Calls:
                 earlier.places[index] = min(place, earlier.places.get(index, place))
 
     def settle_behind(self, index: int, received: int) -> None:
-        """Notes of a worker that has ended, and of which so many items were received, where others apply the rest."""
+        """Notes of a worker that has ended, and of which so many items were received, if others apply the rest."""
         self.settle(index)
         for noted in self.now:
             if noted.concerns(index):

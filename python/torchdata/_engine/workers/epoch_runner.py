@@ -183,7 +183,7 @@ class EpochRunner:
         return self._with_calls(iterator, place_of(*self.sender.made())) if self.due else iterator
 
     def _send_pass(self, begin: Callable[[], Iterator[Any]]) -> bool:
-        """Sends all items once, or why that fails. False where another epoch, or the end, is commanded."""
+        """Sends all items once, or why that fails. False if another epoch, or the end, is commanded."""
         failure = self.failure
         try:
             if failure is None:

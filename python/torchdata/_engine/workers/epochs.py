@@ -329,6 +329,6 @@ class Children:
 
 
 def _trace_of(room: Room, index: int, name: str) -> str | None:
-    """Where a child writes its trace; None where nothing is traced."""
+    """Where a child writes its trace; None if nothing is traced."""
     writing = tracing.current
     return None if writing is None else writing.path_for(room.board, room.first_page + index, name)

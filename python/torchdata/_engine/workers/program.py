@@ -74,7 +74,7 @@ class ChildInfo:
         worker_id: the number of the worker, from 0; 0 in the dispatching process as well.
         num_workers: the number of workers.
         dispatches: whether this is the dispatching process.
-        open_dispatched: makes an iterator over the items that are dealt to this worker; None where nothing is
+        open_dispatched: makes an iterator over the items that are dealt to this worker; None if nothing is
             dispatched.
     """
 
