@@ -1,4 +1,4 @@
-"""When a worker of a `StatefulDataLoader` takes its place, and looks at its generators: seldom where that is dear.
+"""When a worker of a `StatefulDataLoader` takes its place, and looks at its generators: seldom if that is dear.
 
 Role: the child's side; owned by one epoch's batches (`Cadence`) and by the worker (`Watch`). All times are seconds by
 the monotonic clock, which processes share.
@@ -22,7 +22,7 @@ _DEAR, _DEAR_PART = 1e-4, 0.05
 
 
 class Cadence:
-    """When a place is told: with each batch, or each n-th; more rarely where that is dear.
+    """When a place is told: with each batch, or each n-th; more rarely if that is dear.
 
     Args:
         every: after how many batches.

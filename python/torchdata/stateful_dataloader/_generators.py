@@ -180,7 +180,7 @@ def _torch_encoded(state: torch.Tensor) -> Any:
 
 
 def encoded(state: Any, seeded: Any = None) -> Any:
-    """The state of a generator as plain values, small where its stream is known.
+    """The state of a generator as plain values, small if its stream is known.
 
     Args:
         state: what `read` returned.

@@ -49,7 +49,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._then: Moment = {}
         #: Their marks before anything was read.
         self._marks: dict[str, Any] = {}
-        #: The collate function's state then, where the dataset is read again from its beginning.
+        #: The collate function's state then, if the dataset is read again from its beginning.
         self._collate: Any = None
         #: The index that was drawn last.
         self._index: Any = _NONE

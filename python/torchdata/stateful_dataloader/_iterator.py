@@ -113,7 +113,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             raise
 
     def _count(self) -> None:
-        """Counts a batch that is handed over, and warns as torch does where there are more than `len()` had said."""
+        """Counts a batch that is handed over, and warns as torch does if there are more than `len()` had said."""
         self._num_yielded += 1
         length = self._IterableDataset_len_called
         if length is not None and self._reading.is_iterable and self._num_yielded > length:

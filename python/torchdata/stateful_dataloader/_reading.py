@@ -33,7 +33,7 @@ __all__ = ["NO_PLACE", "Reader", "Reading"]
 _ENDED = b""
 #: After how many batches a place is kept that nobody has asked for.
 _KEPT_EVERY = 64
-#: A place of which nothing is known but that it is one: before the first batch, where nothing has a state.
+#: A place of which nothing is known but that it is one: before the first batch, if nothing has a state.
 NO_PLACE: dict[str, Any] = {
     "dataset_state": None, "dataset_iter_state": None, "collate_state": None, "random": None, "ended": False,
     "base": None, "later": None,
@@ -49,7 +49,7 @@ class Reading:
     auto_collation: bool
     collate_fn: Any
     drop_last: bool
-    #: Samples of a batch, where an iterable dataset is read in batches.
+    #: Samples of a batch, if an iterable dataset is read in batches.
     batch_size: int | None
 
     @property

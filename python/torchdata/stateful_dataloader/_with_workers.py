@@ -36,7 +36,7 @@ __all__ = ["WorkersIterator"]
 class _Progress:
     """Main's knowledge of one worker's place."""
 
-    #: A place of its reading, frozen or as it was loaded; None where nothing was told yet.
+    #: A place of its reading, frozen or as it was loaded; None if nothing was told yet.
     place: bytes | dict[str, Any] | None = None
     #: Batches that it has given since that was told, by index the indices of them.
     since: Any = 0
@@ -209,7 +209,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- batches -------------------------------------------------------------------------------------
 
     def _order_next(self, worker: int) -> None:
-        """Orders the next index, if there is one, from a worker, or from one that has room where order is free."""
+        """Orders the next index, if there is one, from a worker, or from one that has room if order is free."""
         try:
             index = self._next_index()
         except StopIteration:
