@@ -77,7 +77,7 @@ def require_service(service: Any) -> None:
 
 
 def adapter_list(adapters: Any) -> list[Any] | None:
-    """The argument `datapipe_adapter_fn` as a list, None where it was left out."""
+    """The argument `datapipe_adapter_fn` as a list, None if it was left out."""
     if adapters is None:
         return None
     if is_service(adapters):

@@ -126,7 +126,7 @@ class EpochRun:
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
-        """Leaves the loader between the same two epochs, or at the same place to go on, where one does not begin.
+        """Leaves the loader between the same two epochs, or at the same place to go on, if one does not begin.
 
         Ctrl-C may have cut it off, or an error. The next `iter` begins it, and a state is of before it.
         """

@@ -16,7 +16,7 @@ from torchdata.datapipes._pipe.traversal import is_pipe
 
 __all__ = ["Identity"]
 
-#: A pipe of more bytes stands in a state only where that is asked for.
+#: A pipe of more bytes stands in a state only if that is asked for.
 _LARGE = 1 << 20
 
 
@@ -67,14 +67,14 @@ class Identity:
         return self._checksum
 
     def pickled(self, wanted: bool | None) -> bytes | None:
-        """The pipe as bytes; None where it is not wanted, or nobody says so and it is large."""
+        """The pipe as bytes; None if it is not wanted, or nobody says so and it is large."""
         pickled = self._find()
         if wanted is None:
             wanted = len(pickled) <= _LARGE
         return pickled if wanted else None
 
     def compare(self, outline: Any, strict: bool) -> None:
-        """Raises ValueError where a state is of another pipeline, unless nobody minds."""
+        """Raises ValueError if a state is of another pipeline, unless nobody minds."""
         if self._fingerprint is None:
             raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
         other = difference(fingerprint_in(outline), self._fingerprint, "this loader") if strict else ""

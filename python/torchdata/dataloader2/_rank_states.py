@@ -38,7 +38,7 @@ class SavedPlaces:
     """Where the ranks of a job were.
 
     Args:
-        ranks: of the state that was loaded; None where there were none.
+        ranks: of the state that was loaded; None if there were none.
         places: by rank, their places: of all of them, or of this one alone.
     """
 
@@ -150,7 +150,7 @@ def _check_ranks(states: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _check_alike(states: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raises ValueError where the states were not saved after the same step, or of different loaders."""
+    """Raises ValueError if the states were not saved after the same step, or of different loaders."""
     first = min(states)
     for rank, state in states.items():
         for name, what in (("pipeline", _pipeline_in), ("service", _service_in)):

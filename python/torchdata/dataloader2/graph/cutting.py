@@ -65,10 +65,10 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 
 
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
-    """The pipe at whose end the graph is cut for the dispatching process, or None where nothing is dispatched.
+    """The pipe at whose end the graph is cut for the dispatching process, or None if nothing is dispatched.
 
     It is the first pipe (seen from the sources) through which all items of all
-    `sharding_round_robin_dispatch` pipes pass. Where a branch shares a source with a dispatched one, both are
+    `sharding_round_robin_dispatch` pipes pass. If a branch shares a source with a dispatched one, both are
     dispatched; pipes that read from each other in a circle are dispatched together.
 
     Args:
@@ -114,7 +114,7 @@ def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe
         graph: a worker's graph, or what `traverse_dps` returned for it.
 
     Returns:
-        The last pipe of the graph alone where nothing is dispatched, and an empty list where everything is.
+        The last pipe of the graph alone if nothing is dispatched, and an empty list if everything is.
     """
     graph = whole(graph)
     dispatched = (DispatchedSource, _DummyIterDataPipe)
@@ -140,8 +140,8 @@ def find_replicable_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
         graph: the graph, or what `traverse_dps` returned.
 
     Returns:
-        The ends of the branches: the last pipe of the graph alone where all pipes are replicable, and an
-        empty list where none is.
+        The ends of the branches: the last pipe of the graph alone if all pipes are replicable, and an
+        empty list if none is.
     """
     graph = whole(graph)
     if all(map(_is_replicable, graph)):

@@ -93,7 +93,7 @@ def deserialize_datapipe(serialized_state: bytes) -> Any:
 
 
 class _DataPipeSerializationWrapper:
-    """A pipe that pickles also where plain pickle cannot take what lies in it. Old code puts pipes into these.
+    """A pipe that pickles even if plain pickle cannot take what lies in it. Old code puts pipes into these.
 
     Args:
         datapipe: the pipe.

@@ -88,7 +88,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._keeps_next = self._keeps_seeds = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
-        """A copy that talks through the same group, where the user brought one.
+        """A copy that talks through the same group, if the user brought one.
 
         Raises:
             TypeError: the service is in use.

@@ -41,7 +41,7 @@ class Shape:
     """How many processes share the items.
 
     Args:
-        workers: of each rank; 0 where the pipeline runs in main.
+        workers: of each rank; 0 if the pipeline runs in main.
         dispatches: whether a dispatching process deals the items out to them.
         ranks: how many there are.
         rank: which one this is.
@@ -62,7 +62,7 @@ def shape_of(place: dict[str, Any], ranks: tuple[int, int] | None) -> Shape:
 
     Args:
         place: the place.
-        ranks: the rank, and how many there were; None where there were none.
+        ranks: the rank, and how many there were; None if there were none.
     """
     rank, world = ranks or (0, 1)
     workers, dispatches, _ = place.get("processes") or (0, False, True)
@@ -124,7 +124,7 @@ def passed_over(
             ranks is to keep its share: then the last one is the last of a round.
         graph: as for `divided_anew`.
         ranks: the rank, how many there are, and whether the epoch began without any; all pass over as many items, each
-            of its own. None where there are none.
+            of its own. None if there are none.
 
     Raises:
         ValueError: something in the pipeline forbids it.
@@ -143,7 +143,7 @@ def _from_the_beginning(place: dict[str, Any], new: Shape) -> dict[str, Any]:
 
 
 def _require_movable(place: dict[str, Any], dispatches: bool) -> None:
-    """Raises ValueError where the main process and workers do not yield the same sequence."""
+    """Raises ValueError if the main process and workers do not yield the same sequence."""
     if dispatches:
         raise ValueError(
             "A dispatching process reads what stands before the `sharding_round_robin_dispatch`, with seeds that the "
@@ -208,7 +208,7 @@ class _Changing:
         return self._with(base, {**self.own, **_NOTHING_HELD})
 
     def end_with_a_round(self) -> None:
-        """Makes `passing` less, so that what is left is shared out as before, where ranks and workers share as one."""
+        """Makes `passing` less, so that what is left is shared out as before, if ranks and workers share as one."""
         if self.old.ranks == 1 or self._divides_workers_alone(required_division(self.branch)):
             return
         given = sum(worker["given"][0] for worker in self.own["workers"]["workers"])
@@ -315,7 +315,7 @@ class _Changing:
         return [Given(count + rounds) for count in counts]
 
     def _require_counting_main(self) -> None:
-        """Raises ValueError where a pipe in main keeps more of its rank's items than a number."""
+        """Raises ValueError if a pipe in main keeps more of its rank's items than a number."""
         if not self.new.workers and not self.old.workers:
             return
         pipe = self.main.end
@@ -404,7 +404,7 @@ class _Changing:
 
     @staticmethod
     def _require_beginning(graph: Graph) -> None:
-        """Raises ValueError where the beginning of an epoch does not follow from its seeds."""
+        """Raises ValueError if the beginning of an epoch does not follow from its seeds."""
         if lasts(graph):
             names = [type(each).__name__ for each in graph if lasts_itself(each, graph)]
             raise ValueError(

@@ -51,12 +51,12 @@ _RANDOM_CLASSES = (
 
 
 def why_workers_matter(main: Graph, branch: Graph, dispatching: Graph | None) -> str | None:
-    """Why the order depends on the number of workers, in a sentence; None where it does not.
+    """Why the order depends on the number of workers, in a sentence; None if it does not.
 
     Args:
         main: the graph that main reads.
         branch: the graph that each worker runs.
-        dispatching: what the dispatching process runs; None where there is none.
+        dispatching: what the dispatching process runs; None if there is none.
     """
     for graph in (main, branch, dispatching) if dispatching is not None else (main, branch):
         for pipe in graph:

@@ -1,6 +1,6 @@
 """`InProcessReadingService`: the pipe graph in the main process.
 
-Role: controls the randomness of the graph that it is given, and reads it ahead in a thread where that is wanted.
+Role: controls the randomness of the graph that it is given, and reads it ahead in a thread if that is wanted.
 """
 
 from __future__ import annotations

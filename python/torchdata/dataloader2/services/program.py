@@ -170,7 +170,7 @@ class _Share(NamedTuple):
     """From where on dispatched items are to come.
 
     Args:
-        number: of the pass, from 1; 0 where nothing is dispatched.
+        number: of the pass, from 1; 0 if nothing is dispatched.
         read: what was read of it: items and checksum.
         is_read_out: whether that is all of it, and its end was met.
     """
@@ -262,7 +262,7 @@ class GraphProgram(EpochProgram):
     def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
         """The state of the graph and of the global generators, as of the last item.
 
-        None where the graph cannot be saved, and in later passes of what is dispatched: an earlier snapshot, or the
+        None if the graph cannot be saved, and in later passes of what is dispatched: an earlier snapshot, or the
         epoch's beginning, is gone on from then.
         """
         if self._unsaved is not None or self._passes > 1:
@@ -333,7 +333,7 @@ class GraphProgram(EpochProgram):
         if "skip" in saved:
             return self._skipping({name: saved[name] for name in ("graph", "generators")}, saved["skip"])
         if saved.get("read_out"):
-            self._read_share_out()  # first: where another epoch interrupts this, that is not to go on from the state
+            self._read_share_out()  # first: if another epoch interrupts this, that is not to go on from the state
         load_state(self.datapipe, saved["graph"])
         load_generators(saved["generators"])  # first: threads begin with the iterator
         return iterate(self.datapipe)
@@ -372,7 +372,7 @@ class GraphProgram(EpochProgram):
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds `random`, and torch and NumPy: now where they are loaded, in a child else when they are imported.
+    """Seeds `random`, and torch and NumPy: now if they are loaded, in a child else when they are imported.
 
     Always draws three seeds, so that what the pipes get does not depend on which libraries a process has loaded.
     """
