@@ -46,7 +46,7 @@ def state_at(place: Any) -> Any:
 
 
 def same_place(left: Any, right: Any) -> bool:
-    """Whether two states of an iterable are equal; False where that cannot be found out."""
+    """Whether two states of an iterable are equal; False if that cannot be found out."""
     try:
         return bool(left == right)
     except Exception:  # arrays have no truth, for one

@@ -99,7 +99,7 @@ class BaseNode(Iterator[T]):
         return self.next()
 
     def __bool__(self) -> bool:
-        """True, also where the node has a length and that is 0."""
+        """True, also if the node has a length and that is 0."""
         return True
 
     def next(self) -> T:
@@ -220,7 +220,7 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Whether a node that is reset to a state again gives the same items in the same order.
 
-    It does not where it, or a node that it reads, yields what is ready first. A reader that counts on reading an item
+    It does not if it, or a node that it reads, yields what is ready first. A reader that counts on reading an item
     again keeps the item instead.
     """
     return node._repeats() and all(is_repeatable(source) for source in _sources_of(node))

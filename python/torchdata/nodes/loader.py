@@ -128,7 +128,7 @@ class Loader(Generic[T]):
         return iterator.state_dict() if iterator is self._it else None
 
     def __len__(self) -> int:
-        """How many items a whole epoch has, also where the next one goes on from a state.
+        """How many items a whole epoch has, also if the next one goes on from a state.
 
         Raises:
             TypeError: the root has no length, because it or a node that it reads cannot tell.
@@ -185,7 +185,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _item: Any = _NONE
     _before_item: Any = None
     #: How many items were yielded where the end of the graph would be that of an epoch that was over when its state was
-    #: saved; None where there is no such place.
+    #: saved; None if there is no such place.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

@@ -96,7 +96,7 @@ class Prefetcher(ThreadedNode[T]):
         source: the node to read. It runs in the thread, all nodes that it reads included.
         prefetch_factor: most items that are held ready.
         snapshot_frequency: how many items there are from one saved state of the source to the next. Loading a state
-            reads up to so many items again. Where the source's state is large, take more than 1; 0 means none but at
+            reads up to so many items again. If the source's state is large, take more than 1; 0 means none but at
             the beginning.
 
     Raises:

@@ -45,7 +45,7 @@ class SnapshotStore(Protocol):
         ...
 
     def pop_version(self, version: int) -> Any | None:
-        """The snapshot of that version; None where there is none. It and older ones are dropped."""
+        """The snapshot of that version; None if there is none. It and older ones are dropped."""
         ...
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
@@ -89,7 +89,7 @@ class QueueSnapshotStore(SnapshotStore):
             self._changed.notify_all()
 
     def pop_version(self, version: int) -> Any | None:
-        """The snapshot of that version; None where there is none. It and older ones are dropped."""
+        """The snapshot of that version; None if there is none. It and older ones are dropped."""
         found = None
         with self._changed:
             while self._snapshots and self._snapshots[0][0] <= version:
