@@ -27,7 +27,7 @@ before those that read them:
 - `generators`: the global generators as the replay is to begin with them. Afterwards they are where they were.
 - `ahead`: of a pipe that reads in a thread, how far that goes with the generators of the replay, see `Ahead`.
 
-Replay begins with what all pipes below had when the pass of the replayed one began. Where something has drawn from the
+Replay begins with what all pipes below had when the pass of the replayed one began. If something has drawn from the
 global generators since the end of the graph began, or where two branches meet below, the end itself is replayed.
 """
 

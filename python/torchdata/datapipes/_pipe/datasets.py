@@ -55,7 +55,7 @@ def is_generator_function(value: Any) -> bool:
 
 
 def splits_itself(iterable: Any) -> bool:
-    """Whether an iterable yields a worker's share alone where torch says which worker it is in, as far as can be told.
+    """Whether an iterable yields a worker's share alone if torch says which worker it is in, as far as can be told.
 
     That is so of Hugging Face's `IterableDataset` where torch is loaded, and taken to be so of what uses the name
     `get_worker_info` in its class, or in its generator function.

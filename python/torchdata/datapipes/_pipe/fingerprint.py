@@ -79,7 +79,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
 
 
 def check_fingerprint(found: Any) -> None:
-    """Raises ValueError where this is no fingerprint: what a state holds may be anything."""
+    """Raises ValueError if this is no fingerprint: what a state holds may be anything."""
     if not isinstance(found, list):
         raise ValueError(f"its fingerprint is of type {type(found).__name__}")
     for number, entry in enumerate(found, 1):

@@ -126,7 +126,7 @@ class FrameFormat:
         return arrow is not None and isinstance(self.dtype, arrow.Schema)
 
     def _names(self) -> list[str] | None:
-        """The columns that the dtype names, or None where it names none."""
+        """The columns that the dtype names, or None if it names none."""
         if self._has_schema():
             return list(self.dtype.names)
         return list(self.dtype) if isinstance(self.dtype, Mapping) else None

@@ -65,7 +65,7 @@ class Halt:
 
     def __init__(self, number: int, ahead: Ahead) -> None:
         self.number = number
-        #: Where its source had ended it is to find that, too.
+        #: If its source had ended it is to find that, too.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_go_on = threading.Event(), threading.Event()
         #: Once that pass has begun, its queue, and how many items that is to hold.
@@ -85,7 +85,7 @@ class Halt:
     def stand(self) -> None:
         """Stops, in the thread, where so many items are enough.
 
-        Where the pipeline does not repeat itself more of them may be wanted: then the thread goes on at once.
+        If the pipeline does not repeat itself more of them may be wanted: then the thread goes on at once.
         """
         if self._taken >= self._items:
             self._reached.set()

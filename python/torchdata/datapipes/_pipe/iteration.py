@@ -113,7 +113,7 @@ def _keeps_state_between(pipe: Any) -> bool:
 def iterate(datapipe: Any) -> Iterator[Any]:
     """`iter` of the end of a graph whose state is saved.
 
-    Where that is a pipe of torch's, its next iteration counts as begun from now on, and its end is noted. Torch's pipes
+    If that is a pipe of torch's, its next iteration counts as begun from now on, and its end is noted. Torch's pipes
     notice the beginning with their first item only, and never the end. So `save_state` refuses a pipe of torch's that
     was iterated otherwise, once its iteration may be over.
     """

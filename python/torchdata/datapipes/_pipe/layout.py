@@ -137,7 +137,7 @@ def checksum(value: Any) -> int:
 
 
 def check_generators(state: Any) -> None:
-    """Raises ValueError where this is not what `save_generators` returned.
+    """Raises ValueError if this is not what `save_generators` returned.
 
     Libraries believe the place in the numbers that a generator has drawn, and read there.
     """
@@ -182,5 +182,5 @@ def refuse_pickled_entries(entries: list[dict[str, Any]]) -> None:
 
 
 def refuse_pickled_generators(state: dict[str, Any] | None) -> None:
-    """Raises ValueError where a generator has to be unpickled: one of NumPy's that the program put in its place."""
+    """Raises ValueError if a generator has to be unpickled: one of NumPy's that the program put in its place."""
     refuse_pickled((state or {}).get("numpy"), "NumPy's global generator")

@@ -79,7 +79,7 @@ class Record:
         self.asked: Any = NEVER
         #: The iteration of a pipe of torch's that was there when a state was loaded.
         self.before: Any = NEVER
-        #: When the running pass began; 0 where none did.
+        #: When the running pass began; 0 if none did.
         self.stamp = 0
         #: Whether `iterate`, which notes the end, began the running pass of a pipe of torch's.
         self.tells_end = False

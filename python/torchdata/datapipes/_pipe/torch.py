@@ -157,7 +157,7 @@ def _pair(theirs: Any, ours: Any) -> None:
 
 
 def twin_of(cls: type) -> Any:
-    """Torch's class of pipes for ours, or ours for torch's; None where there is one class alone."""
+    """Torch's class of pipes for ours, or ours for torch's; None if there is one class alone."""
     return _twins.get(cls)
 
 

@@ -154,7 +154,7 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
     """The arrays of a batch as one tensor, made where a worker's items leave by: as stacking a tensor of each.
 
-    None where they are not all arrays of one shape and type that torch can look at: then making a tensor of each one
+    None if they are not all arrays of one shape and type that torch can look at: then making a tensor of each one
     tells what is wrong.
     """
     import numpy as np

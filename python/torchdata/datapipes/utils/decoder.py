@@ -37,7 +37,7 @@ _IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm"})
 
 
 def extension_extract_fn(pathname: str) -> str:
-    """The extension of a path, without its dot; empty where it has none.
+    """The extension of a path, without its dot; empty if it has none.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import extension_extract_fn

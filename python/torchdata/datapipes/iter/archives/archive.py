@@ -95,7 +95,7 @@ def seekable(stream: Any) -> bool:
 
 
 def position(stream: Any) -> int | None:
-    """Where the stream stands, or None where it cannot tell."""
+    """Where the stream stands, or None if it cannot tell."""
     try:
         offset: int = stream.tell()
     except (OSError, ValueError, AttributeError):
@@ -114,7 +114,7 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
 
 
 def seeks_cheaply(file_obj: Any) -> bool:
-    """Whether going back costs next to nothing: not where it means to decompress from the start."""
+    """Whether going back costs next to nothing: not if it means to decompress from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
 
 
@@ -197,12 +197,12 @@ class Counted:
 
 
 class Archive:
-    """An open archive: owns the stream that it reads, and opens it again where it was pickled."""
+    """An open archive: owns the stream that it reads, and opens it again if it was pickled."""
 
     def __init__(self, path: str, source: Any, start: int | None = None) -> None:
         self.path = path
         self.source = source
-        #: Where the archive begins in its stream; None where the stream cannot tell.
+        #: Where the archive begins in its stream; None if the stream cannot tell.
         self.start = position(source) if start is None else start
 
         #: Stands in for the source when the archive is pickled, which may be after the source was closed. A file

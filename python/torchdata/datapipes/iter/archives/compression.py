@@ -81,7 +81,7 @@ _READERS: dict[CompressionType, Callable[[Any], Any]] = {
 
 
 def _kind_of_name(path: str) -> CompressionType | None:
-    """The format of a file by its suffix, whatever its case; None where that tells nothing."""
+    """The format of a file by its suffix, whatever its case; None if that tells nothing."""
     suffixes = PurePath(path.lower()).suffixes
     if "".join(suffixes) in _TARS:
         return CompressionType.TAR
@@ -128,7 +128,7 @@ class _Recipe:
         return open_zip(file_obj, self.path, _OpenZip)
 
     def standing_in(self, source: Any, start: int | None) -> _Recipe | None:
-        """A recipe with a stand-in for `source` at `start`, or None where it cannot be opened again."""
+        """A recipe with a stand-in for `source` at `start`, or None if it cannot be opened again."""
         stand_in = detached(source, start)
         if stand_in is source:
             return None

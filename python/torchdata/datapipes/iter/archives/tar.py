@@ -346,7 +346,7 @@ class _TarArchive(Archive):
             if info is None:
                 self._read_to_the_end()
                 return None
-            if not info.isreg():  # a folder, a link or a device, also where it comes with a map of holes
+            if not info.isreg():  # a folder, a link or a device, also if it comes with a map of holes
                 continue
             if info.issparse():
                 return info.name, io.BufferedReader(_SparseMember(self, info))

@@ -228,7 +228,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
 class SampleMultiplexer(IterDataPipe[Any]):
     """Yields an item of one input at a time, chosen at random by the inputs' weights, until all have ended.
 
-    Where an input ends, the others go on by their weights. To keep the ratio, let no input end, for instance with
+    If an input ends, the others go on by their weights. To keep the ratio, let no input end, for instance with
     `cycle`.
 
     Args:

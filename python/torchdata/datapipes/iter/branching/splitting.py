@@ -71,7 +71,7 @@ class _ForkMain(Main):
                 else:
                     self._exhausted = True
                     return
-        finally:  # also where the iterator is dropped half-way
+        finally:  # also if the iterator is dropped half-way
             done.add(instance)
 
     def _overflow(self, instance: int) -> BufferError:

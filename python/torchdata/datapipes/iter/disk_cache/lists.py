@@ -40,7 +40,7 @@ def dumped(members: Iterable[str]) -> bytes:
 
 
 def read_list(path: str, since: int | None = None) -> list[str] | None:
-    """The paths in the list at `path`; None where there is none that was written since a time, in nanoseconds."""
+    """The paths in the list at `path`; None if there is none that was written since a time, in nanoseconds."""
     try:
         with open_regular(path) as file:
             found = os.fstat(file.fileno())
@@ -75,7 +75,7 @@ class Within:
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:
-        """The file system's data of the file; None where there is none, or not such a one."""
+        """The file system's data of the file; None if there is none, or not such a one."""
         parent, slash, name = path.rpartition(os.sep)
         parent += slash
         if (inside := self._known.get(parent)) is None:

@@ -43,7 +43,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     Args:
         source_datapipe: the pipe to read.
         filepath_fn: a function from an item to the path of its file, or to several paths (a list, a tuple, or a
-            generator). None: the item is the path. Where the files that are made of an item get other paths (the
+            generator). None: the item is the path. If the files that are made of an item get other paths (the
             members of an archive), this path stands for them, and the list of theirs is kept beside it, in a file
             of that name with `.torchdata_list` at its end.
         hash_dict: from path to checksum, in hexadecimal digits. Files with another checksum are made anew; a
@@ -139,7 +139,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return paths
 
     def found(self, paths: tuple[str, ...]) -> list[str] | None:
-        """The paths to yield for an item that stands for `paths`, or None where something is missing."""
+        """The paths to yield for an item that stands for `paths`, or None if something is missing."""
         if len(paths) == 1:
             members = read_list(paths[0] + LIST_SUFFIX, self._valid_since)
             if members is not None:
@@ -171,7 +171,7 @@ def _look(path: str) -> os.stat_result | None:
 
 
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
-    """Whether the file has the checksum that `hash_dict` names for its path; False where it names none.
+    """Whether the file has the checksum that `hash_dict` names for its path; False if it names none.
 
     Name and parameters are those of 0.9: tests of users put functions of their own in its place.
     """

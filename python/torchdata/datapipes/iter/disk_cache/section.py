@@ -217,7 +217,7 @@ class Section:
         return bool(self._handoff or self._flying or self._passed)
 
     def next_ready(self) -> str | None:
-        """The path to yield next, or None where something must be done before."""
+        """The path to yield next, or None if something must be done before."""
         queue = self._queue
         while queue:
             head = queue[0]

@@ -32,7 +32,7 @@ def _in_running_loop() -> bool:
 def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any]) -> T:
     """Calls `function` where no event loop is running: here, or in a thread.
 
-    Where the wait for the thread is interrupted (by Ctrl-C), calls `interrupt` and waits for the function's end.
+    If the wait for the thread is interrupted (by Ctrl-C), calls `interrupt` and waits for the function's end.
     """
     if not _in_running_loop():
         return function()

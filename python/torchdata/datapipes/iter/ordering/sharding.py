@@ -187,7 +187,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """The number of the source's items up to the last one that was passed on.
 
-        Where the items are shared anew since the middle of the epoch, also what was given before that, in blocks: the
+        If the items are shared anew since the middle of the epoch, also what was given before that, in blocks: the
         first one that was not, and those beyond it that were.
         """
         taken, passed_on = self._taken, token_of(self).yielded - self._yielded_before

@@ -193,7 +193,7 @@ class _AISRecipe:
     Args:
         url: the object's URL.
         cluster: how the client is made.
-        version: version and size of the object when it was first opened; None where it was not yet.
+        version: version and size of the object when it was first opened; None if it was not yet.
     """
 
     url: str
@@ -201,7 +201,7 @@ class _AISRecipe:
     version: tuple[str, int] | None = None
 
     def open(self) -> io.BufferedReader:
-        """The object as a file that stands at its start. Sends a request only where the object was never opened."""
+        """The object as a file that stands at its start. Sends a request only if the object was never opened."""
         return buffered(_AISObject(self))
 
     def get(self, start: int) -> Any:

@@ -55,7 +55,7 @@ class S3FileLister(GivenLength, ListsRoots):
     profile `AWS_PROFILE` in `~/.aws/credentials` and `~/.aws/config`, else from the machine's role. Keys may be any
     text, such as `train//2.tar`; those with a part that is `.` or `..` are an error of `S3FileLoader`.
 
-    The pipe works in forked workers, too, also where the parent used it before.
+    The pipe works in forked workers, too, also if the parent used it before.
 
     Args:
         source_datapipe: yields prefixes such as `s3://bucket` and `s3://bucket/folder/`.
@@ -192,7 +192,7 @@ class S3FileLoader(LoadsObjects):
     keep secrets in the environment.
 
     Where credentials, region and endpoint come from is said at `S3FileLister`. The pipe works in forked workers,
-    too, also where the parent used it before.
+    too, also if the parent used it before.
 
     Args:
         source_datapipe: yields URLs such as `s3://bucket/key`.

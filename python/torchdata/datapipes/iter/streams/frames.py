@@ -248,7 +248,7 @@ def _parquet() -> Any:
 
 
 def _copied(table: Any, start: int, count: int | None) -> Any:
-    """Rows of a table, in memory of their own: a slice keeps all of the table's, also where it is pickled."""
+    """Rows of a table, in memory of their own: a slice keeps all of the table's, also if it is pickled."""
     part = table.slice(start, count)
     return table if part.num_rows == table.num_rows else part.take(_arrow().array(range(part.num_rows)))
 
@@ -283,7 +283,7 @@ def _seekable(path: str, stream: Any) -> Any:
 
 
 def _check_columns(path: str, file: Any, columns: list[str] | None) -> None:
-    """Raises ValueError where the file lacks a column: pyarrow would leave it out without a word."""
+    """Raises ValueError if the file lacks a column: pyarrow would leave it out without a word."""
     if columns is None:
         return
     present = set(file.schema_arrow.names)

@@ -201,7 +201,7 @@ class HashChecker(IterDataPipe[tuple[str, Any]]):
     def _hash(self, path: str, data: Any) -> str:
         import hashlib
 
-        # Not for security: known-good md5 sums are common, also where the system forbids md5 otherwise.
+        # Not for security: known-good md5 sums are common, also if the system forbids md5 otherwise.
         digest = hashlib.new(self.hash_type, usedforsecurity=False)
         if isinstance(data, (str, bytes, bytearray, memoryview)):
             digest.update(data.encode() if isinstance(data, str) else data)

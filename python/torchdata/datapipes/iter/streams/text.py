@@ -60,7 +60,7 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Whether the lines of bytes in an encoding end where its text does: not where a character takes several bytes."""
+    """Whether the lines of bytes in an encoding end where its text does: not if a character takes several bytes."""
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
     except (LookupError, ValueError, TypeError):  # it is none of text, and decoding says so

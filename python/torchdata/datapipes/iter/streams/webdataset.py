@@ -106,7 +106,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
-        """Raises ValueError where the sample is a part of one whose other files came before others."""
+        """Raises ValueError if the sample is a part of one whose other files came before others."""
         if not self.strict:
             return
         key, fields = sample["__key__"], frozenset(sample)

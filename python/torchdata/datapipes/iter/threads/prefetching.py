@@ -48,7 +48,7 @@ class _PrefetchData(ReadAhead):
         self._left = False
         #: Whether there are no more items.
         self.is_over = False
-        #: How many items the source counted as yielded when this began; None where the thread counts what it takes.
+        #: How many items the source counted as yielded when this began; None if the thread counts what it takes.
         self.before: int | None = None
         self.taken = 0
         #: Where the thread stops for a moment, if it does.
@@ -223,7 +223,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Ahead | None:
-        """How far the thread has read, counted from when so many passes were begun; None where there is none.
+        """How far the thread has read, counted from when so many passes were begun; None if there is none.
 
         The thread stands still meanwhile.
         """

@@ -205,7 +205,7 @@ def _verdict(number: int, group: RankGroup) -> str:
 
 
 def _begun(source: Iterable[Any]) -> Iterator[Any]:
-    """The source's iterator; one that fails at once where the source does, so that other ranks hear of it, too."""
+    """The source's iterator; one that fails at once if the source does, so that other ranks hear of it, too."""
     try:
         return iter(source)
     except Exception as error:
@@ -390,7 +390,7 @@ class FullSync(_PrefetchBase[T_co]):
     def leave(self, for_good: bool) -> None:
         """Ends the iteration and lets the other ranks know why, when they ask for more than this one has read.
 
-        Does not wait for them. Where the iteration is over already it does nothing.
+        Does not wait for them. If the iteration is over already it does nothing.
 
         Args:
             for_good: whether this rank will not go on, so that the others fail; else their epochs end, too.
@@ -415,7 +415,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """A copy that talks through the same group, where the user brought one."""
+        """A copy that talks through the same group, if the user brought one."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group

@@ -19,7 +19,7 @@ __all__ = ["HttpRecipe", "HttpStream", "open_url"]
 
 #: Bytes read ahead, so that lines need no call into the network each.
 _BUFFER = 1 << 16
-#: Bytes asked for at once where a stream is read to its end, or what was read before is dropped.
+#: Bytes asked for at once if a stream is read to its end, or what was read before is dropped.
 _PIECE = 1 << 20
 
 
@@ -267,12 +267,12 @@ class HttpStream(io.BufferedReader):
 
     @property
     def headers(self) -> Any:
-        """The headers of the response; empty where the server was not asked yet."""
+        """The headers of the response; empty if the server was not asked yet."""
         return self._body.response.headers if self._body.response is not None else {}
 
     @property
     def status(self) -> int | None:
-        """The status of the response; None where the server was not asked yet."""
+        """The status of the response; None if the server was not asked yet."""
         return self._body.response.status_code if self._body.response is not None else None
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
