@@ -14,7 +14,7 @@ class Node:
     Attributes:
         title: its name.
         lines: what is said of it.
-        heat: its own time as a share of its process's time, 0 to 1; None where that is not known.
+        heat: its own time as a share of its process's time, 0 to 1; None if that is not known.
         kind: "source", "end", "waits", or nothing of the kind.
         key: which it is in its picture.
     """

@@ -57,7 +57,7 @@ class RankGroup(Protocol):
         """Whether an operation has failed, after which the group cannot be used any more."""
 
     def show_life(self) -> None:
-        """Lets others know, where that is possible, that this rank lives, before its first operation."""
+        """Lets others know, if that is possible, that this rank lives, before its first operation."""
 
     def give_up(self) -> None:
         """Ends the wait of another thread, if there is one, at once."""

@@ -1,7 +1,7 @@
 """How ranks find each other: rank 0 leaves its addresses in the job's store, and all others connect to it.
 
 Role: runs once for each group, in the main process of every rank. The store is needed for this alone, and asked in a
-thread of its own: where the process that holds it was stopped, its operations have no end. Such a thread stays behind,
+thread of its own: if the process that holds it was stopped, its operations have no end. Such a thread stays behind,
 asleep in torch, until the program ends.
 """
 
@@ -157,7 +157,7 @@ def _holder_of_store() -> str:
 
 
 def _host_of(dist: Any) -> str | None:
-    """The name of the machine on which the store is, where it is one on a network."""
+    """The name of the machine on which the store is, if it is one on a network."""
     from torch.distributed import distributed_c10d
 
     store = distributed_c10d._get_default_store()
@@ -175,7 +175,7 @@ def _machine() -> str:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """A socket that is bound to one address where that is known to do, and what others are to know of it."""
+    """A socket that is bound to one address if that is known to do, and what others are to know of it."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -191,7 +191,7 @@ def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _listen_at(store_host: str | None) -> socket.socket | None:
-    """A socket at the one address that all ranks can reach; None where nobody knows which one that is."""
+    """A socket at the one address that all ranks can reach; None if nobody knows which one that is."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))

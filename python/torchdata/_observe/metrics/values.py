@@ -34,7 +34,7 @@ FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_O
 
 
 def rank_of(loader: Any) -> int:
-    """The rank that a loader runs on: its service's, the job's, or that of the environment; 0 where there is none."""
+    """The rank that a loader runs on: its service's, the job's, or that of the environment; 0 if there is none."""
     for service in services_in(loader.reading_service):
         if hasattr(service, "count_ranks"):
             try:

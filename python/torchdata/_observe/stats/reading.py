@@ -46,7 +46,7 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """A page whose texts can be shown, with the number of the process as this one knows it; 0 where it knows none."""
+    """A page whose texts can be shown, with the number of the process as this one knows it; 0 if it knows none."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     if numbers is not None:

@@ -1,6 +1,6 @@
 """The recorder of a loader's statistics: finds or makes the board, binds its pipes, reads it.
 
-Role: owned by one `DataLoader2`; runs in main. Where the service starts processes, the board is theirs; otherwise it
+Role: owned by one `DataLoader2`; runs in main. If the service starts processes, the board is theirs; otherwise it
 has one page. Loading never fails for want of statistics.
 """
 

@@ -77,7 +77,7 @@ class Trace:
     """See `torchdata.trace`.
 
     Attributes:
-        path: the file; None where there is none.
+        path: the file; None if there is none.
         events: how many events were written; 0 before the end.
         left_out: how many found no room.
     """
