@@ -178,7 +178,8 @@ impl Layout {
         for word in [&header.granted, &header.starving, &header.order, &header.acknowledged, &header.obeyed_at] {
             word.store(seal(0), Ordering::Relaxed);
         }
-        // SYNC(version): pairs with `attach`; whoever sees the version sees the sizes, the cursors and the words.
+        // SYNC(version): pairs with `attach`; a process that sees the version sees the sizes, the cursors and the
+        // words.
         header.version.store(VERSION, Ordering::Release);
         Ok(layout)
     }
