@@ -373,7 +373,7 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], meta
             """The number of items. When the package runs, pipes that know none have no such method."""
 
     def __iter__(self) -> Iterator[T_co]:
-        """Reads the indices 0, 1, … as many as the length says, where it is known; else up to an IndexError."""
+        """Reads the indices 0, 1, … as many as the length says, if it is known; else up to an IndexError."""
         try:
             indices: Iterable[int] = range(len(self))
         except (TypeError, NotImplementedError):

@@ -28,7 +28,7 @@ before those that read them:
 - `ahead`: of a pipe that reads in a thread, how far that goes with the generators of the replay, see `Ahead`.
 
 Replay begins with what all pipes below had when the pass of the replayed one began. If something has drawn from the
-global generators since the end of the graph began, or where two branches meet below, the end itself is replayed.
+global generators since the end of the graph began, or if two branches meet below, the end itself is replayed.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ class _Saving:
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Whether nothing less than the end of the graph can be replayed.
 
-        That is so where two branches meet below, of which one goes on (the children of a fork): they can only be
-        replayed in step. And where functions have drawn random numbers: from which place in the graph nobody knows.
+        That is so if two branches meet below, of which one goes on (the children of a fork): they can only be
+        replayed in step. And if functions have drawn random numbers: from which place in the graph nobody knows.
         """
         if is_torchs(self.end):
             return False

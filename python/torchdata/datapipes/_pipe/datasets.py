@@ -1,6 +1,6 @@
 """Telling what users give in the place of a pipe: data sets that are read by index, iterables, generator functions.
 
-Pure functions, which import nothing: they know PyTorch's classes where somebody else has loaded them. They run wherever
+Pure functions, which import nothing: they know PyTorch's classes if other code has loaded them. They run wherever
 a pipe is built.
 """
 

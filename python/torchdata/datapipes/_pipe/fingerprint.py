@@ -53,7 +53,7 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str) -> str:
-    """Where the pipeline of a state and another one differ first, in words; empty where in nothing that both tell.
+    """Where the pipeline of a state and another one differ first, in words; empty if in nothing that both tell.
 
     Args:
         saved: what stands in the state.

@@ -1,6 +1,6 @@
 """How far threads had read ahead in a pass that is replayed: each goes just as far, and stops there for a moment.
 
-Role: used where a whole graph draws again what it drew from the global generators. Functions below a pipe that reads in
+Role: used if a whole graph draws again what it drew from the global generators. Functions below a pipe that reads in
 a thread draw ahead of what the reader was given. So the thread is to draw as much with the generators of the replay as
 it had when the state was saved, and no item less or more, before the generators are put where they were.
 """
@@ -83,7 +83,7 @@ class Halt:
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Stops, in the thread, where so many items are enough.
+        """Stops, in the thread, if so many items are enough.
 
         If the pipeline does not repeat itself more of them may be wanted: then the thread goes on at once.
         """

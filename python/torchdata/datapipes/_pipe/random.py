@@ -21,7 +21,7 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
     So `torch.manual_seed` (or, without torch, `random.seed`) makes a run repeatable. The replicas of a pipe before a
     `sharding_filter` must draw alike, or items are lost and doubled, and their global generators differ: in workers,
-    and wherever a loader gives the pipes their seeds, a seed follows from the last one, where a pipe is read again in
+    and wherever a loader gives the pipes their seeds, a seed follows from the last one, if a pipe is read again in
     one epoch (`cycle`). So the order is the same for any numbers of workers, none included, and of ranks.
 
     Args:

@@ -1,4 +1,4 @@
-"""Keeping sources that divide their items among workers by themselves from doing so where a `sharding_filter` does.
+"""Keeping sources that divide their items among workers by themselves from doing so if a `sharding_filter` does.
 
 Role: such sources ask `torch.utils.data.get_worker_info()` which worker they are in. Behind a filter that divides among
 workers each would yield a part, of which the filter takes a part again, and the rest would be lost. So while one of

@@ -38,7 +38,7 @@ _MISSING = object()
 
 
 class Counterpart:
-    """Torch's base class of one kind of pipe, where torch is loaded.
+    """Torch's base class of one kind of pipe, if torch is loaded.
 
     Args:
         name: what torch calls the class.

@@ -191,7 +191,7 @@ def _columns(batch: Any) -> list[tuple[Any, ...]]:
 
 
 def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
-    """`collated` as a mapping of `first`'s type, or as a dict where that type cannot be made."""
+    """`collated` as a mapping of `first`'s type, or as a dict if that type cannot be made."""
     if type(first) is dict:
         return collated
     try:
@@ -205,7 +205,7 @@ def _rebuilt_mapping(first: Any, collated: dict[Any, Any]) -> Any:
 
 
 def _rebuilt_sequence(first: Any, collated: list[Any]) -> Any:
-    """`collated` as a sequence of `first`'s type, or as a list where that type cannot be made."""
+    """`collated` as a sequence of `first`'s type, or as a list if that type cannot be made."""
     if type(first) is list:
         return collated
     try:

@@ -29,7 +29,7 @@ try:
 except ImportError:  # Python was built without it, so there is none to meet
     LZMAError = EOFError  # type: ignore[misc, assignment]
 
-#: How many times larger than its compressed form a file may become, where it becomes larger than `SMALLEST_BOMB`.
+#: How many times larger than its compressed form a file may become, if it becomes larger than `SMALLEST_BOMB`.
 MAX_RATIO = 100.0
 
 #: Bytes below which nothing is taken for a decompression bomb.
@@ -60,7 +60,7 @@ def check_max_ratio(pipe: str, value: Any) -> float | None:
 
 
 def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
-    """Raises Refused where `size` bytes out of `compressed` ones are more than any ordinary file has."""
+    """Raises Refused if `size` bytes out of `compressed` ones are more than any ordinary file has."""
     if max_ratio is None or size <= SMALLEST_BOMB or size <= max_ratio * max(compressed, 1):
         return
     raise Refused(
@@ -295,7 +295,7 @@ class EntryRecipe:
         self.archive, self.key = archive, key
 
     def open(self) -> Any:
-        """Opens the archive, where it is not yet, and the member."""
+        """Opens the archive, if it is not yet, and the member."""
         return self.archive.open_entry(self.key)
 
     def __repr__(self) -> str:
@@ -336,7 +336,7 @@ class ArchiveLoader(GivenLength, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        if isinstance(stream, StreamWrapper):  # whoever made a bare stream closes it: members may still read it
+        if isinstance(stream, StreamWrapper):  # the maker of a bare stream closes it: members may still read it
             stream.autoclose()
 
 

@@ -98,7 +98,7 @@ _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
 
 
 class _HeaderBytes:
-    """The stream of an archive while the headers of one member are read, which it ends where they become too long."""
+    """The stream of an archive while the headers of one member are read, which it ends if they become too long."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -363,7 +363,7 @@ class _TarMemberRecipe:
         self.archive, self.name, self.offset, self.size = archive, name, offset, size
 
     def open(self) -> Any:
-        """Opens the archive, where it is not yet, and the member."""
+        """Opens the archive, if it is not yet, and the member."""
         fileobj = self.archive.tar.fileobj
         return io.BufferedReader(_TarMember(self.archive, fileobj, self.name, self.offset, self.size))
 
@@ -454,9 +454,9 @@ class TarArchiveLoader(ArchiveLoader):
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: how `tarfile.open` reads: `"r:*"`, `"r:gz"`, …, or `"r|*"`, … for reading ahead only.
-        length: the number of members, where `len` is to give it; -1: `len` raises TypeError.
+        length: the number of members, if `len` is to give it; -1: `len` raises TypeError.
         max_ratio: how many times larger than its compressed form an archive may become, as far as it is read or
-            skipped, where that is more than 1 GiB; likewise a sparse member that is read at once. None: no limit.
+            skipped, if that is more than 1 GiB; likewise a sparse member that is read at once. None: no limit.
 
     Raises:
         ValueError: the mode is another one, or `max_ratio` is less than 1.

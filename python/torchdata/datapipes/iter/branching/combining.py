@@ -277,7 +277,7 @@ class SampleMultiplexer(IterDataPipe[Any]):
         return self
 
     def reset(self) -> None:
-        """Takes all inputs in again, and seeds the generator or, where the user gave a seed, lets it go on."""
+        """Takes all inputs in again, and seeds the generator or, if the user gave a seed, lets it go on."""
         self._left = list(range(len(self.pipes_and_weights)))
         if self.seed is None:
             self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed

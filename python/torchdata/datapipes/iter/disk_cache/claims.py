@@ -141,7 +141,7 @@ class _LockFile:
             return False
 
     def close(self) -> None:
-        """Closes the file, and removes it where no process has a lock on it."""
+        """Closes the file, and removes it if no process has a lock on it."""
         try:
             if self.removable and self.lock(0, 0) and self.is_current():  # all bytes: nobody can begin meanwhile
                 os.unlink(self.path)

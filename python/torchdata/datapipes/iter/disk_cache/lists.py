@@ -1,4 +1,4 @@
-"""The list of the files that were made of one item, where they have other paths than the item has.
+"""The list of the files that were made of one item, if they have other paths than the item has.
 
 Role: how a list is written and read back, and which files it may name. The names come from archives and servers, and
 the list may lie in a folder that others can write into, so little in it is believed: it is a regular file, read by its
@@ -19,7 +19,7 @@ from torchdata.datapipes.iter.streams.atomic_files import open_regular
 
 __all__ = ["LIST_SUFFIX", "Within", "dumped", "is_reserved", "read_list"]
 
-#: Appended to the path that an item stands for, where the files made of it have other paths: the list of them.
+#: Appended to the path that an item stands for, if the files made of it have other paths: the list of them.
 LIST_SUFFIX = ".torchdata_list"
 
 #: Bytes of the longest list that is read: one of some millions of files.

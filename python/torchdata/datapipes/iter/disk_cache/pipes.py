@@ -38,7 +38,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     Items whose files are there skip the section: its end yields their paths. The others pass through it, and its end
     writes the files. Any number of processes may share the files. Each file is made by one of them while the others
-    go on with other items; nobody ever sees a part of a file, and where a process dies another one makes the file.
+    go on with other items; nobody ever sees a part of a file, and if a process dies another one makes the file.
 
     Args:
         source_datapipe: the pipe to read.
@@ -148,7 +148,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return list(paths) if all(self._will_do(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
-        """The folder under which the files lie that the item of `path` is made into, where they have other paths."""
+        """The folder under which the files lie that the item of `path` is made into, if they have other paths."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _will_do(self, path: str, found: os.stat_result | None) -> bool:
@@ -156,7 +156,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         if found is None or (self._valid_since is not None and found.st_mtime_ns < self._valid_since):
             return False
         if not stat.S_ISREG(found.st_mode) and (not stat.S_ISDIR(found.st_mode) or os.path.lexists(mark_of(path))):
-            return False  # an unfinished folder, or a named pipe, say, which would hold up whoever reads it
+            return False  # an unfinished folder, or a named pipe, say, which would hold up its readers
         if self.hash_dict is not None and not _hash_check(path, self.hash_dict, self.hash_type):
             return False
         return self.extra_check_fn is None or bool(self.extra_check_fn(path))

@@ -64,7 +64,7 @@ class Record:
     def mark_unfinished(self, member: str) -> None:
         """Notes before `member` is written that files are missing yet, if the folder alone would say otherwise.
 
-        That is where a record stands for a folder, and its members lie in it. The mark stays if the process dies.
+        That is so if a record stands for a folder, and its members lie in it. The mark stays if the process dies.
         """
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):

@@ -216,7 +216,7 @@ class Slicer(_ItemByItem[T_co]):
 
 
 def _caller_of_constructor() -> int:
-    """The stack level, for a warning raised in `__init__`, of whoever called the class or its functional form."""
+    """The stack level, for a warning raised in `__init__`, of the caller of the class or of its functional form."""
     return 3 if sys._getframe(2).f_globals.get("__name__") == functional_datapipe.__module__ else 2
 
 

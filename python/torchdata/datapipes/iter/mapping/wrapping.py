@@ -39,7 +39,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _private_copy(iterable: Any) -> Any:
-    """A deep copy of `iterable`, made cheaply where its members cannot be changed anyway."""
+    """A deep copy of `iterable`, made cheaply if its members cannot be changed anyway."""
     kind = type(iterable)
     if kind in (range, str, bytes):
         return iterable

@@ -131,7 +131,7 @@ register(_Measured, lambda measured: (_measured, (measured[0], measured.item)), 
 
 
 def _default_len_fn(token: Any) -> int:
-    """The length of an item where no function gives it."""
+    """The length of an item if no function gives it."""
     return len(token)
 
 
@@ -240,7 +240,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the batch; returns the batch before where it was full."""
+        """Moves the shortest item of the buffer into the batch; returns the batch before if it was full."""
         measured = heappop(self._heap)
         (length,) = measured
         if self.include_padding:

@@ -37,7 +37,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         ModuleNotFoundError: `datasets` is not installed.
         TypeError: `dataset` is no string.
         ValueError: while iterating, the data set has several splits and none was asked for.
-        Exception: while iterating, whatever `datasets` raises where a data set cannot be found, reached or read.
+        Exception: while iterating, whatever `datasets` raises if a data set cannot be found, reached or read.
 
     Example:
         >>> from torchdata.datapipes.iter import HuggingFaceHubReader

@@ -26,7 +26,7 @@ __all__ = ["DEFAULT_BUFFER_SIZE", "S3Object", "S3Recipe"]
 
 #: Bytes that are asked for at once if nobody said how many.
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Bytes per request where a piece is fetched by several at once; also the most that the opening request asks for.
+#: Bytes per request if a piece is fetched by several at once; also the most that the opening request asks for.
 PART_SIZE = 4 << 20
 #: Bytes that the first request after a seek asks for. Each further one asks for twice as many as the one before.
 AFTER_SEEK = 256 << 10
@@ -85,7 +85,7 @@ class S3Recipe:
 
 
 class S3Object(RemoteFile[S3Recipe]):
-    """The file. Asks for a piece where what it was asked for lies outside the last one.
+    """The file. Asks for a piece if what it was asked for lies outside the last one.
 
     Args:
         recipe: what to read. Afterwards `self.recipe()` also says which version of the object it is.

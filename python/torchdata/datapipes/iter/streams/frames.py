@@ -39,7 +39,7 @@ class DataFrameMaker(IterDataPipe[Any]):
         dtype: None to let the library find the types; a `pyarrow.Schema`; a mapping from column to a dtype of the
             library; or one such dtype for all columns.
         dtype_generator: makes the dtype at the start of each iteration, in the process that iterates; for dtypes that
-            do not pickle. It is used where `dtype` is None.
+            do not pickle. It is used if `dtype` is None.
         columns: the names of the columns. Mappings must have all of them, and their other keys are left out; without
             names a frame has the keys of all its rows, and nulls where a row has none.
         device: `""` or `"cpu"`.
@@ -106,7 +106,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     - numbers and booleans are arrays of their dtype. A null is NaN in floats. Integers and booleans have nothing for
       it, so it is an error; `dtype={"column": "float64"}` makes it NaN.
-    - dates, timestamps (in UTC, where they have a zone) and durations are datetime64 and timedelta64. A null is NaT.
+    - dates, timestamps (in UTC, if they have a zone) and durations are datetime64 and timedelta64. A null is NaT.
     - lists are arrays of objects, one array per row, made by the same rules. A null is None.
     - all else, such as strings, bytes, decimals and structs (dicts), are arrays of Python objects. A null is None.
 

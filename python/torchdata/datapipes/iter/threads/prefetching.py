@@ -386,7 +386,7 @@ class Prefetcher(_PrefetchBase[T_co]):
 
     Args:
         source_datapipe: the pipe to read. It runs in the thread, all pipes that it reads included.
-        buffer_size: most items that are held ready. "auto" begins with 2, and takes more where the source takes so
+        buffer_size: most items that are held ready. "auto" begins with 2, and takes more if the source takes so
             different times that one waits for it, as far as memory permits.
 
     Raises:

@@ -62,7 +62,7 @@ class _StepData(_PrefetchData):
         self.lock = threading.Lock()
         #: The place in the queue of what is voted on, if it has one.
         self.slot: int | None = None
-        #: The item that was read and is not in the queue yet. It stays here where the ranks end or fail.
+        #: The item that was read and is not in the queue yet. It stays here if the ranks end or fail.
         self.voted_on: Any = _END
         #: The error of this rank's source.
         self.failure: BaseException | None = None
