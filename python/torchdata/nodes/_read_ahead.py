@@ -4,7 +4,7 @@ Role: `ReadSource` is the consumer's side, in whichever thread reads the node; `
 thread takes an item of the source, one thread at a time, calls the function with it, and puts down the result. Items
 are numbered as they are taken. The queue gives results in order if that is wanted, and keeps the place: that of the
 source as of some item (a snapshot, which the thread that took the item made), and which items after it were yielded.
-A state neither has what is in flight nor waits for it: whoever loads it reads that again.
+A state neither holds items in flight nor waits for them: they are read again after a load.
 
 The source is never wound back. If the consumer leaves an epoch, the source is read on to where reading ahead would
 have come to by itself, and then begins its next epoch from there, as it would without this node. So what it counts and

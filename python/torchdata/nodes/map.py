@@ -1,7 +1,7 @@
 """Nodes that call a function with each item: Mapper, ParallelMapper.
 
-`ParallelMapper` puts one of three nodes to work: `_InlineMapper`, where there are no workers, `_ThreadMapper` over
-threads, or over threads that each speak to a process; and where items are batched for them, `_Unpacker` behind it.
+`ParallelMapper` puts one of three nodes to work: `_InlineMapper`, if there are no workers, `_ThreadMapper` over
+threads, or over threads that each speak to a process; and if items are batched for them, `_Unpacker` behind it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores of snapshots: how a node's thread hands the places of its source to whoever yields the items.
+"""Stores of snapshots: how a node's thread hands the places of its source to the code that yields the items.
 
 Role: for nodes with threads that users write, as upstream has them. The nodes here send each snapshot along with its
 item.
