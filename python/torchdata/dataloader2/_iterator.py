@@ -44,7 +44,7 @@ class Run(Protocol):
 
     @property
     def held(self) -> AbstractContextManager[Any]:
-        """The lock of whoever takes a state."""
+        """The lock of the call that takes a state."""
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
         """Ends the epoch."""

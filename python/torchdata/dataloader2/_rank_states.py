@@ -1,7 +1,7 @@
-"""States of all ranks of a distributed job, and what of them a loader goes on with.
+"""States of all ranks of a distributed job, and the part of them with which a loader goes on.
 
-Role: pure functions over states. Runs in main. A loader of the same rank and as many ranks takes its own state; where
-there are more or fewer ranks, or other numbers of workers, it works out the place from which it goes on, of the states
+Role: pure functions over states. Runs in main. A loader of the same rank and as many ranks takes its own state; if
+there are more or fewer ranks, or other numbers of workers, it works out the place from which it goes on from the states
 of all.
 """
 

@@ -63,7 +63,7 @@ class Run(Protocol):
 
     @property
     def held(self) -> AbstractContextManager[Any]:
-        """The lock of whoever takes a state."""
+        """The lock of the call that takes a state."""
 
 
 class Position:

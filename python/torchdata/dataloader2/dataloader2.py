@@ -493,8 +493,8 @@ class DataLoader2(Finalized, Generic[T_co]):
             strict: False loads it into another pipeline, too, as far as its pipes are of the same classes, and does not
                 compare what the pipeline makes again with what it made.
             allow_pickle: whether what only pickle can hold is unpickled, which may run any code: load such a state only
-                if you trust whoever wrote it. False refuses it, and names the pipe at fault. The loader must have its
-                pipe then.
+                if you trust its writer. False refuses it, and names the pipe at fault. The loader must have its pipe
+                then.
 
         Raises:
             RuntimeError: an item of the loader was asked for before, or it was shut down.

@@ -256,7 +256,8 @@ class GraphProgram(EpochProgram):
             tell_torch(self._child.worker_id, self._child.num_workers, self.datapipe)
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """A thread that waits for a dispatched item would keep the snapshot waiting, and this the others, and that."""
+        """Context in which threads do not read yet: one that waits for a dispatched item would hold up the snapshot,
+        for which the other workers wait, and these the item."""
         return beginning_unread()
 
     def snapshot(self) -> tuple[int, tuple[int, int], bytes] | None:
