@@ -127,7 +127,7 @@ class ForkedChild(ChildProcess):
         self.replace_process(self._new())
 
     def leave_alone(self) -> None:
-        """Notes that it is forked no more, mostly because it has begun: main needs what it runs no more."""
+        """Notes that it will not be forked again, mostly because it has begun: main drops its target."""
         self._target = None
 
 
@@ -178,7 +178,7 @@ def _await_all(
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *(child.sentinel() for child in waiting.values())], LOOK)
-        # Before it is read what they have said. Deaths of another kind are told by whoever looks for the dead.
+        # Deaths are looked for before the messages are read. Other deaths are reported by the looks for dead processes.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

@@ -1,8 +1,8 @@
 """Ending the children of one loader: asked, killed, reaped, whatever happens meanwhile.
 
-Role: main's side of a child's end. `ChildProcess` knows whether a child has ended, whoever reaped it. `Shutdown` ends
-all of them, from wherever it is called first and as often as it is called: it goes on where it was cut off.
-`OwnsChildren` calls it at the end of the object that the children belong to, or of the program.
+Role: main's side of a child's end. `ChildProcess` knows whether a child has ended, even if other code reaped it.
+`Shutdown` ends all of them, from wherever it is called first and as often as it is called: it goes on where it was cut
+off. `OwnsChildren` calls it at the end of the object that the children belong to, or of the program.
 
 A child that does not stop when it is asked is killed. SIGTERM would not end it: clusters send that to all processes of
 a program, and children take no notice of it (`interrupts.py`).
@@ -90,7 +90,7 @@ class _Closed:
 
 
 class ChildProcess:
-    """The process of one child, whoever reaps it.
+    """The process of one child, even if other code reaps it.
 
     A program that ignores SIGCHLD, or whose handler reaps all children, keeps multiprocessing from learning that one
     has ended: it takes such a child for alive for ever. The kernel's answer that there is no such child tells.

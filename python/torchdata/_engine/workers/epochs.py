@@ -268,7 +268,7 @@ class Children:
         to: ChildProcess | None = None,
         numbers: dict[int, int] | None = None,
     ) -> None:
-        """Sends a command, to that process alone if it is given, else to whoever has the place."""
+        """Sends a command, to that process alone if it is given, else to the one that has the place now."""
         while to is None or self._processes[index] is to:
             try:
                 tick = self._look_at(index)
