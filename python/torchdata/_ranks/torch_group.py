@@ -2,7 +2,7 @@
 
 Role: opened and used in the main process of every rank (by one thread at a time). Owns a `Meeting`: one connection of
 every rank to rank 0, served by a native thread while the group is in use, so that its messages never mix with those of
-the training, and whoever fails, be it rank 0, is noticed by those who are left. `torchdata_core::ranks` says how.
+the training, and the ranks that are left notice each one that fails, rank 0 included. `torchdata_core::ranks` says how.
 
 Neither process groups of torch nor the store are used for this: both wait for ranks that are gone for as long as the
 job's time-outs say, in the destructors that the interpreter runs as it ends, too.

@@ -143,7 +143,7 @@ class Pool:
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
     def stop(self) -> None:
-        """Ends the epoch for whoever takes units of it, in any thread."""
+        """Ends the epoch for all threads that take units of it."""
         self.collector.stop()
 
     def note(self, unit: Any) -> None:

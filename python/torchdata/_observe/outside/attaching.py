@@ -1,7 +1,7 @@
 """Finding running loaders from outside, and looking at them without touching them.
 
 Role: runs in an observer. The counters of a loader lie in anonymous memory of which its main process holds a
-descriptor; `/proc` shows that to whoever may look into the process: the same user, and root. The memory is mapped for
+descriptor; `/proc` shows that to those who may look into the process: the same user, and root. The memory is mapped for
 reading alone, and nothing is left behind. Only a stack is asked for by a signal (see `stacks`).
 
 Root looks into other users' processes, and what calls itself a board may be anything. It must be sealed against

@@ -190,7 +190,7 @@ def _is_ours(descriptor: int) -> bool:
 
 
 def answer_no_more(board: StatsBoard, page: int) -> None:
-    """Takes that back, if this process has said it."""
+    """Removes from a page that this process answers, if it has been noted there."""
     now = _answering
     with now.lock:
         if (id(board), page) not in now.pages:

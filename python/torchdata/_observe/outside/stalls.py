@@ -95,7 +95,7 @@ def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
 
 
 def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
-    """Takes that back."""
+    """Ends the watch on a loader's calls."""
     delivery.watch_no_more()
     _watched.pop(number, None)
 

@@ -1,7 +1,7 @@
 """From what the processes have counted to the statistics of a loader.
 
-Role: reads a board and does sums. Runs in main, or in whoever observes a loader from outside. Counters are not read at
-one moment, so sums may be off by what happens meanwhile.
+Role: reads a board and does sums. Runs in main, or in a process that observes a loader from outside. Counters are not
+read at one moment, so sums may be off by what happens meanwhile.
 """
 
 from __future__ import annotations

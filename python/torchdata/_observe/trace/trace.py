@@ -1,7 +1,7 @@
 """`torchdata.trace`: makes the logs of all processes, and at the end one file of them.
 
 Role: runs in main; owns the logs. They lie in anonymous memory that children open through `/proc`, so that nothing is
-left behind, whoever dies, and what a child that was killed has written is in the file. Writing the file takes seconds
+left behind if a process dies, and the file has the events of a child that was killed. Writing the file takes seconds
 for a million events, after the traced part.
 """
 
