@@ -1,4 +1,4 @@
-"""When a worker of a `StatefulDataLoader` takes its place, and looks at its generators: seldom where that is dear.
+"""When a worker of a `StatefulDataLoader` takes its place, and looks at its generators: seldom if that is dear.
 
 Role: the child's side; owned by one epoch's batches (`Cadence`) and by the worker (`Watch`). All times are seconds by
 the monotonic clock, which processes share.
@@ -23,7 +23,7 @@ _DEAR, _DEAR_PART = 2e-5, 0.01
 
 
 class Cadence:
-    """When a place is told: with each batch, or each n-th; more rarely where that is dear.
+    """When a place is told: with each batch, or each n-th; more rarely if that is dear.
 
     Args:
         every: after how many batches.
@@ -32,7 +32,7 @@ class Cadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: What the last places took; the least counts, since a process may be held up while it takes one.
+        #: The seconds of the last places; the least counts, since a process may be held up while it takes one.
         self._costs: deque[float] = deque(maxlen=3)
         #: Until when none is to be told, by the clock.
         self.due = 0.0
@@ -64,7 +64,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._first = {name: mark_of(name) for name in GLOBAL}
-        #: Those that had drawn when it last looked.
+        #: The generators that had drawn when it last looked.
         self.moved: list[str] = []
         #: When it is to look next.
         self.due = 0.0

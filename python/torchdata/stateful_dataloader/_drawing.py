@@ -143,7 +143,8 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Context in which a saved place is restored: generators are as they were saved, and move on from there.
 
-        The program's global generators are left alone. What the context leaves them at is where the loader sees them.
+        The program's global generators are left alone. Their states at the end of the context are those that the loader
+        sees.
 
         Args:
             moment: the generators when the state was saved.
@@ -181,7 +182,7 @@ class Drawing:
         return plain | ({"own": own} if own else {})
 
     def decoded(self, plain: dict[str, Any]) -> Moment:
-        """What `encoded` returned, as a moment.
+        """The moment of which `encoded` made this.
 
         Raises:
             ValueError: it is damaged.

@@ -129,7 +129,7 @@ def _is_generator(value: Any) -> bool:
 
 
 class _NumpyWords(ctypes.Structure):
-    """What lies at the address that NumPy tells of an MT19937."""
+    """The struct at the address that NumPy tells of an MT19937."""
 
     _fields_ = [("key", ctypes.c_uint32 * 624), ("place", ctypes.c_int)]
 
@@ -182,7 +182,7 @@ def _torch_encoded(state: bytes) -> Any:
 
 
 def encoded(state: Any, seeded: Any = None) -> Any:
-    """The state of a generator as plain values, small where its stream is known.
+    """The state of a generator as plain values, small if its stream is known.
 
     Args:
         state: what `read` returned.
@@ -206,7 +206,7 @@ def encoded(state: Any, seeded: Any = None) -> Any:
 
 
 def decoded(which: Any, plain: Any, seeded: Any = None) -> Any:
-    """What `write` takes, of what `encoded` returned, or of a state of torch's as it is.
+    """The argument for `write`, made of the result of `encoded`, or of a state of torch's as it is.
 
     Args:
         which: the generator, as `read` takes it.
@@ -309,13 +309,13 @@ def seeded_in_worker(base_seed: int, worker: int) -> Any:
 
 
 def encoded_of_worker(moment: Moment, base_seed: int, worker: int) -> dict[str, Any]:
-    """What a worker's generators are in a state."""
+    """The form of a worker's generators in a state."""
     seeded = seeded_in_worker(base_seed, worker)
     return {name: encoded(state, seeded.get(name)) for name, state in moment.items()}
 
 
 def decoded_of_worker(plain: dict[str, Any], base_seed: int, worker: int) -> Moment:
-    """What `write` takes in a worker; see `decoded`."""
+    """The argument for `write` in a worker; see `decoded`."""
     seeded = seeded_in_worker(base_seed, worker)
     return {name: decoded(name, one, seeded.get(name)) for name, one in plain.items()}
 

@@ -22,7 +22,7 @@ __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
 #: Indices that are drawn at once with replacement, as torch's sampler does.
 _CHUNK = 32
-#: Stands for an index where there is none.
+#: Stands for an index if there is none.
 _NONE: Any = object()
 
 
@@ -119,7 +119,7 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # Drawn also where none of it is used: later epochs depend on it.
+            # Drawn also if none of it is used: later epochs depend on it.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class BatchSampler(torch.utils.data.BatchSampler):
     """Torch's `BatchSampler`, with iterators that can be saved and restored.
 
     Args:
-        sampler: gives the indices. Where neither it nor its iterator has `state_dict` and `load_state_dict`, a restored
+        sampler: gives the indices. If neither it nor its iterator has `state_dict` and `load_state_dict`, a restored
             iterator passes over those that had been yielded.
         batch_size: indices of a batch.
         drop_last: whether a last batch that is shorter is dropped.
@@ -214,7 +214,7 @@ class BatchIndices(Iterator[list[int]]):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """How many indices were yielded, and the states of what is below where it has any."""
+        """How many indices were yielded, and the states of what is below if it has any."""
         state = self.state_before(0)
         if self._ended:
             state["ended"] = True
