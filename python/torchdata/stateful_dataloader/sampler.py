@@ -16,7 +16,7 @@ import torch.utils.data.distributed
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import Stateful
-from torchdata.stateful_dataloader._generators import decoded, encoded
+from torchdata.stateful_dataloader._generators import decoded, encoded, read, write
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
@@ -68,7 +68,7 @@ class RandomIndices(Iterator[int]):
         self._sampler = sampler
         self._yielded = 0
         #: The generator's state before the order was drawn; None before that.
-        self._origin: torch.Tensor | None = None
+        self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
         self._chunk: list[int] = []
         #: Where in the chunk the next index is.
@@ -96,7 +96,7 @@ class RandomIndices(Iterator[int]):
         self._yielded += len(taken)
         return taken
 
-    def _draw(self, state: torch.Tensor | None) -> None:
+    def _draw(self, state: bytes | None) -> None:
         """Begins the order, of a generator in this state if one is given."""
         generator = self._sampler.generator
         if generator is None:
@@ -104,8 +104,8 @@ class RandomIndices(Iterator[int]):
             if state is None:
                 generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
         if state is not None:
-            generator.set_state(state)
-        self._origin = generator.get_state()
+            write(generator, state)
+        self._origin = read(generator)
         self._chunks = self._drawn(generator)
         self._chunk, self._place, self._yielded = [], 0, 0
 

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import textwrap
 import threading
@@ -199,6 +200,42 @@ class Handler:
     def __call__(self, number, frame):
         assert number == signal.SIGINT
         self.calls += 1
+
+
+LATE_SERVER = """
+import multiprocessing.forkserver as server
+import time
+
+tell = server.write_signed
+
+def tell_late(descriptor, number):
+    server.write_signed = tell
+    time.sleep(0.3)
+    tell(descriptor, number)
+
+server.write_signed = tell_late
+"""
+
+SIGNALLED = """
+import multiprocessing, signal
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+from torchdata.datapipes.iter import IterableWrapper
+
+if __name__ == "__main__":
+    multiprocessing.set_forkserver_preload(["torchdata", "late_server"])
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+    pipe = IterableWrapper(range(10)).sharding_filter()
+    print(list(DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "forkserver"))))
+"""
+
+
+def test_a_child_whose_number_main_never_learns_takes_nothing_from_the_one_in_its_place(tmp_path, monkeypatch):
+    (tmp_path / "late_server.py").write_text(LATE_SERVER)
+    (tmp_path / "program.py").write_text(SIGNALLED)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    done = subprocess.run([sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == (str(list(range(10))), "")
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ must be interruptible. So the loaders have one to themselves, which preloads the
 
 Main waits for a child's process number, and the server may first import the program's main module for seconds. A
 signal that main handles, Ctrl-C most of all, then ends a server that has not served anybody yet, and with it all that
-was asked of it.
+was asked of it. That server may have forked the child already, and died before it told its number. So a child gets its
+orders once main knows its number: a child that main does not know does nothing, and ends.
 
 Where the server dies, its children live on: main watches them itself then, and does not learn how they end.
 """
@@ -18,7 +19,7 @@ import contextlib
 import errno
 import io
 import os
-import select
+import pickle
 import signal
 import threading
 import time
@@ -163,17 +164,15 @@ class _Popen(popen_forkserver.Popen):
         alive = os.dup(orders_to)
         self.finalizer = util.Finalize(self, util.close_fds, (alive, status))  # type: ignore[attr-defined]
         try:
-            # Where nobody reads on, the server has ended or the child has: `status` says which.
-            with contextlib.suppress(BrokenPipeError), open(orders_to, "wb") as file:
-                file.write(orders)
             self.pid = server.child(status)
             self._watch = Pidfd(self.pid)
         except BaseException as error:
-            is_unheard = isinstance(error, ConnectionResetError) and server.has_served and not _is_read(alive)
+            _give(orders_to, _NOTHING_TO_DO)
             self.finalizer()
-            if is_unheard:
+            if isinstance(error, ConnectionResetError) and server.has_served:
                 raise _Unheard(*error.args) from error
             raise
+        _give(orders_to, orders)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """Its exit code; None while it runs, and where that `is_lost`. Waits for its end without that flag."""
@@ -219,11 +218,22 @@ class _Unheard(ConnectionResetError):
     """A fork server that others had been served by has ended, and no process has what was asked of it."""
 
 
-def _is_read(descriptor: int) -> bool:
-    """Whether anybody holds the other end of a pipe that is written to."""
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    return not poll.poll(0)  # an error, which alone is asked for, says that nobody does
+def _give(orders_to: int, orders: bytes | memoryview) -> None:
+    """Writes a child's orders, and closes the descriptor."""
+    # Where nobody reads, the server has ended or the child has: its status says which.
+    with contextlib.suppress(BrokenPipeError), open(orders_to, "wb") as file:
+        file.write(orders)
+
+
+class _Nobody:
+    """A process that has nothing to do."""
+
+    def _bootstrap(self, _sentinel: int) -> int:
+        return 0
+
+
+#: The orders of a child of which main does not know the number: how to prepare, and what to run.
+_NOTHING_TO_DO = pickle.dumps({}) + pickle.dumps(_Nobody())
 
 
 class ForkServerProcess(context.ForkServerProcess):
