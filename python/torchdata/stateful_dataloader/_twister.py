@@ -57,7 +57,7 @@ def torch_parts(state: bytes) -> tuple[int, Words, bytes]:
 
 
 def torch_whole(seed: int, words: Words, rest: bytes) -> bytes:
-    """What `torch_parts` has taken apart."""
+    """The state that `torch_parts` has taken apart."""
     raw = bytearray(_SIZE)
     raw[:_LEFT] = seed.to_bytes(8, "little")
     raw[_LEFT:_SEEDED] = (625 - words[1]).to_bytes(4, "little")
@@ -147,7 +147,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
 
 class _Known:
-    """What was found out about one stream: where to look first. What is found does not depend on it."""
+    """Positions found in one stream: where to look first. The result does not depend on it."""
 
     def __init__(self, seeded: torch.Generator) -> None:
         self.seeded = seeded
