@@ -1,4 +1,4 @@
-//! Rank 0's part: counts the values of all ranks, tells them the least, and judges if one stays away.
+//! Rank 0's part: counts the values of all ranks, tells them the least, and judges when one stays away.
 
 use std::time::Instant;
 
