@@ -155,6 +155,8 @@ class Job(Program):
     #: As torch calls them.
     worker_name: ClassVar[str] = "DataLoader worker process {}"
     stage: ClassVar[str] = "reading batches"
+    item: ClassVar[str] = "batch"
+    mended: ClassVar[str] = "dataset or collate_fn"
 
     reading: Reading
     init_fn: Callable[[int], Any] | None
@@ -176,13 +178,15 @@ class Job(Program):
         return holds_shared_memory(self)
 
     @classmethod
-    def exit_error(cls, process: ChildProcess, worker: int | None) -> WorkerExitedError:
+    def exit_error(
+        cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
+    ) -> WorkerExitedError:
         """In torch's words, too, which programs match."""
-        error = super().exit_error(process, worker)
+        error = super().exit_error(process, worker, text, item)
         text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
         if process.exitcode is not None and process.exitcode < 0:
             text += f". DataLoader worker (pid {process.pid}) is killed by signal: {strsignal(-process.exitcode)}."
-        return WorkerExitedError(text, worker=worker, exitcode=process.exitcode, stage=cls.stage)
+        return WorkerExitedError(text, worker, process.exitcode, cls.stage, item)
 
 
 class _Batches(Iterator[Unit]):
