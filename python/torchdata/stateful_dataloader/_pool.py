@@ -9,6 +9,7 @@ in a queue here, until the worker has taken one of those before.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -78,8 +79,12 @@ class Pool:
             if replacing is None:
                 group.watch(self.collector)
             else:
-                watched = list(enumerate(self.pids))
-                self.collector.watch_and_replace(watched, replacing.on_death, replacing.on_replace)
+                own = weakref.ref(replacing)  # which refers to what ends the workers, and that to the collector
+                self.collector.watch_and_replace(
+                    list(enumerate(self.pids)),
+                    lambda *what: own().on_death(*what),  # type: ignore[union-attr]
+                    lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
+                )
             self.stats = group.stats
             warn_of_stalls(self, _STALL)
         except BaseException:

@@ -2,7 +2,7 @@
 
     python -m random_stateful.deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-The program of a seed runs whole, with and without deaths, and once more up to its stop and from its state on, with them.
+The program of a seed runs whole, without and with deaths; and with them up to its stop, and from its state on.
 """
 
 from __future__ import annotations
