@@ -49,8 +49,10 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: What a worker does, in the words of the error that reports its death.
     stage: ClassVar[str] = "reading items"
-    #: What a worker makes one of after the other, and what is to be mended where that ends its process each time.
+    #: What a worker makes one of after the other, from when on these are counted, and what is to be mended where one
+    #: ends its process each time.
     item: ClassVar[str] = "item"
+    counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
 
     @abstractmethod

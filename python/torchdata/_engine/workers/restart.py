@@ -157,7 +157,7 @@ class Restarts:
         item = self._replacing.item_of(index, received)
         deaths, is_new, is_final = self._replacing.judge(index, process.pid, self._epoch, received, paused)
         how, advice = how_it_died(process)
-        where = f"at {'its' if is_worker else 'the'} {kind.item} number {item} (counted from 0 in the epoch)"
+        where = f"at {'its' if is_worker else 'the'} {kind.item} number {item} (counted from 0{kind.counted})"
         if is_final:
             text = (
                 f"{how} {where}, as {deaths - 1} before it in its place; {advice}. Whatever makes that {kind.item} "
