@@ -167,6 +167,22 @@ def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
         assert sorted(came) == list(range(40))
 
 
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize("dataset", [Drawn, Stream])
+def test_a_thread_that_pins_replaces_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
+    """Without a GPU: the copy into pinned memory is replaced."""
+    from torchdata.stateful_dataloader import _pinning
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: batch)
+    expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
+    deaths = {(0, 2): 1, (0, 5): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 4): 0}
+    assert read(loader_of(dataset(), persistent_workers=True, pin_memory=True), deaths, breaks=3) == expected
+
+
 def test_a_warning_tells_of_the_death_and_of_who_has_the_place(tmp_path: Any) -> None:
     loader = loader_of(DiesAt(tmp_path / "died"), batch_size=1)
     with pytest.warns(RuntimeWarning, match="at its batch number 2 .*Another process has taken its place"):
