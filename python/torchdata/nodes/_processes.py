@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,15 +19,18 @@ from torchdata._engine.items.failures import describe, reraise
 from torchdata._engine.workers.child import Child
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.links import default_budget
-from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
-from torchdata._native import Collector
+from torchdata._engine.workers.restart import Gone, Restarts
+from torchdata._native import Link, ReadAheadQueue
+from torchdata._observe.outside.stalls import Patience, warn_in_thread
 from torchdata.nodes._functions import not_the_end
 
 __all__ = ["Workers"]
 
 #: Seconds after which a wait for an answer looks whether the process lives.
 _SLICE = 0.2
+#: Seconds without an item after which main warns of who waits for whom; `DataLoader2` has the same.
+_STALL = 60.0
 
 
 class Workers:
@@ -35,6 +40,7 @@ class Workers:
         function: what they call with each item.
         count: how many there are.
         context: how they start; None for Python's default.
+        restarts: whether others take the places of those that die, instead of an error.
 
     Raises:
         ValueError: there is no such way to start.
@@ -42,24 +48,31 @@ class Workers:
         OSError: the system has no room for a process.
     """
 
-    def __init__(self, function: Callable[[Any], Any], count: int, context: str | None) -> None:
+    def __init__(self, function: Callable[[Any], Any], count: int, context: str | None, restarts: bool = False) -> None:
         half = default_budget() // 2  # items need as much as results
         starting = multiprocessing.get_context(context)
         self._group = group = Group(starting, count, _Function(function), memory_budget=half, commands=half // count)
+        self._restarts = Restarts(group.members, starting, group.ending) if restarts else None
+        self._patience = patience = Patience(group.stats, _STALL)
         try:
-            outputs = group.start()
+            outputs = group.start(replaces=restarts)
+            if self._restarts is not None:
+                self._restarts.keep_forker()
             self.functions: Sequence[Callable[[Any], Any]] = [
-                _Worker(group.members, number, group.collect([link], number)).call
-                for number, link in enumerate(outputs)
+                _Worker(group, number, link, patience, self._restarts).call for number, link in enumerate(outputs)
             ]
         except BaseException:
             self.shutdown()
             raise
 
     @property
-    def alive(self) -> bool:
-        """Whether all processes run."""
-        return not any(process.ended for process in self._group.members.processes)
+    def serve_on(self) -> bool:
+        """Whether another run may use them: all processes run, or others take the places of those that do not."""
+        return self._restarts is not None or not any(process.ended for process in self._group.members.processes)
+
+    def serve(self, queue: ReadAheadQueue) -> None:
+        """Notes who waits for what they make: a run's queue."""
+        self._patience.is_awaited = lambda: queue.is_awaited
 
     def shutdown(self) -> None:
         """Ends all processes."""
@@ -69,10 +82,13 @@ class Workers:
 class _Worker:
     """One process, as its thread in main sees it. It does not keep the group alive."""
 
-    def __init__(self, members: Members, number: int, collector: Collector) -> None:
-        self._process, self._commander = members.processes[number], members.commanders[number]
-        self._check_alive = partial(members.check_alive, [number])
-        self._collector = collector
+    def __init__(self, group: Group, number: int, output: Link, patience: Patience, restarts: Restarts | None) -> None:
+        self._group, self._members, self._index = weakref.ref(group), group.members, number
+        self._patience, self._restarts = patience, restarts
+        self._look: Callable[[], object] = (
+            partial(group.members.check_alive, [number]) if restarts is None else restarts.look_at(number)
+        )
+        self._collector = group.collect([output], number)
         #: Held while the process has an item. A thread of the last run may still wait for an answer.
         self._calling = threading.Lock()
         self._number = 0
@@ -81,24 +97,60 @@ class _Worker:
         """Returns the function's result for an item, computed in the process.
 
         Raises:
-            WorkerExitedError: the process has died.
+            WorkerExitedError: the process has died, and another one does not take its place.
             BaseException: the function raised it there.
         """
         with self._calling:
             self._number += 1
-            self._commander.send_message((self._number, item), None, None, self._check_alive)
-            del item
-            while True:
-                ended = self._process.ended  # before the look: what it had sent by then is there
-                answer = self._collector.receive(0, 0.0 if ended else _SLICE)
-                if answer is not None and answer[0] == self._number:
-                    break
-                if answer is None and ended:
-                    self._check_alive()
+            try:
+                kept = [] if self._restarts is None else [item]
+                self._send(item)
+                del item
+                while (answer := self._answer()) is None:
+                    self._replace()
+                    self._send(*kept)
+            finally:
+                self._patience.came_of(self._index)
         _, well, result = answer
         if not well:
             reraise(result)
         return result
+
+    def _send(self, item: Any) -> None:
+        with suppress(Gone):  # which is noticed where the answer is waited for
+            self._members.commanders[self._index].send_message((self._number, item), None, None, self._look)
+
+    def _answer(self) -> tuple[int, bool, Any] | None:
+        """The answer to what was sent last; None where the process has died, and another one may take its place."""
+        while True:
+            ended = self._members.processes[self._index].ended  # before the look: what it had sent by then is there
+            answer = self._collector.receive(0, 0.0 if ended else _SLICE)
+            if answer is not None and answer[0] == self._number:
+                return answer  # type: ignore[no-any-return]
+            if answer is None and ended:
+                if self._restarts is None:
+                    self._members.check_alive([self._index])
+                return None
+            self._patience.look(self._index)
+
+    def _replace(self) -> None:
+        """Puts another process in the place of the one that has died."""
+        restarts, members, group = self._restarts, self._members, self._group()
+        assert restarts is not None
+        if group is None:
+            members.report_exit(self._index)
+        received, ended = [0] * members.num_workers, [False] * members.num_workers
+        received[self._index] = self._number - 1  # its items before this one
+        with members.sending:  # threads may replace side by side
+            places = restarts.on_death([self._index], received, ended, False)
+            try:
+                made = restarts.on_replace(places, ([], None), ended)
+            except RuntimeWarning as warning:  # where that is an error, the process is there all the same
+                made = restarts.on_replace(places, ([], None), ended)
+                warn_in_thread(warning)
+            ((_, link, _),) = made
+            assert link is not None
+            self._collector = group.collect([link], self._index)
 
 
 class _Caller:
@@ -147,6 +199,8 @@ class _Function(Program):
     runner: ClassVar[type[_Caller]] = _Caller
     worker_name: ClassVar[str] = "worker process {} of ParallelMapper"
     stage: ClassVar[str] = "calling map_fn"
+    counted: ClassVar[str] = ""
+    mended: ClassVar[str] = "map_fn"
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function

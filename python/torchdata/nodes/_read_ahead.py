@@ -218,6 +218,7 @@ class ReadSource:
         #: result after it. Raises StopIteration at the end, and RuntimeError if the threads were shut down or are
         #: another process's.
         self.next: Callable[[], Any] = self._work.queue.pop
+        self.queue = self._work.queue
         for function in functions:
             if not self._work.start(self._work.serve, function, prepare):
                 break

@@ -100,6 +100,7 @@ class _ThreadMapper(ThreadedNode[T]):
         multiprocessing_context: str | None,
         max_concurrent: int,
         snapshot_frequency: int,
+        restarts: bool,
     ) -> None:
         super().__init__(source, snapshot_frequency)
         self._called = "ParallelMapper"
@@ -109,15 +110,19 @@ class _ThreadMapper(ThreadedNode[T]):
         self.method = method
         self.multiprocessing_context = multiprocessing_context
         self.max_concurrent = max_concurrent
+        self.restarts = restarts
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         functions: Sequence[Callable[[Any], Any]] = [self.map_fn] * self.num_workers
         if self.method == "process":
-            if self._workers is None or not self._workers.alive:
+            if self._workers is None or not self._workers.serve_on:
                 self._end_workers()
-                self._workers = Workers(self.map_fn, self.num_workers, self.multiprocessing_context)
+                self._workers = Workers(self.map_fn, self.num_workers, self.multiprocessing_context, self.restarts)
             functions = self._workers.functions
-        return self._begin_with([*functions], state, limit=self.max_concurrent, in_order=self.in_order)
+        run = self._begin_with([*functions], state, limit=self.max_concurrent, in_order=self.in_order)
+        if self._workers is not None:
+            self._workers.serve(run.queue)
+        return run
 
     def _repeats(self) -> bool:
         return self.in_order or self.num_workers == 1
@@ -161,7 +166,8 @@ class ParallelMapper(BaseNode[T]):
 
     Processes live from the first `reset` until `shutdown()`, or until the node is dropped. They are joined by the
     engine of this package: arrays cross in shared memory, one copy each way. A process that dies is a
-    `WorkerExitedError` (of `torchdata.dataloader2.error`), which names it; the next `reset` starts new ones.
+    `WorkerExitedError` (of `torchdata.dataloader2.error`), which names it; the next `reset` starts new ones. Where no
+    item comes of them for a minute, a `RuntimeWarning` says which one has its item longest, and where it stands.
 
     Args:
         source: the node to read.
@@ -176,10 +182,14 @@ class ParallelMapper(BaseNode[T]):
         snapshot_frequency: how many items there are from one saved state of the source to the next, as for
             `Prefetcher`; with `prebatch`, how many batches.
         prebatch: how many items go to a worker together. Worth it if items are small; None for one by one.
+        on_worker_exit: what becomes of a process that dies: "error" raises; "restart" puts another one in its place,
+            with a `RuntimeWarning`, and gives it the item that the dead one had. The third death at the same item
+            raises all the same.
 
     Raises:
         TypeError: `source` is no node, `map_fn` no function, or a number no integer.
-        ValueError: a number is out of its range, or `method` or `multiprocessing_context` is unknown.
+        ValueError: a number is out of its range, or `method`, `multiprocessing_context` or `on_worker_exit` is
+            unknown.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, ParallelMapper
@@ -200,6 +210,8 @@ class ParallelMapper(BaseNode[T]):
         max_concurrent: int | None = None,
         snapshot_frequency: int = 1,
         prebatch: int | None = None,
+        *,
+        on_worker_exit: Literal["error", "restart"] = "error",
     ) -> None:
         super().__init__()
         name = "ParallelMapper"
@@ -212,6 +224,9 @@ class ParallelMapper(BaseNode[T]):
             raise ValueError(f'{name}: method must be "thread" or "process", but got {method!r}')
         self.method = method
         self.multiprocessing_context = multiprocessing_context
+        if on_worker_exit not in ("error", "restart"):
+            raise ValueError(f"{name}: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}")
+        self.on_worker_exit = on_worker_exit
         self.max_concurrent = max_concurrent
         if max_concurrent is not None:
             check_int(name, "max_concurrent", max_concurrent, least=1)
@@ -240,6 +255,7 @@ class ParallelMapper(BaseNode[T]):
                 multiprocessing_context,
                 2 * self.num_workers if max_concurrent is None else max_concurrent,
                 self.snapshot_frequency,
+                on_worker_exit == "restart",
             )
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 

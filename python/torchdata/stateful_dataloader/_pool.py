@@ -9,12 +9,16 @@ in a queue here, until the worker has taken one of those before.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
 from torchdata._engine.workers.group import Group
+from torchdata._engine.workers.restart import Gone, Restarts
 from torchdata._native import ItemStream
 from torchdata._observe.outside.stalls import warn_of_stalls
 from torchdata.stateful_dataloader._worker import Job
@@ -37,6 +41,7 @@ class Pool:
         job: what they do.
         in_order: whether batches are taken from them in strict turn.
         timeout: seconds that main waits for a batch; None for ever.
+        restarts: makes, from the group, what puts others in the places of workers that die; None: that is an error.
 
     Raises:
         TypeError: the dataset or a function cannot be pickled, which the way of starting needs.
@@ -44,7 +49,14 @@ class Pool:
     """
 
     def __init__(
-        self, context: BaseContext, num_workers: int, job: Job, *, in_order: bool, timeout: float | None
+        self,
+        context: BaseContext,
+        num_workers: int,
+        job: Job,
+        *,
+        in_order: bool,
+        timeout: float | None,
+        restarts: Callable[[Group, BaseContext], Restarts] | None = None,
     ) -> None:
         # Workers that live on need orders for an iterable dataset, too: they work them off when an epoch is broken off.
         self._iterates, self._timeout = job.reading.is_iterable and not job.persistent, timeout
@@ -53,12 +65,26 @@ class Pool:
         self._queued: list[deque[Any]] = [deque() for _ in range(num_workers)]
         self._under_way = [0] * num_workers
         self._group = group = Group(context, num_workers, job, commands=_ORDERS)
+        self._restarts = replacing = None if restarts is None else restarts(group, context)
         try:
-            outputs = group.start()
-            self._senders, self._check_alive = group.members.commanders, group.members.check_alive
+            outputs = group.start(replaces=replacing is not None)
+            self._senders, self._processes = group.members.commanders, group.members.processes
+            #: By worker: what is looked at while it is to take an order.
+            self._looks: list[Callable[[], object]] = [group.members.check_alive] * num_workers
+            if replacing is not None:
+                self._looks = [replacing.look_at(worker) for worker in range(num_workers)]
+                replacing.keep_forker()
             self.collector = group.collect(outputs, in_order=in_order, timeout=timeout)
             self._finish_when_shut_down()
-            group.watch(self.collector)
+            if replacing is None:
+                group.watch(self.collector)
+            else:
+                own = weakref.ref(replacing)  # which refers to what ends the workers, and that to the collector
+                self.collector.watch_and_replace(
+                    list(enumerate(self.pids)),
+                    lambda *what: own().on_death(*what),  # type: ignore[union-attr]
+                    lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
+                )
             self.stats = group.stats
             warn_of_stalls(self, _STALL)
         except BaseException:
@@ -86,19 +112,51 @@ class Pool:
         Raises:
             WorkerExitedError: a worker has died.
         """
-        self._check_alive()
+        if self._restarts is None:
+            self._group.members.check_alive()
         self._epoch += 1
         self._finish_when_shut_down()
         self._group.counting.begin(self._epoch)
         self.collector.start_epoch(self._epoch, ahead if self._iterates else ahead + 1)  # one to let others begin
+        if self._restarts is not None:
+            self._restarts.begin(self._epoch)
         for worker, queued in enumerate(self._queued):
             while queued:  # it is worked off before the next epoch, as all that was ordered
-                self._senders[worker].send_message(queued.popleft(), None, None, self._check_alive)
+                self._send(worker, queued.popleft())
         self._under_way = [0] * len(self._queued)
+        processes = list(self._processes)
+        if self._restarts is not None:  # who takes a place from now on is told by `instruct`
+            self._restarts.replace_dead(self.collector)
         for number, place in enumerate(places):
-            order = ("epoch", self._epoch, self._iterates, shared_seed, place, fresh, number < fillers)
-            self._senders[number].send_message(order, None, None, self._check_alive)
+            if self._processes[number] is processes[number]:
+                self._send(number, self.beginning(shared_seed, place, fresh, number < fillers))
         self._stream = iter(self.collector)
+
+    def beginning(self, shared_seed: int | None, place: Any, fresh: bool, fills: bool, *more: Any) -> tuple[Any, ...]:
+        """The order with which a worker begins this epoch."""
+        return ("epoch", self._epoch, self._iterates, shared_seed, place, fresh, fills, *more)
+
+    def instruct(
+        self, worker: int, beginning: Sequence[tuple[Any, ...]], under_way: int, orders: Iterable[tuple[int, Any]]
+    ) -> None:
+        """Tells another process, which has taken the place of a worker, what to do.
+
+        Args:
+            worker: its number.
+            beginning: orders with which it comes to where the other one was.
+            under_way: how many orders were answered by units that were not noted yet.
+            orders: those that the other one has not answered, by number and index.
+        """
+        for order in beginning:
+            self._send(worker, order)
+        self._queued[worker] = deque(orders)
+        self._under_way[worker] = under_way
+        self._send_queued(worker)
+
+    def _send(self, worker: int, order: Any) -> None:
+        """Sends an order, and waits for room. One who has died, and is to be replaced, misses nothing."""
+        with suppress(Gone):
+            self._senders[worker].send_message(order, None, None, self._looks[worker])
 
     def order(self, worker: int, number: int, index: Any) -> None:
         """Has a worker read an index. Does not wait for it.
@@ -117,8 +175,8 @@ class Pool:
             # A worker that has nothing to do waits for orders, and takes one of any size.
             patience = None if self._under_way[worker] == 0 else 0.0
             try:
-                self._senders[worker].send_message(queued[0], patience, None, self._check_alive)
-            except TimeoutError:
+                self._senders[worker].send_message(queued[0], patience, None, self._looks[worker])
+            except (TimeoutError, Gone):
                 return
             queued.popleft()
             self._under_way[worker] += 1
@@ -159,6 +217,11 @@ class Pool:
     def is_ordered(self) -> bool:
         """Whether workers read what main orders, and not as far as main has room."""
         return not self._iterates
+
+    @property
+    def sending(self) -> AbstractContextManager[Any]:
+        """The lock that is held while somebody is put in the place of a worker."""
+        return self._group.members.sending
 
     @property
     def is_ending(self) -> bool:

@@ -9,7 +9,9 @@ import functools
 import multiprocessing
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 
 from torchdata._engine.items.failures import reraise
 from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._engine.workers.group import Group
+from torchdata._engine.workers.restart import Restarts
 from torchdata._native import HandingIterator
 from torchdata._stateful import Stateful
 from torchdata.stateful_dataloader._frozen import thaw
@@ -41,6 +45,8 @@ class _Progress:
     #: Batches that it has given since that was told, by index the indices of them.
     since: Any = 0
     ended: bool = False
+    #: Its units that were looked at, in this epoch.
+    units: int = 0
 
     def load(self, place: dict[str, Any] | None) -> None:
         """Takes over a saved place."""
@@ -62,6 +68,18 @@ class _Progress:
         elif isinstance(self.place, dict):
             self.place = {**self.place, "since": self.since}
 
+    def reached(self) -> dict[str, Any]:
+        """The place that it has reached, as a reader restores it."""
+        if isinstance(self.place, bytes):
+            self.place = thaw(self.place)  # once, however often it is asked for
+        place: Any = self.place or NO_PLACE | {"since": type(self.since)()}
+        since, later = place["since"], place["later"]
+        if later:  # it is a place of the epochs before
+            later = [*later[:-1], later[-1] + self.since]
+        else:
+            since = since + self.since
+        return {**place, "since": since, "later": later, "ended": self.ended or place["ended"]}
+
     def saved(self, is_stateful: bool, base_seed: int, worker: int) -> dict[str, Any] | None:
         """The part of it that is saved.
 
@@ -70,19 +88,10 @@ class _Progress:
             base_seed: what workers are seeded with.
             worker: its number.
         """
-        if isinstance(self.place, bytes):
-            self.place = thaw(self.place)  # once, however often it is asked for
-        place: Any = self.place or NO_PLACE | {"since": type(self.since)()}
+        place = self.reached()
         if isinstance(self.since, list) and not is_stateful and not place["random"]:
             return None
-        since, later = place["since"], place["later"]
-        if later:  # it is a place of the epochs before
-            later = [*later[:-1], later[-1] + self.since]
-        else:
-            since = since + self.since
-        random = encoded_of_worker(place["random"] or {}, base_seed, worker)
-        ended = self.ended or place["ended"]
-        return {**place, "random": random, "since": since, "later": later, "ended": ended}
+        return {**place, "random": encoded_of_worker(place["random"] or {}, base_seed, worker)}
 
 
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
@@ -112,7 +121,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         job = Job(self._reading, init_fn, int(self._base_seed), self._persistent_workers, every)
         context = loader.multiprocessing_context or multiprocessing.get_context()
         timeout = loader.timeout if loader.timeout > 0 else None
-        self._pool = Pool(context, self._num_workers, job, in_order=self._in_order, timeout=timeout)
+        self._pool = Pool(
+            context, self._num_workers, job, in_order=self._in_order, timeout=timeout, restarts=self._restarts()
+        )
         pinned = self._pin_memory
         self._units: PinnedUnits | Pool = PinnedUnits(self._pool, self._pin_memory_device) if pinned else self._pool
         try:
@@ -120,6 +131,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         except BaseException:
             self.shutdown()
             raise
+
+    def _restarts(self) -> Callable[[Group, BaseContext], Restarts] | None:
+        """What makes those that take the places of workers that die; None: a death is an error."""
+        return None
 
     # -- epochs --------------------------------------------------------------------------------------
 
@@ -191,8 +206,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._held: deque[Any] = deque()
         #: By number: indices that were ordered, and whose batches the user has not got.
         self._waiting: dict[int, Any] = {}
-        #: By worker: how many of these are its.
-        self._busy = [0] * self._num_workers
+        #: By worker: which of these are its.
+        self._busy: list[deque[int]] = [deque() for _ in places]
         self._number, self._next_worker = 0, first
         self._units.begin(self._prefetch_factor, self._shared_seed, places, fresh, first)
         if self._pool.is_ordered:
@@ -215,10 +230,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         except StopIteration:
             return
         if not self._in_order and not self._reading.is_iterable:  # whoever has room, as torch's loader does it
-            while self._busy[worker] >= self._prefetch_factor:
+            while len(self._busy[worker]) >= self._prefetch_factor:
                 worker = (worker + 1) % self._num_workers
         self._waiting[self._number] = index
-        self._busy[worker] += 1
+        self._busy[worker].append(self._number)
         self._pool.order(worker, self._number, None if self._reading.is_iterable else index)
         self._number += 1
 
@@ -280,6 +295,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Notes what a unit says, and orders the next index; returns whether there is something to hand over."""
         worker, number, _, news = unit
         progress = self._progress[worker]
+        progress.units += 1
         self._next_worker = (worker + 1) % self._num_workers
         if news is not None and "ended" in news:
             progress.ended = True
@@ -290,7 +306,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if progress.ended and "failure" not in (news or {}):
             return False
         if self._pool.is_ordered:
-            self._busy[worker] -= 1
+            self._busy[worker].popleft()
             self._order_next(worker)
         return True
 
@@ -298,19 +314,27 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the iterator stands. Waits for the first batch of workers that have not given any."""
-        while not self._finished and any(self._busy[worker] or self._reading.is_iterable for worker in self._unheard):
-            try:
-                self._units.wait(self._hand)
-            except StopIteration:
-                break
-            with InterruptsDeferred():
-                unit = self._take()
-                if unit is not None:
-                    self._held.append(unit)
+        self._hear_all()
         seed = int(self._base_seed)
         places = [progress.saved(self._is_stateful, seed, number) for number, progress in enumerate(self._progress)]
         last = (self._next_worker - 1) % self._num_workers
         return self._state(list(self._waiting.values()), places, last)
+
+    def _hear_all(self) -> None:
+        """Waits for the first batch of workers that have not given any in this epoch."""
+        while not self._finished and any(self._busy[worker] or self._reading.is_iterable for worker in self._unheard):
+            try:
+                self._units.wait(self._hand)
+            except StopIteration:
+                return
+            with InterruptsDeferred():
+                self._hold()
+
+    def _hold(self) -> None:
+        """Takes the unit in hand before its turn."""
+        unit = self._take()
+        if unit is not None:
+            self._held.append(unit)
 
     # -- the end -------------------------------------------------------------------------------------
 

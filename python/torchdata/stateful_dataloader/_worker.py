@@ -39,10 +39,26 @@ from torchdata.stateful_dataloader._frozen import freeze
 from torchdata.stateful_dataloader._reading import Reader, Reading
 from torchdata.stateful_dataloader._shipping import holds_shared_memory
 
-__all__ = ["NO_ORDER", "Job"]
+__all__ = ["NO_ORDER", "Job", "Received"]
 
 #: The number of a unit that answers no order.
 NO_ORDER = -1
+
+
+@dataclass
+class Received:
+    """What main has received in this epoch of one that has died, for the one that takes its place.
+
+    Args:
+        account: units, and their checksum.
+        indices: what was read for those of them that the place does not tell of.
+        ended: whether the iterable dataset had no more.
+    """
+
+    account: tuple[int, int]
+    indices: list[Any]
+    ended: bool
+
 
 #: (worker, order, batch, news), as said above.
 Unit = tuple[int, int, Any, dict[str, Any] | None]
@@ -81,6 +97,8 @@ class _Worker:
                 left, self._left = self._left, []
                 self._work_off(left)
                 self._run_epoch(*order[1:])
+            elif order[0] == "repeat":
+                self._repeat(*order[1:])
             else:
                 self._left.append(order[1])
             order, self.pending = self.pending, None
@@ -108,18 +126,32 @@ class _Worker:
         tell_torch(self.setup.worker_id, self.setup.num_workers, self.job.reading.dataset)
 
     def _run_epoch(
-        self, epoch: int, iterates: bool, shared_seed: int | None, place: Any, fresh: bool, filler: bool
+        self,
+        epoch: int,
+        iterates: bool,
+        shared_seed: int | None,
+        place: Any,
+        fresh: bool,
+        filler: bool,
+        received: Received | None = None,
     ) -> None:
         """Reads until main has ordered something else, or has no room for what was read and wants it no more."""
         self.iterates = iterates
         self.child.counting.begin(epoch)
-        self.sender.start_epoch(epoch)
+        self.sender.start_epoch(epoch, 1, None if received is None else [(received.account, 0, None)])
         batches = _Batches(self, filler)
         try:
             if self.failure is None:
-                self._begin(batches, shared_seed, place, fresh)
+                self._begin(shared_seed, place, fresh)
+                has_ended = received is not None and (received.ended or not self._read_again(received.indices))
+                went_on = place is not None and not fresh
+                assert self.reader is not None
+                batches.begin(self.reader, went_on, told=received is not None and bool(received.indices))
+                batches.is_over = has_ended
         except BaseException as error:
             self.failure = describe(error, self.setup.name)
+        if self.failure is not None and received is not None:
+            batches.is_over = iterates and bool(received.indices)
         while True:
             try:
                 self.sender.pump(batches)
@@ -127,7 +159,32 @@ class _Worker:
             except BaseException as error:  # the batch cannot be sent
                 batches.failed_to_leave(describe(error, self.setup.name))
 
-    def _begin(self, batches: _Batches, shared_seed: int | None, place: Any, fresh: bool) -> None:
+    def _repeat(self, shared_seed: int | None, place: Any, fresh: bool, indices: list[Any]) -> None:
+        """Reads an epoch that is over once more, and drops it: later ones depend on it."""
+        try:
+            if self.failure is None:
+                self._begin(shared_seed, place, fresh)
+                self._read_again(indices)
+        except BaseException as error:
+            self.failure = describe(error, self.setup.name)
+
+    def _read_again(self, indices: list[Any]) -> bool:
+        """Reads, and drops, what the one had read that had this place before; False where that was the end."""
+        assert self.reader is not None
+        is_whole = True
+        for index in indices:
+            try:
+                self.reader.read(self.index_of(index))
+            except StopIteration:
+                if self.job.reading.is_iterable:
+                    is_whole = False
+                    break
+            except Exception:  # it was reported
+                pass
+        self.watch.look()
+        return is_whole
+
+    def _begin(self, shared_seed: int | None, place: Any, fresh: bool) -> None:
         reading = self.job.reading
         if shared_seed is not None:  # a pipe of torch's kind
             from torch.utils.data.graph_settings import apply_random_seed
@@ -145,7 +202,6 @@ class _Worker:
             self.reader.restore(place)
         if place is None or fresh:
             self.reader.begin()
-        batches.begin(self.reader, went_on=place is not None and not fresh)
 
 
 @dataclass
@@ -156,6 +212,8 @@ class Job(Program):
     #: As torch calls them.
     worker_name: ClassVar[str] = "DataLoader worker process {}"
     stage: ClassVar[str] = "reading batches"
+    item: ClassVar[str] = "batch"
+    mended: ClassVar[str] = "dataset or collate_fn"
 
     reading: Reading
     init_fn: Callable[[int], Any] | None
@@ -177,13 +235,15 @@ class Job(Program):
         return holds_shared_memory(self)
 
     @classmethod
-    def exit_error(cls, process: ChildProcess, worker: int | None) -> WorkerExitedError:
+    def exit_error(
+        cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
+    ) -> WorkerExitedError:
         """In torch's words, too, which programs match."""
-        error = super().exit_error(process, worker)
+        error = super().exit_error(process, worker, text, item)
         text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
         if process.exitcode is not None and process.exitcode < 0:
             text += f". DataLoader worker (pid {process.pid}) is killed by signal: {strsignal(-process.exitcode)}."
-        return WorkerExitedError(text, worker=worker, exitcode=process.exitcode, stage=cls.stage)
+        return WorkerExitedError(text, worker, process.exitcode, cls.stage, item)
 
 
 class _Batches(Iterator[Unit]):
@@ -205,7 +265,8 @@ class _Batches(Iterator[Unit]):
         self._news: dict[str, Any] | None = None
         #: What the last one did.
         self._brought: dict[str, Any] | None = None
-        self._is_over = False
+        #: Whether no more units come.
+        self.is_over = False
         #: Whether the place in the dataset is told, and not just that of the generators.
         self._takes_places = False
         self._cadence = Cadence(worker.job.every) if worker.failure is None else Cadence(1)
@@ -215,30 +276,32 @@ class _Batches(Iterator[Unit]):
         if filler:
             self._owed.append(self._unit(None, {"filler": True}))
 
-    def begin(self, reader: Reader, went_on: bool) -> None:
+    def begin(self, reader: Reader, went_on: bool, told: bool = False) -> None:
         """Sees what is read, and takes its place where that may be wanted.
 
         Args:
             reader: what reads; its epoch has begun.
             went_on: whether it went on from a saved place, which main has.
+            told: whether main has units of this epoch that it has not looked at: a place before the next one would come
+                too early.
         """
         self._reader = reader
         self._takes_places = reader.is_stateful and reader.restores_place
         self._watches = self._takes_places or not self._worker.job.reading.is_iterable
-        if not went_on or self._takes_places:
+        if not told and (not went_on or self._takes_places):
             self._worker.watch.look()
             self._news = {"before": self._frozen_place()}
 
     def __next__(self) -> Unit:
         if self._owed:
             return self._owed.pop()
-        if self._is_over:
+        if self.is_over:
             raise StopIteration
         index = self._worker.index_of(None if self._iterates else self._ordered())
         news, self._news = self._news, None
         reader = self._reader
         if reader is None:
-            self._is_over = self._iterates
+            self.is_over = self._iterates
             return self._unit(None, {"failure": self._worker.failure})
         began = time.monotonic()
         try:
@@ -278,13 +341,13 @@ class _Batches(Iterator[Unit]):
         order = self._worker.child.next_command()
         if type(order[0]) is not int:
             self._worker.pending = order
-            self._is_over = True
+            self.is_over = True
             raise StopIteration
         self._order, index = order
         return index
 
     def _end(self, news: dict[str, Any] | None) -> Unit:
-        self._is_over = True
+        self.is_over = True
         news = {**(news or {}), "ended": True}
         if self._takes_places or self._worker.job.persistent:  # later epochs depend on it
             self._worker.watch.look()

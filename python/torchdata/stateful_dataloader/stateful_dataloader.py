@@ -11,7 +11,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -23,6 +23,7 @@ from torchdata.stateful_dataloader._in_process import InProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._order import generators_drawn_by, innermost_of, state_of
 from torchdata.stateful_dataloader._reading import NO_PLACE, Reader
+from torchdata.stateful_dataloader._restarting import RestartingIterator
 from torchdata.stateful_dataloader._state import laid_out, normalized
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler
@@ -76,6 +77,10 @@ class StatefulDataLoader(DataLoader[T_co]):
         snapshot_every_n_steps: after how many batches datasets and samplers are asked for their states. A state is
             exact at each batch all the same: what came since is read again, and dropped. A state that takes long is
             asked for more rarely.
+        on_worker_exit: what becomes of a worker that dies: "error" raises `WorkerExitedError`; "restart" puts another
+            process in its place, with a `RuntimeWarning`, and goes on: no batch is lost, none comes twice, in the same
+            order. What the worker had read since the place that it told last is read again. The third death in a row
+            at the same batch raises all the same.
 
     Raises:
         ValueError: arguments are out of range, or exclude each other.
@@ -117,7 +122,12 @@ class StatefulDataLoader(DataLoader[T_co]):
         pin_memory_device: str = "",
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
+        on_worker_exit: Literal["error", "restart"] = "error",
     ) -> None:
+        if on_worker_exit not in ("error", "restart"):
+            raise ValueError(
+                f"StatefulDataLoader: on_worker_exit must be 'error' or 'restart', but got {on_worker_exit!r}"
+            )
         if num_workers == "auto":  # type: ignore[comparison-overlap]
             raise TypeError(
                 "StatefulDataLoader: num_workers must be an integer, but got 'auto'; the loader that chooses by itself "
@@ -145,6 +155,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         )
         self.in_order = in_order
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.on_worker_exit = on_worker_exit
         # Past torch's guard: these are the same samplers, which can be saved.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
@@ -182,7 +193,8 @@ class StatefulDataLoader(DataLoader[T_co]):
         if self.num_workers == 0:
             return InProcessIterator(self, state)
         self.check_worker_number_rationality()
-        return WorkersIterator(self, state)
+        kind = RestartingIterator if self.on_worker_exit == "restart" else WorkersIterator
+        return kind(self, state)
 
     def _check_fits(self, state: dict[str, Any]) -> None:
         there, here = state["_num_workers"], self.num_workers

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from process_checks import nothing_is_left  # noqa: F401
 from torchdata._observe.outside.attaching import NoLoaderError, attach
 from torchdata._observe.outside.stalls import StallWarning
-from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, _processes
 from torchdata.stateful_dataloader import StatefulDataLoader, _pool
 
 pytestmark = [
@@ -92,3 +92,43 @@ def test_a_nodes_processes_are_found_and_tell_where_they_stand(tmp_path: Path) -
     node.shutdown()
     with pytest.raises(NoLoaderError):
         attach(os.getpid())
+
+
+def test_main_warns_of_the_process_of_a_node_that_gives_no_item(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_processes, "_STALL", 0.5)
+    waiting = Waiting(tmp_path / "there")
+    node = ParallelMapper(
+        IterableWrapper(range(20)), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"
+    )
+    told: list[str] = []
+
+    def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
+        if category is StallWarning and "in __getitem__" in str(message):
+            told.append(str(message))
+            (tmp_path / "there").touch()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", tell)
+        assert list(Loader(node)) == list(range(20))
+    assert "no item has come for" in told[0]
+    assert "main waits for worker process" in told[0]
+    node.shutdown()
+
+
+def test_a_node_s_process_that_nobody_waits_for_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_processes, "_STALL", 0.5)
+    waiting = Waiting(tmp_path / "there")
+    node = ParallelMapper(
+        IterableWrapper([1, 5]), waiting.__getitem__, 2, method="process", multiprocessing_context="fork"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        iterator = iter(Loader(node))
+        assert next(iterator) == 1
+        time.sleep(1.5)  # the program's step is long, and the next item under way
+        (tmp_path / "there").touch()
+        assert list(iterator) == [5]
+    node.shutdown()

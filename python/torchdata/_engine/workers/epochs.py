@@ -1,7 +1,7 @@
 """The children of a `DataLoader2`, as main sees them: a group whose workers run a graph, epoch by epoch.
 
 Role: main's side. Commands the children of a group (an epoch, a function for their graphs) and waits until they have
-obeyed; `restart.py` puts others in the places of those that die.
+obeyed; `epoch_restarts.py` puts others in the places of those that die.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torchdata import _tracing as tracing
 from torchdata._engine import snapshots
 from torchdata._engine.processes.shutdown import ChildProcess
 from torchdata._engine.workers.calls import Noted
+from torchdata._engine.workers.epoch_restarts import EpochRestarts, Run
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.program import EpochProgram
-from torchdata._engine.workers.restart import Received, Restarts, Run
+from torchdata._engine.workers.restart import Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE, Room
 
@@ -109,7 +110,7 @@ class Children:
         self._members = members = group.members
         self._names, self._processes = members.names, members.processes
         trace = partial(_trace_of, self.room)
-        self._restarts = Restarts(members, context, group.ending, trace) if restarts else None
+        self._restarts = EpochRestarts(members, context, group.ending, trace) if restarts else None
         try:
             outputs = group.start(replaces=restarts)
             if self._restarts is not None:
@@ -165,7 +166,7 @@ class Children:
             collector.keep(*place.kept)
         processes = list(self._processes)
         if restarts is not None:  # who takes a place from now on is told by whoever puts it there
-            restarts.begin(Run(self._epoch, commands, resume, before))
+            restarts.begin_run(Run(self._epoch, commands, resume, before))
             self._check_alive()
         # The dispatching process first: the others wait for it.
         for index in reversed(range(len(processes))):
@@ -305,12 +306,7 @@ class Children:
         if self._restarts is None:
             self._members.check_alive()
             return False
-        while True:
-            rests = self._restarts.rests
-            dead = [i for i, process in enumerate(self._processes) if process.ended and not rests(i)]
-            if not dead or self.collector.replace_dead(dead):
-                return bool(dead)
-            time.sleep(GLANCE)  # a thread that reads finds out by itself
+        return self._restarts.replace_dead(self.collector)
 
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
         warnings.warn(

@@ -59,7 +59,7 @@ class Members:
         # A forked child does not take it, as it commands no process.
         self.sending = threading.RLock()
         self._per_link = budget // (2 * num_workers if dispatches else num_workers)
-        self._commands, self._program_class = commands, program_class
+        self._commands, self.program_class = commands, program_class
 
     def new_lines(self, indices: Sequence[int]) -> list[Lines]:
         """Links for children: for commands, for what they send, and for what is dispatched to them.
@@ -85,7 +85,7 @@ class Members:
         """Raises the error of a child that has died."""
         process = self.processes[index]
         process.wait(1.0)
-        raise self._program_class.exit_error(process, index if index < self.num_workers else None)
+        raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
         """With which snapshots a child begins an epoch that is to be told from its beginning on.

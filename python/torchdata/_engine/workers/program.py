@@ -50,6 +50,11 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: The work of a worker, in the words of the error that reports its death.
     stage: ClassVar[str] = "reading items"
+    #: What a worker makes one of after the other, from when on these are counted, and what is to be mended where one
+    #: ends its process each time.
+    item: ClassVar[str] = "item"
+    counted: ClassVar[str] = " in the epoch"
+    mended: ClassVar[str] = "pipe"
 
     @abstractmethod
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
@@ -60,10 +65,19 @@ class Program(ABC):
         return False
 
     @classmethod
-    def exit_error(cls, process: ChildProcess, worker: int | None) -> WorkerExitedError:
-        """The error that reports the death of a worker, or of the dispatching process if `worker` is None."""
+    def exit_error(
+        cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
+    ) -> WorkerExitedError:
+        """The error that reports the death of a worker, or of the dispatching process if `worker` is None.
+
+        Args:
+            process: the one that has died.
+            worker: its number.
+            text: what is said; None for what happened, and what to do.
+            item: the number of the item at which it died, where another process would have taken its place.
+        """
         stage = cls.stage if worker is not None else "dispatching items"
-        return WorkerExitedError(exit_message(process), worker=worker, exitcode=process.exitcode, stage=stage)
+        return WorkerExitedError(text or exit_message(process), worker, process.exitcode, stage, item)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,23 @@ import itertools
 import os
 import sys
 import threading
+import time
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torchdata._native import Delivery, watch_after_fork, watch_before_fork, watch_is_over, watch_with
 from torchdata._reporting import PACKAGE
 
-__all__ = ["StallWarning", "warn_of_calls", "warn_of_calls_no_more", "warn_of_stalls"]
+__all__ = [
+    "Patience",
+    "StallWarning",
+    "warn_in_thread",
+    "warn_of_calls",
+    "warn_of_calls_no_more",
+    "warn_of_stalls",
+]
 
 #: Modules in which a debugger waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
@@ -46,6 +55,60 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
             warnings.warn(_words(alive.stats, peer, waited), StallWarning, stacklevel=3)
 
     children.collector.tell_stall(seconds, on_stall)
+
+
+class Patience:
+    """How long no item has come of processes for which a thread of main's waits each.
+
+    Args:
+        board: has their counters.
+        seconds: after so many without an item a warning is given, and again each time that it was twice as long.
+    """
+
+    def __init__(self, board: Any, seconds: float) -> None:
+        self._board, self._seconds = board, seconds
+        self._lock = threading.Lock()
+        #: Whether somebody waits for an item of theirs.
+        self.is_awaited: Callable[[], bool] = bool
+        #: How many items have come, and how many had when somebody looked last.
+        self.came = self._seen = 0
+        #: By process whose item is late: since when that is known.
+        self._late: dict[int, float] = {}
+        self._began, self._next = time.monotonic(), seconds
+
+    def came_of(self, number: int) -> None:
+        """An item of a process has come, or the process has died."""
+        self.came += 1
+        if self._late:
+            self._late.pop(number, None)
+
+    def look(self, number: int) -> None:
+        """Called again and again by whoever waits for a process: warns, in one thread, of the one that is latest."""
+        now = time.monotonic()
+        self._late.setdefault(number, now)
+        if self.came != self._seen or not self.is_awaited():
+            self._seen, self._began, self._next = self.came, now, self._seconds
+        elif now - self._began >= self._next and self._lock.acquire(blocking=False):
+            try:
+                self._tell(now - self._began)
+            finally:
+                self._lock.release()
+
+    def _tell(self, waited: float) -> None:
+        late = dict(self._late)
+        if waited < self._next or not late:  # another thread has told
+            return
+        self._next *= 2
+        process = min(late, key=late.__getitem__)
+        warn_in_thread(StallWarning(_words(self._board, process, waited)))
+
+
+def warn_in_thread(warning: Warning) -> None:
+    """Warns in a thread that works for another: where the warning is an error, that is told, and the work goes on."""
+    try:
+        warnings.warn(warning, stacklevel=3)
+    except Warning as error:
+        threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
 
 def _words(board: Any, peer: int | None, waited: float) -> str:

@@ -23,6 +23,7 @@ class Judge:
 
     def __init__(self, python: str = sys.executable, limit: float = 30.0) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")
+        self.folder = self._folder.name
         self._processes = FreshProcesses(
             "random_stateful.running", "torchdata.stateful_dataloader", python=python, limit=limit
         )
@@ -44,7 +45,8 @@ class Judge:
             verdict.wrong = str(wrong)
         return verdict
 
-    def _phase(self, program: Program, phase: str, **more: Any) -> dict[str, Any]:
+    def phase(self, program: Program, phase: str, **more: Any) -> dict[str, Any]:
+        """Runs a phase of a program in a fresh process; see `running.Run`."""
         try:
             found: dict[str, Any] = self._processes.call(
                 "random_stateful.running:run", seed=program.seed, phase=phase, **more
@@ -54,10 +56,10 @@ class Judge:
         return found
 
     def _judge(self, program: Program, verdict: Verdict) -> None:
-        first, second = (Path(self._folder.name) / name for name in ("first", "second"))
+        first, second = (Path(self.folder) / name for name in ("first", "second"))
         verdict.unknowable = program.unknowable(over=program.stop_at == "end")
-        whole = self._phase(program, "whole")["epochs"]
-        stop = self._phase(program, "stop", batches=len(whole[program.stop_epoch]), target=first)
+        whole = self.phase(program, "whole")["epochs"]
+        stop = self.phase(program, "stop", batches=len(whole[program.stop_epoch]), target=first)
         verdict.known, before = stop["known"], stop["epochs"]
         taken, over = verdict.known["taken"], verdict.known["over"]
         verdict.unknowable = program.unknowable(over)
@@ -66,10 +68,10 @@ class Judge:
         elif different := difference(before, whole[: len(before)], program.in_order, cut=True):
             raise Wrong(f"two runs differ before the stop: {different}")
         if program.relayed:
-            self._phase(program, "relay", source=first, target=second)
+            self.phase(program, "relay", source=first, target=second)
             first = second
         next_epoch = program.stop_epoch + over
-        rest = self._phase(program, "resume", source=first, first=next_epoch)["epochs"]
+        rest = self.phase(program, "resume", source=first, first=next_epoch)["epochs"]
         expected = whole[next_epoch:]
         if not over:
             given = before[program.stop_epoch][:taken] if taken else []
@@ -77,6 +79,6 @@ class Judge:
         if different := difference(rest, expected, program.in_order):
             raise Wrong(f"behind the state: {different}")
         if program.beside_torch and program.has_torch_s_order:
-            theirs = self._phase(program, "torch")["epochs"]
+            theirs = self.phase(program, "torch")["epochs"]
             found = difference(whole, theirs, program.in_order)
             verdict.unlike = found and f"torch's own loader gives others: {found}"

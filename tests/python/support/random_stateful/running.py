@@ -15,6 +15,7 @@ import numpy
 import torch
 
 from random_stateful import datasets, orders
+from random_stateful.deaths import Deaths
 from random_stateful.programs import Program, program_of
 
 
@@ -103,6 +104,8 @@ class Run:
         source: the state to load.
         target: where to save the state.
         first: the epoch to begin with.
+        deaths: a seed for the deaths of its workers, which are replaced; None: none dies.
+        method: how its workers start.
     """
 
     def __init__(
@@ -113,8 +116,11 @@ class Run:
         source: str | None = None,
         target: str | None = None,
         first: int = 0,
+        deaths: int | None = None,
+        method: str = "fork",
     ) -> None:
         self.program, self.phase, self.batches, self.first = program, phase, batches, first
+        self.method, self.deaths = method, None if deaths is None else Deaths(deaths)
         self.source, self.target = source, target
         self.resumed = phase in ("relay", "resume")
         self.known: dict[str, Any] = {}
@@ -132,7 +138,9 @@ class Run:
             for name in ("persistent_workers", "prefetch_factor", "in_order"):
                 options.pop(name, None)
         else:
-            options["multiprocessing_context"] = "fork"
+            options["multiprocessing_context"] = self.method
+            if self.deaths is not None:
+                options["on_worker_exit"] = "restart"
         if self.phase == "torch":
             options.pop("snapshot_every_n_steps", None)
         chosen = orders.SAMPLERS[program.sampler](program.length, program.batch_size or 1)
@@ -150,6 +158,7 @@ class Run:
             self.train()
         finally:
             gc.collect()
+        self.known["deaths"] = 0 if self.deaths is None else self.deaths.count
         return {"epochs": self.epochs, "known": self.known}
 
     def train(self) -> None:
@@ -194,6 +203,8 @@ class Run:
         self.epochs.append(batches)
         iterator = iter(loader)
         while True:
+            if self.deaths is not None:
+                self.deaths.may_come(loader, epoch)
             if stops and stop_after == len(batches):
                 stops = False
                 if self.stop(loader, taken=len(batches), over=False):
@@ -214,4 +225,6 @@ class Run:
         """Saves the state. Returns whether the program ends there: one that seeds nothing goes on, to compare with."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
+        if self.deaths is not None:
+            self.deaths.stop()
         return self.program.seeds != "none"

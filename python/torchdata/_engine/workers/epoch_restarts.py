@@ -1,0 +1,190 @@
+"""Where those go on that take the places of a `DataLoader2`'s children: behind the newest snapshot.
+
+Role: main's side. What was received beyond that is made again and dropped, as a loaded loader does it, with the
+functions of main's between the same two items.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.context import BaseContext
+from typing import Any
+
+from torchdata._engine.errors import WorkerExitedError
+from torchdata._engine.processes.exit_messages import how_it_died
+from torchdata._engine.processes.shutdown import Shutdown
+from torchdata._engine.snapshots import Announced, Call, Resumption
+from torchdata._engine.workers.calls import Calls, Noted
+from torchdata._engine.workers.members import Members
+from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
+from torchdata._native import Replacing
+
+__all__ = ["EpochRestarts", "Run"]
+
+#: How long the dispatching process may take to obey a function when a worker has died.
+ACKNOWLEDGED = 1.0
+#: More items than an epoch has.
+ALL = 1 << 62
+#: Seconds within which a process has to run what is left of an epoch that is over.
+REPEATED = 600.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """An epoch, or what is left of it, as far as one who takes a place in it must know.
+
+    Args:
+        number: the epoch's.
+        commands: by child, the seeds and the reset function.
+        resume: from what was received, where each child goes on.
+        before: the epoch before this one, and where each child goes on in it, where something in the graphs outlives
+            epochs; this one began with a snapshot of each worker then.
+    """
+
+    number: int
+    commands: Callable[[int], tuple[Any, Any]]
+    resume: Callable[[Received], list[Resumption | None]]
+    before: tuple[Run, list[Resumption | None]] | None = None
+
+
+class EpochRestarts(Restarts):
+    """Who takes the places of children that run a graph, epoch by epoch.
+
+    Args:
+        members: the children. Its lists are changed.
+        context: multiprocessing's context that starts them.
+        shutdown: what ends them.
+        trace: from a child's number and name, where it writes its trace; None where nothing is traced.
+    """
+
+    def __init__(
+        self, members: Members, context: BaseContext, shutdown: Shutdown, trace: Callable[[int, str], str | None]
+    ) -> None:
+        super().__init__(members, context, shutdown)
+        self._trace = trace
+        #: The epoch that runs, if any has begun.
+        self.run: Run | None = None
+        self._calls = Calls(members)
+        #: Those that run what is left of an epoch of which main has everything.
+        self._repeating: set[int] = set()
+
+    def begin_run(self, run: Run) -> None:
+        """A run begins: who takes a place from now on takes it there."""
+        with self._members.sending:
+            self._calls.begin(run.before is not None)
+        self.run = run
+        self.begin(run.number)
+        self._repeating.clear()
+
+    def note_call(self, function: Callable[[Any], Any]) -> Noted:
+        """Notes a function of main's that is about to be sent: those who take a place get it, too."""
+        with self._members.sending:
+            return self._calls.note(function)
+
+    def _settle(self, indices: Sequence[int], received: Received) -> None:
+        for index in indices:
+            if index < self._members.num_workers:
+                self._calls.settle_behind(index, received[0][index][0][0])
+
+    def _check(self, dead: Sequence[int]) -> None:
+        """Gives up where nobody knows between which items the dispatching process has met a function."""
+        members = self._members
+        if not members.dispatches:
+            return
+        dispatching = len(members.processes) - 1
+        deadline = time.monotonic() + ACKNOWLEDGED
+        while True:
+            with members.sending:
+                if self._calls.is_placed(dispatching):
+                    return
+            if dispatching in dead or members.processes[dispatching].ended or time.monotonic() >= deadline:
+                break
+            time.sleep(GLANCE)  # it lives, and has the function or is about to get it
+        index = dead[0]
+        process = members.processes[index]
+        how, advice = how_it_died(process)
+        raise WorkerExitedError(
+            f"{how}; {advice}. No other processes can take the places: a reading service was applying a function to "
+            "the graphs in the middle of this epoch (to pause, to resume or to limit them), and how much was "
+            "dispatched before it is not known, so the items behind it might be others. Apply such functions between "
+            "two epochs, or share the items out by sharding_filter",
+            worker=index if index < members.num_workers else None,
+            exitcode=process.exitcode,
+            stage="reading items" if index < members.num_workers else "dispatching items",
+        )
+
+    # -- what they are told ------------------------------------------------------------------------
+
+    def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
+        calls, run = self._calls, self.run
+        self._apply(indices, calls.before)
+        if run is None:
+            self._apply(indices, calls.now)
+            return
+        starts = run.resume(received)
+        begins = any(_begins(starts[index]) for index in indices)
+        if Replacing.repeats_earlier(run.before is not None, begins):
+            assert run.before is not None
+            self._repeat(indices, *run.before)
+        else:
+            self._apply(indices, calls.earlier)
+        for index in reversed(indices):  # the dispatching process first: the others wait for it
+            if self._replacing.repeats(index, ended):
+                self._send_repeat(index, run, starts[index], calls.now)
+                continue
+            announced = Announced.NONE if run.before is None else self._members.announced(index, starts)
+            trace = self._trace(index, self._members.names[index])
+            start = _with_calls(starts[index], calls.of(index, calls.now))
+            command = (run.number, *run.commands(index), announced, start, trace)
+            self._send(index, "epoch", *command)
+
+    def _apply(self, indices: Sequence[int], calls: Sequence[Noted]) -> None:
+        """Has functions applied before what is commanded next."""
+        for noted in calls:
+            for index in filter(noted.concerns, indices):
+                self._send(index, "call", noted.serial, noted.function)
+
+    def _repeat(self, indices: Sequence[int], run: Run, starts: Sequence[Resumption | None]) -> None:
+        """Has the rest of an epoch that is over run again, for what outlives it."""
+        for index in reversed(indices):
+            self._send_repeat(index, run, starts[index], self._calls.earlier)
+        self.await_repeated()
+
+    def _send_repeat(self, index: int, run: Run, start: Resumption | None, calls: Sequence[Noted]) -> None:
+        """Has a child run the rest of an epoch of which main has everything, and send nothing."""
+        start = _with_calls(start, self._calls.of(index, calls)) or Resumption()
+        if index < self._members.num_workers:
+            ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
+            start = replace(start, starts=[(sent, ALL, None)])
+        self._send(index, "repeat", run.number, *run.commands(index), Announced.NONE, start, None)
+        self._repeating.add(index)
+
+    def await_repeated(self) -> None:
+        """Waits for those that run the rest of an epoch, where what they do then matters to the next one."""
+        members, deadline = self._members, time.monotonic() + REPEATED
+        while self._repeating:
+            index = self._repeating.pop()
+            with contextlib.suppress(Gone):
+                look = self.look_at(index)
+                while not members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, look):
+                    if time.monotonic() >= deadline:
+                        raise TimeoutError(
+                            f"{members.names[index]} did not come to the end of the last epoch within "
+                            f"{REPEATED:.0f} s: its pipe is stuck"
+                        )
+
+    def _send(self, index: int, kind: str, number: int, *content: Any) -> None:
+        with contextlib.suppress(Gone):  # whose death is noticed like any other
+            self._members.send(index, kind, number, *content, tick=self.look_at(index))
+
+
+def _with_calls(start: Resumption | None, calls: tuple[Call, ...]) -> Resumption | None:
+    return replace(start or Resumption(), calls=calls) if calls else start
+
+
+def _begins(start: Resumption | None) -> bool:
+    """Whether nothing but the epoch's beginning is there to go on from."""
+    return start is None or start.content is None

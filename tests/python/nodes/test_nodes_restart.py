@@ -1,0 +1,109 @@
+"""`ParallelMapper(method="process", on_worker_exit="restart")`: a process that dies is replaced, and its item kept."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="nodes need PyTorch")
+
+from process_checks import METHODS, nothing_is_left  # noqa: E402, F401 - a fixture for all tests here
+from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
+from torchdata.nodes import IterableWrapper, Loader, ParallelMapper  # noqa: E402
+
+
+class Dying:
+    """Squares numbers; at some of them its process dies, so many times, as files count."""
+
+    def __init__(self, folder: Path, at: dict[int, int]) -> None:
+        self.folder, self.at = folder, at
+
+    def __call__(self, number: int) -> int:
+        for time in range(self.at.get(number, 0)):
+            path = self.folder / f"{number}_{time}"
+            if not path.exists():
+                path.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return number * number
+
+
+def mapper(function: Any, count: int = 20, workers: int = 2, **options: Any) -> ParallelMapper[Any]:
+    options = {"multiprocessing_context": "fork", "on_worker_exit": "restart", **options}
+    return ParallelMapper(IterableWrapper(range(count)), function, workers, method="process", **options)
+
+
+squares = [number * number for number in range(20)]
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize("method", METHODS)
+def test_deaths_do_not_show_in_what_comes(tmp_path: Path, method: str) -> None:
+    loader = Loader(mapper(Dying(tmp_path, {3: 1, 4: 2, 13: 1}), multiprocessing_context=method))
+    assert list(loader) == squares
+    assert list(loader) == squares
+    loader.root.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize("options", [{"in_order": False}, {"prebatch": 3}, {"workers": 1}])
+def test_nor_out_of_order_nor_in_batches(tmp_path: Path, options: dict[str, Any]) -> None:
+    node = mapper(Dying(tmp_path, dict.fromkeys(range(0, 20, 4), 1)), **options)
+    assert sorted(Loader(node)) == squares
+    node.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize("seed", range(3))
+def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -> None:
+    chance, came, states = random.Random(seed), [], []
+    loader = Loader(mapper(abs, 200))
+    for item in loader:
+        came.append(item)
+        states.append(loader.state_dict())
+        if chance.random() < 0.1:
+            process = chance.choice(loader.root._it._workers._group.members.processes)  # type: ignore[attr-defined]
+            os.kill(process.pid, signal.SIGKILL)
+    assert came == list(range(200))
+    for number in chance.sample(range(200), 3):
+        loader.load_state_dict(states[number])
+        assert list(loader) == list(range(number + 1, 200))
+    loader.root.shutdown()
+
+
+def test_a_warning_tells_of_it_and_is_no_item_where_it_is_an_error(tmp_path: Path) -> None:
+    node = mapper(Dying(tmp_path, {3: 1}))
+    with pytest.warns(RuntimeWarning, match=r"was killed by SIGKILL at its item number \d+ \(counted from 0\)"):
+        assert list(Loader(node)) == squares
+    node.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Path) -> None:
+    node = mapper(Dying(tmp_path, {3: 1, 4: 1}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert list(Loader(node)) == squares
+    node.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+def test_the_third_death_at_an_item_is_an_error_in_its_place_and_the_next_ones_come(tmp_path: Path) -> None:
+    node = mapper(Dying(tmp_path, {3: 3}), workers=1)
+    iterator = iter(Loader(node))
+    assert [next(iterator) for _ in range(3)] == squares[:3]
+    with pytest.raises(WorkerExitedError, match="as 2 before it in its place.*mend the map_fn") as caught:
+        next(iterator)
+    assert caught.value.item == 3
+    assert list(iterator) == squares[4:]
+    node.shutdown()
+
+
+def test_an_unknown_answer_to_deaths_is_refused() -> None:
+    with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', but got 'again'"):
+        mapper(abs, on_worker_exit="again")

@@ -1,0 +1,233 @@
+"""`StatefulDataLoader(on_worker_exit="restart")`: a worker that dies is replaced, and only a warning shows it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
+
+from torch.utils.data import Dataset, IterableDataset, get_worker_info  # noqa: E402
+
+from process_checks import nothing_is_left, wait_for  # noqa: E402, F401 - a fixture for all tests here
+from random_stateful.deaths import check  # noqa: E402
+from random_stateful.judging import Judge  # noqa: E402
+from torchdata.dataloader2.error import WorkerExitedError  # noqa: E402
+from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
+
+
+class Drawn(Dataset[Any]):
+    """Samples that are drawn from the worker's generator, and counted by a state of its own."""
+
+    reads = 0
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return torch.tensor([index, self.reads, int(torch.randint(1 << 30, ()))])
+
+    def state_dict(self) -> dict[str, int]:
+        return {"reads": self.reads}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.reads = state["reads"]
+
+
+class Stream(IterableDataset[Any]):
+    """A stream whose shares differ in length, with a place and draws."""
+
+    place = epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info().id  # type: ignore[union-attr]
+        while self.place < 13 + 6 * worker:
+            self.place += 1
+            yield torch.tensor([worker, self.epoch, self.place, int(torch.randint(1 << 30, ()))])
+        self.place, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place, self.epoch = state["place"], state["epoch"]
+
+
+class DiesAt(Dataset[int]):
+    """Ends its process at index 5, as long as a file says so."""
+
+    def __init__(self, path: Any = None) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5 and (self.path is None or not self.path.exists()):
+            if self.path is not None:
+                self.path.touch()
+            os._exit(7)
+        return index
+
+
+def loader_of(dataset: Any, how: str = "restart", **options: Any) -> Any:
+    torch.manual_seed(7)
+    options = {"num_workers": 2, "batch_size": 2, "multiprocessing_context": "fork", **options}
+    return StatefulDataLoader(dataset, on_worker_exit=how, **options)
+
+
+def pids_of(loader: Any) -> list[int]:
+    return loader._iterator._pool.pids  # type: ignore[no-any-return]
+
+
+def kill(loader: Any, worker: int) -> None:
+    os.kill(pids_of(loader)[worker], signal.SIGKILL)
+
+
+def read(loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None) -> list[list[Any]]:
+    """Three epochs; a worker is killed before some batches, and the second epoch is left early."""
+    epochs = []
+    for epoch in range(3):
+        batches: list[Any] = []
+        iterator = iter(loader)
+        while epoch != 1 or len(batches) != breaks:
+            if (epoch, len(batches)) in deaths:
+                kill(loader, deaths[epoch, len(batches)])
+            try:
+                batches.append(next(iterator).tolist())
+            except StopIteration:
+                break
+        epochs.append(batches)
+    return epochs
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize("dataset", [Drawn, Stream])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_deaths_do_not_show_in_what_comes(dataset: Any, persistent: bool) -> None:
+    expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)
+    deaths = {(0, 0): 1, (0, 4): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 5): 0}
+    assert read(loader_of(dataset(), persistent_workers=persistent), deaths, breaks=3) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize(("dataset", "method"), [(Drawn, "spawn"), (Stream, "forkserver")])
+def test_deaths_do_not_show_where_nothing_is_forked(dataset: Any, method: str) -> None:
+    expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
+    loader = loader_of(dataset(), persistent_workers=True, multiprocessing_context=method)
+    assert read(loader, {(0, 3): 1, (2, 0): 0}, breaks=3) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize("dataset", [Drawn, Stream])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_state_at_any_batch_around_a_death_goes_on_exactly(dataset: Any, persistent: bool) -> None:
+    expected = [batch.tolist() for batch in loader_of(dataset(), "error", persistent_workers=persistent)]
+    loader = loader_of(dataset(), persistent_workers=persistent)
+    states = []
+    for number, _ in enumerate(loader):
+        if number in (3, 7):
+            kill(loader, number % 2)
+        states.append(pickle.dumps(loader.state_dict()))
+    for number, state in enumerate(states):
+        other = loader_of(dataset(), persistent_workers=persistent)
+        other.load_state_dict(pickle.loads(state))
+        assert [batch.tolist() for batch in other] == expected[number + 1 :], number
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+def test_a_worker_that_dies_between_two_epochs_goes_on_with_the_second_one() -> None:
+    expected = read(loader_of(Drawn(), "error", persistent_workers=True), {})
+    loader = loader_of(Drawn(), persistent_workers=True)
+    found = []
+    for _ in range(3):
+        found.append([batch.tolist() for batch in loader])
+        for worker in range(2):
+            kill(loader, worker)
+    assert found == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
+    loader = loader_of(range(40), in_order=False, persistent_workers=persistent)
+    for _ in range(2):
+        came = []
+        for number, batch in enumerate(loader):
+            came += batch.tolist()
+            if number in (2, 9):
+                kill(loader, number % 2)
+        assert sorted(came) == list(range(40))
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.parametrize("dataset", [Drawn, Stream])
+def test_a_thread_that_pins_replaces_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
+    """Without a GPU: the copy into pinned memory is replaced."""
+    from torchdata.stateful_dataloader import _pinning
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(_pinning, "pinned", lambda batch, device: batch)
+    expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
+    deaths = {(0, 2): 1, (0, 5): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 4): 0}
+    assert read(loader_of(dataset(), persistent_workers=True, pin_memory=True), deaths, breaks=3) == expected
+
+
+def test_a_warning_tells_of_the_death_and_of_who_has_the_place(tmp_path: Any) -> None:
+    loader = loader_of(DiesAt(tmp_path / "died"), batch_size=1)
+    with pytest.warns(RuntimeWarning, match="at its batch number 2 .*Another process has taken its place"):
+        assert [int(batch) for batch in loader] == list(range(12))
+
+
+@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+def test_the_third_death_at_the_same_batch_is_an_error_that_names_it() -> None:
+    iterator = iter(loader_of(DiesAt(), batch_size=1))
+    assert [int(next(iterator)) for _ in range(5)] == list(range(5))
+    with pytest.raises(WorkerExitedError, match="exited unexpectedly.*as 2 before it in its place") as caught:
+        next(iterator)
+    assert (caught.value.worker, caught.value.item, caught.value.exitcode) == (1, 2, 7)
+    assert "leave the batch out, or mend the dataset or collate_fn" in str(caught.value)
+
+
+def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
+    loader = loader_of(DiesAt(tmp_path / "died"), batch_size=1)
+    iterator, came = iter(loader), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        with pytest.raises(RuntimeWarning, match="Another process"):
+            for batch in iterator:
+                came.append(int(batch))
+        came += [int(batch) for batch in iterator]
+    assert came == list(range(12))
+
+
+def test_without_it_a_death_is_an_error_as_before() -> None:
+    with pytest.raises(WorkerExitedError, match="exited unexpectedly"):
+        list(loader_of(DiesAt(), "error"))
+    assert StatefulDataLoader(range(3)).on_worker_exit == "error"
+    with pytest.raises(ValueError, match="on_worker_exit must be 'error' or 'restart', but got 'again'"):
+        loader_of(range(3), "again")
+
+
+def test_dropping_a_loader_in_the_middle_leaves_nothing() -> None:
+    iterator = iter(loader_of(Drawn()))
+    next(iterator)
+    pids = list(iterator._pool.pids)
+    del iterator
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
+
+
+@pytest.mark.parametrize("seed", [1, 4, 103, 110, 117])
+def test_deaths_do_not_show_in_a_random_program(seed: int) -> None:
+    with Judge() as judge:
+        check(judge, seed, "fork")

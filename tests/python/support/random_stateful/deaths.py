@@ -1,0 +1,140 @@
+"""Deaths of the workers of a random program, which others replace: it must not show in what the program gives.
+
+    python -m random_stateful.deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
+
+The program of a seed runs whole, without and with deaths; and with them up to its stop, and from its state on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+#: Deaths of a worker at most: the third one in a row at the same batch is an error.
+MOST = 2
+
+
+class Deaths:
+    """Kills workers at random moments: before a batch is asked for, and a little later, from a thread.
+
+    Args:
+        seed: of the moments.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._dice = random.Random(seed)
+        #: Whether a worker dies so often in all, or once in each epoch.
+        self._in_all = self._dice.random() < 0.5
+        self._each = self._dice.choice([0.05, 0.2, 0.5])
+        self._tally: dict[Any, int] = {}
+        self._stopped = False
+        self.count = 0
+
+    def may_come(self, loader: Any, epoch: int) -> None:
+        """Called before each batch."""
+        iterator = loader._iterator
+        if loader.num_workers == 0 or self._stopped:
+            return
+        for worker in range(loader.num_workers):
+            key, most = (worker, MOST) if self._in_all else ((worker, epoch), 1)
+            if self._tally.get(key, 0) >= most or self._dice.random() >= self._each:
+                continue
+            self._tally[key] = self._tally.get(key, 0) + 1
+            later = self._dice.choice([None, 0.0, 0.0003, 0.001, 0.003, 0.01])
+            pool = iterator._pool
+            if later is None:
+                self._kill(pool, worker)
+            else:
+                threading.Thread(target=self._kill, args=(pool, worker, later), daemon=True).start()
+
+    def _kill(self, pool: Any, worker: int, later: float = 0.0) -> None:
+        time.sleep(later)
+        with contextlib.suppress(ProcessLookupError, IndexError, TypeError, ValueError):
+            process = pool._group.members.processes[worker]
+            if not process.ended and not self._stopped:
+                os.kill(process.pid, self._dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU]))
+                self.count += 1
+
+    def stop(self) -> None:
+        """No more of them come."""
+        self._stopped = True
+
+
+def unknowable(program: Any) -> str:
+    """Why no process can go on exactly where another one has died, or nothing."""
+    if program.dataset == "OwnNoise":
+        return "the data set draws from a generator of its own and tells no state"
+    if program.dataset == "PlainEpochs" and program.persistent:
+        return "the data set counts its epochs and tells no state"
+    if program.dataset in ("Counting", "Noisy", "NoisyCounting", "OwnNoiseKept") and not program.in_order:
+        return "out of order, time decides which worker reads a sample"
+    return ""
+
+
+def check(judge: Any, seed: int, method: str) -> int:
+    """Runs the program of a seed with deaths; returns how many there were.
+
+    Raises:
+        Wrong: they show.
+    """
+    from beside import Wrong, difference, without
+    from random_stateful.programs import program_of
+
+    program = program_of(seed)
+    if not program.workers or program.seeds == "none" or unknowable(program):
+        return 0
+    whole = judge.phase(program, "whole", method=method)["epochs"]
+    killed = judge.phase(program, "whole", deaths=seed, method=method)
+    count: int = killed["known"]["deaths"]
+    if different := difference(killed["epochs"], whole, program.in_order):
+        raise Wrong(f"with deaths: {different}")
+    if program.later_workers != program.workers or program.unknowable(over=program.stop_at == "end"):
+        return count
+    path = Path(judge.folder) / "killed"
+    batches = len(whole[program.stop_epoch])
+    stop = judge.phase(program, "stop", batches=batches, target=str(path), deaths=seed + 1, method=method)
+    before, taken, over = stop["epochs"], stop["known"]["taken"], stop["known"]["over"]
+    if different := difference(before, whole[: len(before)], program.in_order, cut=True):
+        raise Wrong(f"with deaths before the stop: {different}")
+    first = program.stop_epoch + over
+    rest = judge.phase(program, "resume", source=str(path), first=first, deaths=seed + 2, method=method)
+    expected = whole[first:]
+    if program.unknowable(over):
+        return count
+    if not over:
+        given = before[program.stop_epoch][:taken] if taken else []
+        expected = [without(expected[0], given, program.in_order), *expected[1:]]
+    if different := difference(rest["epochs"], expected, program.in_order):
+        raise Wrong(f"with deaths behind the state: {different}")
+    return count + int(stop["known"]["deaths"]) + int(rest["known"]["deaths"])
+
+
+def main() -> int:
+    from driving import drive, parser_of
+    from random_stateful.judging import Judge
+    from random_stateful.programs import program_of
+
+    options = parser_of(__doc__).parse_args()
+    methods = options.start_methods.split(",")
+    with Judge(limit=240.0) as judge:
+
+        def method_of(seed: int) -> str:
+            return random.Random(seed).choice(methods)
+
+        return drive(
+            options,
+            lambda seed: (seed, program_of(seed).words()),
+            lambda plan: check(judge, plan[0], method_of(plan[0])),
+            "deaths",
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
