@@ -67,7 +67,6 @@ class _Closed:
     its child is shut down, when interrupts are deferred: a KeyboardInterrupt in such a callback is lost.
     """
 
-    _popen = None
     pid = None
     is_lost = False
 
